@@ -148,13 +148,9 @@ STAND_APART = {
     "envkit.batched.policy_proof",
     "envkit.batched.resuming",
     # envkit.env
-    "envkit.env.conduct",
-    "envkit.env.construction",
-    "envkit.env.done_specs",
     "envkit.env.from_data",
     "envkit.env.module",
     "envkit.env.opaque",
-    "envkit.env.spec_properties",
     # envkit.transforms
     "envkit.transforms.episode_windows",
     # envkit.transforms.core

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from envkit.data.paths import Path
 from envkit.env.exclusive import InUse
-from envkit.env.foreign import called_here
+from envkit.env.wrapper_hints import called_here
 from envkit.errors import ArgumentError, NotStartedError
 from envkit.transport import Pool
 from envkit.transport.pool import call_by_row

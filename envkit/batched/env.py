@@ -42,7 +42,7 @@ from envkit.env.loops import nonstop
 from envkit.env.pending import Pending
 from envkit.env.runs import Run
 from envkit.env.seeding import seed_chain
-from envkit.env.starts import refuse_start, refuse_state_left_out
+from envkit.env.set_state import refuse_start, refuse_state_left_out
 from envkit.errors import (
     BatchSizeError,
     ClosedEnvError,

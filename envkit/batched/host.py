@@ -32,7 +32,7 @@ from envkit.batched.output_checks import OutputForms
 from envkit.data.paths import Path
 from envkit.data.plain import from_plain, plain
 from envkit.env.base import EnvBase
-from envkit.env.foreign import wrapping_of
+from envkit.env.wrapper_hints import wrapping_of
 from envkit.errors import WorkerError
 from envkit.transport import RowsFailedError
 

@@ -33,11 +33,11 @@ from envkit.data.results import EnvData
 from envkit.env.base import EnvBase
 from envkit.env.declared import OUTPUTS
 from envkit.env.exclusive import InUse
-from envkit.env.foreign import known_wrapping_of
 from envkit.env.html import Told
 from envkit.env.learning import ALL
 from envkit.env.own_state import OWN
 from envkit.env.pending import Pending
+from envkit.env.wrapper_hints import known_wrapping_of
 from envkit.errors import (
     ArgumentError,
     ArgumentTypeError,

@@ -20,7 +20,6 @@ from envkit.collectors.runner import OWN_STEP_COUNT, POLICY_VERSION, EnvRunner, 
 from envkit.data.paths import Path, as_path
 from envkit.data.transition import leaves
 from envkit.env.base import EnvBase
-from envkit.env.foreign import wrapping_of
 from envkit.env.learning import any_learns, not_learning
 from envkit.env.policy import (
     BindsToEnv,
@@ -33,6 +32,7 @@ from envkit.env.policy import (
     takes_tensordict,
 )
 from envkit.env.recorded import require_truncated, unrecorded
+from envkit.env.wrapper_hints import wrapping_of
 from envkit.errors import (
     ArgumentTypeError,
     InputError,

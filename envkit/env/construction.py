@@ -1,18 +1,50 @@
-"""How an env is built: what every constructor takes beside its own arguments, and what follows ``__init__``."""
+"""How an env is built: the keywords that every constructor takes beside its own arguments, and what follows ``__init__``.
+
+A constructor that hands them on takes ``**options: Unpack[EnvOptions]``, from which signatures, completion and type
+checkers have type, default and meaning of each. The device is not among them: each kind of env says what its own means.
+"""
 
 from __future__ import annotations
 
 import inspect
 from abc import ABCMeta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 from torch import nn
 
 from envkit.data.arguments import as_bool
-from envkit.data.keywords import keywords_of
+from envkit.data.keywords import Default, keywords_of
 from envkit.late import late
+from envkit.specs.annotations import BatchSize
 
-__all__ = ["EnvMeta"]
+__all__ = ["TAKEN_HERE", "EnvMeta", "EnvOptions"]
+
+
+class EnvOptions(TypedDict, total=False):
+    """Keywords of every env.
+
+    Args:
+        batch_size: number of environments along each axis; None means one environment.
+        run_type_checks: compare the dtypes of every reset and step, and the actions, with the specs
+            (TypeError; ValueError where an action has another shape).
+        allow_done_after_reset: accept done flags that are set right after a reset.
+        spec_locked: lock the specs after construction.
+        auto_reset: the simulator begins a new episode in the step that ends one; the result is an
+            `AutoResetEnv`.
+        policy: a module; what its recurrent parts need is appended, and the result then is a
+            `TransformedEnv`.
+    """
+
+    batch_size: Annotated[BatchSize | None, Default(None)]
+    run_type_checks: Annotated[bool, Default(False)]
+    allow_done_after_reset: Annotated[bool, Default(False)]
+    spec_locked: Annotated[bool, Default(True)]
+    auto_reset: Annotated[bool, Default(False)]
+    policy: Annotated[nn.Module | None, Default(None)]
+
+
+TAKEN_HERE = ("batch_size", "run_type_checks", "allow_done_after_reset")
+"""What ``__init__`` of `EnvBase` takes; the class itself takes the others when it is called."""
 
 
 class EnvMeta(ABCMeta):
@@ -20,7 +52,7 @@ class EnvMeta(ABCMeta):
 
     Type checkers do not see ``__call__``: they would take its arguments and result for those of every
     class, so that no keyword of a constructor were checked and every env were of an unknown type. The
-    same holds for ``__new__`` of `EnvBase`. What is taken out here stands in `envkit.env.options.EnvOptions` for them.
+    same holds for ``__new__`` of `EnvBase`. What is taken out here stands in `envkit.env.construction.EnvOptions` for them.
     """
 
     if not TYPE_CHECKING:

@@ -1,13 +1,16 @@
 """The names under which an env shows what it declares: specs, keys, batch size, device.
 
-`SpecNames` is thin: what specs are is decided in `declared`, which done leaves there are in `done_specs`.
+`SpecNames` is thin: what specs are is decided in `declared`. This module adds which done leaves an env has, those that
+were declared and the twins that every level needs, and the views of a spec in part: one element of the batch, its leaf
+keys, its only leaf.
 
 Conventions
     full_*_spec   always a Composite, shape (*batch,).
     single_*      the same spec with the env's batch axes removed; older name ``*_unbatched``.
     key           a string when it is not nested, else a tuple of strings.
     lists         leaf keys, sorted by depth, then by dot-joined name; read again after specs have changed.
-    level         a node of the data tree that owns done leaves, named by its path: () is the root.
+    level         a node of the data tree that owns done leaves, named by its path: () is the root. A node without any
+                  entry is a level too, which has only twins.
 """
 
 from __future__ import annotations
@@ -18,18 +21,136 @@ import torch
 
 from envkit import rules
 from envkit.data.arguments import as_bool
-from envkit.data.paths import Key, as_key, as_path, leaf_paths
+from envkit.data.paths import Key, Path, as_key, as_path, leaf_paths
 from envkit.env.declared import INPUTS, OUTPUTS, Declared, as_declared, require_names, require_nodes
-from envkit.env.done_specs import complete_done_spec, with_truncated
 from envkit.env.module import EnvModule
 from envkit.env.outputs import OutputChecks
-from envkit.env.spec_properties import LeafKeys, SingleSpec, only_key, only_leaf, varies_in_size
 from envkit.env.table import SpecTable, levels_of
-from envkit.errors import ReadOnlyError, SpecTypeError
-from envkit.specs import Composite, TensorSpec, Unbounded
+from envkit.errors import MissingKeyError, ReadOnlyError, SpecError, SpecTypeError
+from envkit.specs import Categorical, Composite, StackedComposite, TensorSpec, Unbounded
 from envkit.specs.inputs import ActionInput, action_inputs
 
 __all__ = ["SpecNames"]
+
+
+def _complete_done_spec(spec: Composite) -> tuple[Composite, tuple[Path, ...]]:
+    """Add the missing twins at every level.
+
+    Returns:
+        The completed spec, a copy, and the paths that were added.
+
+    Raises:
+        SpecError: the leaves of a level differ in shape.
+        SpecTypeError: a leaf is not boolean.
+    """
+    added: list[Path] = []
+    return _completed(spec, (), added), tuple(added)
+
+
+def _completed(node: Composite, path: Path, added: list[Path]) -> Composite:
+    completed = Composite(shape=node.shape, device=node.device)
+    leaves = {name: leaf for name, leaf in node.items() if not isinstance(leaf, Composite)}
+    if leaves or node.is_empty():
+        _check_flags(path, leaves)
+        blank = Categorical(2, shape=(*node.shape, 1), dtype=torch.bool, device=node.device)
+        model = next(iter(leaves.values()), blank)
+        for name in rules.twins(leaves):
+            if name not in leaves:
+                added.append((*path, name))
+            completed[name] = leaves.get(name, model).clone()
+    for name, below in node.items():
+        if isinstance(below, Composite):
+            completed[name] = _completed(below, (*path, name), added)
+    return completed
+
+
+def _check_flags(level: Path, leaves: dict[str, TensorSpec]) -> None:
+    place = f"level {'.'.join(level)!r}" if level else "the root"
+    shapes = {name: tuple(leaf.shape) for name, leaf in leaves.items()}
+    if len(set(shapes.values())) > 1:
+        raise SpecError(
+            f"the done leaves of {place} have different shapes: {shapes}. Give all of them one shape."
+        )
+    others = {name: leaf.dtype for name, leaf in leaves.items() if leaf.dtype != torch.bool}
+    if others:
+        raise SpecTypeError(
+            f"the done leaves of {place} must be boolean, but have dtypes {others}. "
+            "Declare them as Categorical(2, shape=..., dtype=torch.bool)."
+        )
+
+
+def _with_truncated(spec: Composite) -> Composite:
+    """Give a done spec in which every level has ``truncated``; a copy, completed."""
+    spec, _ = _complete_done_spec(spec)
+    paths = leaf_paths(spec)
+    for level in {path[:-1] for path in paths}:
+        if (*level, "truncated") not in paths:
+            spec[(*level, "truncated")] = spec[(*level, "done")].clone()
+    return spec
+
+
+class _SingleSpec(property):
+    """A property that shows a spec without the batch axes."""
+
+    def __init__(self, name: str):
+        def read(env: Any) -> TensorSpec:
+            spec, axes = getattr(env, name), len(env.batch_size)
+            return spec[(0,) * axes] if axes else spec
+
+        def write(env: Any, spec: TensorSpec) -> None:
+            setattr(env, name, spec.expand(*env.batch_size, *spec.shape))
+
+        doc = f"`{name}` of one element of the batch; what is assigned holds for each element."
+        super().__init__(read, write, doc=doc)
+
+    def __get__(self, env: Any, owner: type | None = None) -> TensorSpec:
+        return super().__get__(env, owner)
+
+
+class _LeafKeys(property):
+    """A property that lists the leaf keys of a full spec."""
+
+    def __init__(self, kind: str):
+        name = f"full_{kind}_spec"
+
+        def read(env: Any) -> list[Key]:
+            return env._declared.cached(
+                f"{kind}_keys", lambda: [as_key(path) for path in leaf_paths(getattr(env, name))]
+            )
+
+        super().__init__(read, doc=f"Leaf keys of the {kind} spec.")
+
+    def __get__(self, env: Any, owner: type | None = None) -> list[Key]:
+        return super().__get__(env, owner)
+
+
+def _only_key(kind: str, keys: list[Key]) -> Key:
+    """Give the only one of the keys of a kind.
+
+    Raises:
+        MissingKeyError: (a KeyError) there are several, or none.
+    """
+    if len(keys) != 1:
+        raise MissingKeyError(
+            f"env.{kind}_key needs exactly one {kind} entry, but the env has {keys}. "
+            f"Use env.{kind}_keys, or name the key you mean."
+        )
+    return keys[0]
+
+
+def _only_leaf(spec: Composite, ignore: tuple[Path, ...] = ()) -> TensorSpec:
+    """Give the leaf of a composite that has only one, those to ``ignore`` apart; else the composite."""
+    leaves = [path for path in leaf_paths(spec) if path not in ignore]
+    return spec[as_key(leaves[0])] if len(leaves) == 1 else spec
+
+
+def _varies_in_size(spec: TensorSpec) -> bool:
+    """Say whether a leaf leaves a size open, -1; composites in a stack may differ from each other."""
+    if isinstance(spec, StackedComposite):
+        return any(map(_varies_in_size, spec.members))
+    if isinstance(spec, Composite):
+        return any(map(_varies_in_size, spec.values()))
+    return spec is not None and -1 in spec.shape
 
 
 class SpecNames(EnvModule):
@@ -172,7 +293,7 @@ class SpecNames(EnvModule):
 
     @full_done_spec.setter
     def full_done_spec(self, spec: TensorSpec) -> None:
-        composite, added = complete_done_spec(self._as_composite(spec, "done"))
+        composite, added = _complete_done_spec(self._as_composite(spec, "done"))
         self._declared.added_flags = added
         self._store(OUTPUTS, "done", composite)
 
@@ -182,7 +303,7 @@ class SpecNames(EnvModule):
     @property
     def action_spec(self) -> TensorSpec:
         """The action leaf when there is exactly one, however nested, else the Composite."""
-        return only_leaf(self.full_action_spec)
+        return _only_leaf(self.full_action_spec)
 
     @action_spec.setter
     def action_spec(self, spec: TensorSpec) -> None:
@@ -191,7 +312,7 @@ class SpecNames(EnvModule):
     @property
     def reward_spec(self) -> TensorSpec:
         """The reward leaf when there is exactly one, however nested, else the Composite."""
-        return only_leaf(self.full_reward_spec)
+        return _only_leaf(self.full_reward_spec)
 
     @reward_spec.setter
     def reward_spec(self, spec: TensorSpec) -> None:
@@ -200,7 +321,7 @@ class SpecNames(EnvModule):
     @property
     def done_spec(self) -> TensorSpec:
         """The done leaf when exactly one was declared (added twins apart), else the Composite."""
-        return only_leaf(self.full_done_spec, ignore=self._declared.added_flags)
+        return _only_leaf(self.full_done_spec, ignore=self._declared.added_flags)
 
     @done_spec.setter
     def done_spec(self, spec: TensorSpec) -> None:
@@ -208,16 +329,16 @@ class SpecNames(EnvModule):
 
     # ------------------------------------------------------------------------- without batch axes
 
-    single_action_spec = SingleSpec("action_spec")
-    single_full_action_spec = SingleSpec("full_action_spec")
-    single_reward_spec = SingleSpec("reward_spec")
-    single_full_reward_spec = SingleSpec("full_reward_spec")
-    single_done_spec = SingleSpec("done_spec")
-    single_full_done_spec = SingleSpec("full_done_spec")
-    single_observation_spec = SingleSpec("full_observation_spec")
-    single_state_spec = SingleSpec("full_state_spec")
-    single_input_spec = SingleSpec("input_spec")
-    single_output_spec = SingleSpec("output_spec")
+    single_action_spec = _SingleSpec("action_spec")
+    single_full_action_spec = _SingleSpec("full_action_spec")
+    single_reward_spec = _SingleSpec("reward_spec")
+    single_full_reward_spec = _SingleSpec("full_reward_spec")
+    single_done_spec = _SingleSpec("done_spec")
+    single_full_done_spec = _SingleSpec("full_done_spec")
+    single_observation_spec = _SingleSpec("full_observation_spec")
+    single_state_spec = _SingleSpec("full_state_spec")
+    single_input_spec = _SingleSpec("input_spec")
+    single_output_spec = _SingleSpec("output_spec")
     single_full_observation_spec = single_observation_spec
     single_full_state_spec = single_state_spec
 
@@ -236,26 +357,26 @@ class SpecNames(EnvModule):
 
     # -------------------------------------------------------------------------------------- keys
 
-    action_keys = LeafKeys("action")
-    reward_keys = LeafKeys("reward")
-    observation_keys = LeafKeys("observation")
-    state_keys = LeafKeys("state")
-    done_keys = LeafKeys("done")
+    action_keys = _LeafKeys("action")
+    reward_keys = _LeafKeys("reward")
+    observation_keys = _LeafKeys("observation")
+    state_keys = _LeafKeys("state")
+    done_keys = _LeafKeys("done")
 
     @property
     def action_key(self) -> Key:
         """The only action key; KeyError when there are several."""
-        return only_key("action", self.action_keys)
+        return _only_key("action", self.action_keys)
 
     @property
     def reward_key(self) -> Key:
         """The only reward key; KeyError when there are several."""
-        return only_key("reward", self.reward_keys)
+        return _only_key("reward", self.reward_keys)
 
     @property
     def done_key(self) -> Key:
         """The only key whose last part is ``"done"``; KeyError when several levels have one."""
-        return only_key("done", [key for key in self.done_keys if as_path(key)[-1] == "done"])
+        return _only_key("done", [key for key in self.done_keys if as_path(key)[-1] == "done"])
 
     @property
     def done_levels(self) -> dict[tuple[str, ...], list[str]]:
@@ -359,7 +480,7 @@ class SpecNames(EnvModule):
         """Whether a spec leaves a size open, -1, so that steps may differ in shape."""
         return self._declared.cached(
             "has_varying_sizes",
-            lambda: any(map(varies_in_size, (self.input_spec, self.output_spec))),
+            lambda: any(map(_varies_in_size, (self.input_spec, self.output_spec))),
         )
 
     @property
@@ -383,7 +504,7 @@ class SpecNames(EnvModule):
         for side in (INPUTS, OUTPUTS):
             self._specs_of(side)
             held.require_side(side, type(self).__name__, self.batch_size, self.device)
-        completed, added = complete_done_spec(self.full_done_spec)
+        completed, added = _complete_done_spec(self.full_done_spec)
         if added:
             held.added_flags = added
             self._store(OUTPUTS, "done", completed)
@@ -396,5 +517,5 @@ class SpecNames(EnvModule):
 
     def add_truncated_keys(self) -> SpecNames:
         """Declare ``truncated`` beside every ``done``; returns self."""
-        self.full_done_spec = with_truncated(self.full_done_spec)
+        self.full_done_spec = _with_truncated(self.full_done_spec)
         return self

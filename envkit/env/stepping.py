@@ -37,8 +37,8 @@ from envkit.data.results import EnvData
 from envkit.env.input_checks import in_functorch, require_actions, require_values, tell_missing
 from envkit.env.pending import LocalStep, OverriddenStep, Pending
 from envkit.env.runs import WholeRuns
+from envkit.env.set_state import refuse_state_left_out, start_keywords
 from envkit.env.spec_names import SpecNames
-from envkit.env.starts import refuse_state_left_out, start_keywords
 from envkit.errors import BatchSizeError, ClosedEnvError, NotResetError
 
 __all__ = ["Stepping"]
@@ -58,7 +58,7 @@ class Stepping(WholeRuns, SpecNames, ABC):
     is_closed: bool
 
     _supports_set_state = False
-    """`_reset` takes the keyword ``set_state``, see `starts`."""
+    """`_reset` takes the keyword ``set_state``, see `envkit.env.set_state`."""
 
     _hands_resets_on = False
     """`_reset` resets envs inside this one with the keywords that it is given."""
@@ -141,8 +141,8 @@ class Stepping(WholeRuns, SpecNames, ABC):
         Args:
             tensordict: current data; gives the batch size (of an unlocked env), the masks, and the
                 values kept where nothing is reset. It is written to and returned.
-            set_state: True begins at the state that ``tensordict`` holds, False at one of the env's own; see
-                `starts`.
+            set_state: True begins at the state that ``tensordict`` holds, False at one of the env's own, None as
+                `_reset` likes, which mostly is at one of its own.
             select_reset_only: `_reset` is shown the masks in ``tensordict``, and nothing else of it.
             **kwargs: passed on to the simulator.
 

@@ -22,7 +22,6 @@ from envkit import rules
 from envkit.data.arguments import as_bool, as_int
 from envkit.data.paths import Key, as_key, as_path
 from envkit.env.base import EnvBase
-from envkit.env.foreign import known_wrapping_of
 from envkit.env.fragments import Fragment, begin_fragment
 from envkit.env.learning import left_as_it_was
 from envkit.env.policy import (
@@ -32,6 +31,7 @@ from envkit.env.policy import (
     set_exploration_type,
 )
 from envkit.env.seeding import checked_seed, drawn_seed
+from envkit.env.wrapper_hints import known_wrapping_of
 from envkit.errors import (
     ArgumentError,
     ArgumentTypeError,

@@ -22,7 +22,7 @@ from envkit.data.keywords import refuse_unknown
 from envkit.data.paths import Path, as_key
 from envkit.data.results import EnvData
 from envkit.env.base import EnvBase
-from envkit.env.foreign import wrapping_of
+from envkit.env.wrapper_hints import wrapping_of
 from envkit.errors import ArgumentError, ArgumentTypeError, MissingFileError
 from envkit_bridges.exports.columns import Column, Layout, arrays_of, read_batches
 from envkit_bridges.exports.hdf5_file import append, hdf5_file, quoted

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Self, Unpack
 
-from envkit.env.foreign import called_here
+from envkit.env.wrapper_hints import called_here
 from envkit.functional import WithoutInfo
 from envkit.specs.annotations import Device
 from envkit_bridges.jax.env import JaxEnv

@@ -19,10 +19,10 @@ from envkit.data.results import EnvData
 from envkit.env.base import EnvBase
 from envkit.env.declared import OUTPUTS, require_names
 from envkit.env.drawing import fake_step
-from envkit.env.foreign import known_wrapping_of
 from envkit.env.html import Told
 from envkit.env.learning import ALL
 from envkit.env.own_state import OWN, put_back_on_failure
+from envkit.env.wrapper_hints import known_wrapping_of
 from envkit.errors import ArgumentTypeError, ResumeError, SpecError
 from envkit.specs import Composite, StackedComposite
 from envkit.specs.annotations import Destination
