@@ -25,7 +25,7 @@ LOOKS_UP = {"envkit", "envkit.late"}
 MAY_LOOK_UP = {
     "envkit.batched.async_pool",
     "envkit.env.base",
-    "envkit.env.construction",
+    "envkit.env.options",
     "envkit.batched.workers",
     "envkit.collectors.settings",
     "envkit.transforms.core.compose",

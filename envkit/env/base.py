@@ -28,12 +28,12 @@ from envkit.data.keywords import completed, known_to, refuse_unknown
 from envkit.data.paths import Key
 from envkit.data.plain import from_plain, plain
 from envkit.data.results import EnvData
-from envkit.env.construction import TAKEN_HERE, EnvMeta, EnvOptions
 from envkit.env.declared import Declared
 from envkit.env.drawing import allow_options, fake_step
 from envkit.env.exclusive import InUse
 from envkit.env.from_data import Keys, specs_of_a_step
 from envkit.env.html import Told, html, told_of
+from envkit.env.options import TAKEN_HERE, EnvMeta, EnvOptions
 from envkit.env.outputs import OutputLeaf
 from envkit.env.policy import PolicyLike
 from envkit.env.rollout import rollout
@@ -52,7 +52,7 @@ class EnvBase(Stepping, metaclass=EnvMeta):
 
     Args:
         device: where inputs are expected and outputs delivered; None sets no constraint.
-        **options: see `envkit.env.construction.EnvOptions`. Every subclass takes ``spec_locked``, ``auto_reset`` and ``policy``,
+        **options: see `envkit.env.options.EnvOptions`. Every subclass takes ``spec_locked``, ``auto_reset`` and ``policy``,
             whatever its own ``__init__`` takes.
 
     Any thread may use an env, one at a time: a call while another thread's runs raises `BusyError`.

@@ -22,7 +22,7 @@ from envkit.data.arguments import as_int
 from envkit.data.paths import Key
 from envkit.data.results import EnvData
 from envkit.env.base import EnvBase
-from envkit.env.construction import EnvOptions
+from envkit.env.options import EnvOptions
 from envkit.envs.texts import written
 from envkit.envs.undrawn import Undrawn
 from envkit.errors import (
@@ -76,7 +76,7 @@ class LLMHashingEnv(Undrawn, EnvBase):
             them under ``input_ids``; it has ``decode``, ``batch_decode``, and ``vocab_size`` where that is not given.
         text_key: of the text; None shows none.
         device: where data is.
-        **options: see `envkit.env.construction.EnvOptions`.
+        **options: see `envkit.env.options.EnvOptions`.
 
     A reset needs the tokens of a prompt in the data; `make_tensordict` makes it of text. All rows of a batch are
     equally long, so a step takes all of them.

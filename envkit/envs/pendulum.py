@@ -19,7 +19,7 @@ from tensordict import TensorDict, TensorDictBase
 
 from envkit.data.arguments import as_batch_size, as_number
 from envkit.data.results import EnvData
-from envkit.env.construction import EnvOptions
+from envkit.env.options import EnvOptions
 from envkit.env.seeding import drawn_seed
 from envkit.envs.parameters import default_parameters, parameter_specs, parameters_in
 from envkit.envs.seeded import SeededEnv
@@ -42,7 +42,7 @@ class PendulumEnv(SeededEnv):
             own, and the bounds of action and velocity in the specs. Batch size ``()``.
         seed: of random states and actions; None draws one from torch's global generator.
         device: where data is.
-        **options: see `envkit.env.construction.EnvOptions`. ``batch_size`` is what a reset without data produces.
+        **options: see `envkit.env.options.EnvOptions`. ``batch_size`` is what a reset without data produces.
 
     A reset keeps the parameters that the data holds and draws ``th`` in [-pi, pi] and ``thdot`` in
     [-1, 1]; where the data holds both and ``set_state`` is not False, it keeps them. A step takes the torque

@@ -17,7 +17,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 from envkit.data.arguments import as_bool
-from envkit.env.construction import EnvOptions
+from envkit.env.options import EnvOptions
 from envkit.envs.seeded import SeededEnv
 from envkit.errors import InputError
 from envkit.specs import Categorical, Composite, Unbounded
@@ -40,7 +40,7 @@ class TicTacToeEnv(SeededEnv):
     Args:
         single_player: the moves of player 1 are drawn from the free cells, within the step of player 0.
         device: where data is.
-        **options: see `envkit.env.construction.EnvOptions`. ``batch_size`` is what a reset without data produces.
+        **options: see `envkit.env.options.EnvOptions`. ``batch_size`` is what a reset without data produces.
 
     Random actions are drawn from the free cells of the ``mask`` in the data.
 

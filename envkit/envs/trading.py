@@ -19,7 +19,7 @@ from tensordict import TensorDict, TensorDictBase
 
 from envkit.data.arguments import as_batch_size, as_int, as_number
 from envkit.data.results import EnvData
-from envkit.env.construction import EnvOptions
+from envkit.env.options import EnvOptions
 from envkit.envs.parameters import default_parameters, parameter_specs, parameters_in
 from envkit.envs.seeded import SeededEnv
 from envkit.errors import InputError
@@ -45,7 +45,7 @@ class FinancialRegimeEnv(SeededEnv):
         seed: of prices and random actions; without one they come from torch's global generator.
         device: where data is.
         window_size: days of prices that are shown; None takes that of ``td_params``, 50 by default.
-        **options: see `envkit.env.construction.EnvOptions`. ``batch_size`` is what a reset without data produces.
+        **options: see `envkit.env.options.EnvOptions`. ``batch_size`` is what a reset without data produces.
 
     The reward of a step at price p, which becomes p': minus the cost of a trade, plus the gain of what is
     sold over its price when it was bought, plus a tenth of p'/p - 1 while the share is held. Buying what

@@ -24,7 +24,7 @@ from envkit import rules
 from envkit.data.paths import Key, as_key
 from envkit.data.transition import stepped_rows
 from envkit.env.base import EnvBase
-from envkit.env.construction import EnvOptions
+from envkit.env.options import EnvOptions
 from envkit.env.wrapper_hints import called_here
 from envkit.errors import (
     ArgumentError,
@@ -69,7 +69,7 @@ class GymLikeEnv(ResumableEnv):
         convert_actions_to_numpy: give the simulator what `read_action` makes of an action; False
             hands it the tensor (or the TensorDict of several actions) that the spec describes.
         device: where data is delivered, "cpu" by default.
-        **options: of every env, see `envkit.env.construction.EnvOptions`.
+        **options: of every env, see `envkit.env.options.EnvOptions`.
 
     A subclass declares its specs in `_make_specs`, or after ``super().__init__(simulator)``. Public attributes that it
     lacks are looked up on the simulator, through the simulator's own wrappers.

@@ -24,8 +24,8 @@ from envkit.data.arguments import as_batch_size, as_bool
 from envkit.data.paths import Key, Path, as_key, as_path, nest
 from envkit.data.transition import empty_like, leaves
 from envkit.env.base import EnvBase
-from envkit.env.construction import EnvOptions
 from envkit.env.loops import nonstop, until_any_done
+from envkit.env.options import EnvOptions
 from envkit.env.runs import Run
 from envkit.env.seeding import seed_chain
 from envkit.errors import (
@@ -68,7 +68,7 @@ class GymWrapper(GymLikeEnv):
         info: record what the info of a first step holds, see `set_info_dict_reader`. By default infos are
             left out.
         device: where data is delivered, "cpu" by default.
-        **options: of every env, see `envkit.env.construction.EnvOptions`.
+        **options: of every env, see `envkit.env.options.EnvOptions`.
 
     Raises:
         ValueError: ``frame_skip`` is not a positive int, or pixels are asked of an env that does

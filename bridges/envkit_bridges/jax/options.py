@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, TypedDict, get_args
 
 from envkit.data.arguments import as_bool, as_int
 from envkit.data.keywords import Default
-from envkit.env.construction import EnvOptions
+from envkit.env.options import EnvOptions
 from envkit.errors import ArgumentError, ArgumentTypeError, OptionError
 from envkit.functional import RandomizeAt, Randomizer, ResetMode
 
@@ -33,7 +33,7 @@ class _Own(TypedDict, total=False):
 
 
 class JaxOptions(EnvOptions, _Own, total=False):
-    """Keywords of `JaxEnv`, those of every env (`envkit.env.construction.EnvOptions`) included.
+    """Keywords of `JaxEnv`, those of every env (`envkit.env.options.EnvOptions`) included.
 
     Args:
         batch_size: what `reset` without data produces; any other size is accepted too.

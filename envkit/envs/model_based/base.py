@@ -41,7 +41,7 @@ class ModelBasedEnvBase(Undrawn, EnvBase):
         buffers: likewise, in the order of its ``buffers()``.
         device: where the model computes; data is brought there.
         batch_size: what a reset without data produces.
-        run_type_checks, allow_done_after_reset: see `envkit.env.construction.EnvOptions`.
+        run_type_checks, allow_done_after_reset: see `envkit.env.options.EnvOptions`.
 
     Raises:
         ArgumentTypeError: (a TypeError) ``world_model`` is no module on TensorDicts.

@@ -43,7 +43,7 @@ class ImaginedEnv(ModelBasedEnvBase):
             one env. An int is one axis.
         next_observation_key: see ``world_model_module``.
         device: where the model computes; None takes that of the real env.
-        run_type_checks, allow_done_after_reset: see `envkit.env.construction.EnvOptions`.
+        run_type_checks, allow_done_after_reset: see `envkit.env.options.EnvOptions`.
 
     Raises:
         MissingKeyError: (a KeyError) the real env has no ``observation``; at a step: the model wrote no belief.

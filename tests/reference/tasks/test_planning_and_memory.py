@@ -31,7 +31,7 @@ from envkit import (
     step_mdp,
 )
 from envkit import ExplorationType as Exploration
-from envkit.env.construction import EnvOptions
+from envkit.env.options import EnvOptions
 
 
 class Corridor(EnvBase):

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Unpack
 
 from envkit.data.arguments import as_bool
 from envkit.data.keywords import known_to, refuse_unknown
-from envkit.env.construction import EnvOptions
+from envkit.env.options import EnvOptions
 from envkit.errors import ArgumentTypeError, OptionError
 from envkit.specs.annotations import Device
 from envkit_bridges.gym.in_workers import MaybeInWorkers
@@ -91,7 +91,7 @@ class DMControlWrapper(GymWrapper):
         render_kwargs: more for the physics' ``render``, ``dict(height=84, width=84)`` say; 240 by 320 by default.
         categorical_action_encoding: integers for discrete actions and observations, not one-hot.
         device: where data is delivered, "cpu" by default.
-        **options: of every env, see `envkit.env.construction.EnvOptions`.
+        **options: of every env, see `envkit.env.options.EnvOptions`.
 
     Unknown public attributes are looked up on the env object: ``env.physics``, ``env.task``, ``env.control_timestep()``.
 
@@ -155,7 +155,7 @@ class DMControlEnv(MaybeInWorkers, DMControlWrapper):
         task_kwargs, environment_kwargs, visualize_reward: of ``dm_control.suite.load``:
             ``task_kwargs=dict(time_limit=5)`` say.
         num_workers: above 1, the result is a `ParallelEnv` of so many such envs.
-        **options: of every env, see `envkit.env.construction.EnvOptions`.
+        **options: of every env, see `envkit.env.options.EnvOptions`.
 
     Raises:
         UnknownEnvError: (a RuntimeError and a ValueError) the suite has no such pair; the message names the nearest.

@@ -22,9 +22,9 @@ from envkit import rules
 from envkit.data.arguments import as_batch_size, as_bool, as_int
 from envkit.data.paths import as_key, nest
 from envkit.env.base import EnvBase
-from envkit.env.construction import EnvOptions
 from envkit.env.input_checks import require_actions
 from envkit.env.loops import nonstop
+from envkit.env.options import EnvOptions
 from envkit.env.pending import LocalStep, Pending
 from envkit.env.runs import Run
 from envkit.env.seeding import seed_chain
@@ -109,7 +109,7 @@ class MultiThreadedEnvWrapper(GymLikeEnv):
         categorical_action_encoding: integers for discrete actions and observations; False: one-hot.
         frame_skip: steps of the library per step, rewards summed; a row stops where its episode ends.
         device: where data is delivered, "cpu" by default.
-        **options: of every env, see `envkit.env.construction.EnvOptions`.
+        **options: of every env, see `envkit.env.options.EnvOptions`.
 
     Unknown public attributes are looked up on the pool.
 
@@ -361,7 +361,7 @@ class MultiThreadedEnv(MultiThreadedEnvWrapper):
         env_name: id of the library, e.g. "CartPole-v1".
         create_env_kwargs: go to ``envpool.make_gymnasium``, e.g. ``{"max_episode_steps": 100, "num_threads": 2}``.
         categorical_action_encoding, frame_skip, device: of `MultiThreadedEnvWrapper`.
-        **options: of every env, see `envkit.env.construction.EnvOptions`.
+        **options: of every env, see `envkit.env.options.EnvOptions`.
 
     Without `set_seed`, or a seed among ``create_env_kwargs``, torch's global generator decides the seeds. A seed beyond
     int32, the only ones that the library takes, stands for one within: the same each time.

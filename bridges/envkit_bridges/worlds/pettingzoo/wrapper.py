@@ -21,7 +21,7 @@ from envkit import rules
 from envkit.data.arguments import as_batch_size, as_bool
 from envkit.data.paths import Key, Path, as_key, as_path
 from envkit.env.base import EnvBase
-from envkit.env.construction import EnvOptions
+from envkit.env.options import EnvOptions
 from envkit.errors import (
     ArgumentError,
     BatchSizeError,
@@ -70,7 +70,7 @@ class PettingZooWrapper(GymLikeEnv):
         done_on_any: the game ends with its first agent; False: with its last. By default True for parallel
             envs, False for AEC envs.
         device: where data is delivered, "cpu" by default.
-        **options: of every env, see `envkit.env.construction.EnvOptions`. Agents may be done right after a reset.
+        **options: of every env, see `envkit.env.options.EnvOptions`. Agents may be done right after a reset.
 
     Raises:
         ArgumentTypeError: (a TypeError) ``env`` is no env object of PettingZoo.

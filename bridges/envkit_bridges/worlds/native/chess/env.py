@@ -18,7 +18,7 @@ from envkit.data.arguments import as_bool
 from envkit.data.paths import Key
 from envkit.data.results import EnvData
 from envkit.env.base import EnvBase
-from envkit.env.construction import EnvOptions
+from envkit.env.options import EnvOptions
 from envkit.envs.texts import Repertoire, strings_in, written
 from envkit.envs.undrawn import Undrawn
 from envkit.errors import (
@@ -59,7 +59,7 @@ class ChessEnv(Undrawn, EnvBase):
         mask_actions: show which actions are legal as ``action_mask``, bool, a flag for each of all actions.
         pixels: show the board as ``pixels``, uint8, shape (3, 390, 390).
         device: where data is; games are played on the CPU.
-        **options: see `envkit.env.construction.EnvOptions`.
+        **options: see `envkit.env.options.EnvOptions`.
 
     A step earns 1 for mate and 0.5 for a draw, whoever moves. Draws are those that end a game by
     themselves, and fifty moves of each side without a capture or a pawn's move. Random actions are legal moves.

@@ -52,7 +52,7 @@ class EnvMeta(ABCMeta):
 
     Type checkers do not see ``__call__``: they would take its arguments and result for those of every
     class, so that no keyword of a constructor were checked and every env were of an unknown type. The
-    same holds for ``__new__`` of `EnvBase`. What is taken out here stands in `envkit.env.construction.EnvOptions` for them.
+    same holds for ``__new__`` of `EnvBase`. What is taken out here stands in `envkit.env.options.EnvOptions` for them.
     """
 
     if not TYPE_CHECKING:
