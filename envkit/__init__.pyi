@@ -115,7 +115,6 @@ from envkit.transforms.diagnostics import Timer as Timer
 from envkit.transforms.ends import EndOfLifeTransform as EndOfLifeTransform
 from envkit.transforms.ends import RandomTruncationTransform as RandomTruncationTransform
 from envkit.transforms.ends import TerminateTransform as TerminateTransform
-from envkit.transforms.episode_windows import cat_frames as cat_frames
 from envkit.transforms.episodes import InitTracker as InitTracker
 from envkit.transforms.episodes import StepCounter as StepCounter
 from envkit.transforms.flow import ConditionalPolicySwitch as ConditionalPolicySwitch
@@ -125,6 +124,7 @@ from envkit.transforms.flow import NoopResetEnv as NoopResetEnv
 from envkit.transforms.flow import RemoveEmptySpecs as RemoveEmptySpecs
 from envkit.transforms.frames import CatFrames as CatFrames
 from envkit.transforms.frames import TimeMaxPool as TimeMaxPool
+from envkit.transforms.frames import cat_frames as cat_frames
 from envkit.transforms.functions import Hash as Hash
 from envkit.transforms.functions import UnaryTransform as UnaryTransform
 from envkit.transforms.images import CenterCrop as CenterCrop

@@ -151,13 +151,9 @@ STAND_APART = {
     "envkit.env.from_data",
     "envkit.env.module",
     "envkit.env.opaque",
-    # envkit.transforms
-    "envkit.transforms.episode_windows",
     # envkit.transforms.core
-    "envkit.transforms.core.alike",
-    "envkit.transforms.core.in_buffers",
-    "envkit.transforms.core.rows",
     "envkit.transforms.core.stepping",
+    "envkit.transforms.core.transformed_rows",
     # envkit.transport
     "envkit.transport.processes",
     "envkit.transport.rounds",

@@ -24,10 +24,8 @@ from envkit.errors import ArgumentError, StatisticsError, UnsupportedError
 from envkit.specs import Composite, Unbounded
 from envkit.transforms.core.base import Keys, Transform
 from envkit.transforms.core.compose import Compose
-from envkit.transforms.core.coupled import by_rows
-from envkit.transforms.core.late_buffers import LateBuffers, module_name
+from envkit.transforms.core.coupled import LateBuffers, SkipsRows, by_rows, module_name
 from envkit.transforms.core.leafwise import as_float, float_leaf
-from envkit.transforms.core.skipped_rows import SkipsRows
 from envkit.transforms.episodes import EpisodeTransform
 from envkit.transforms.normalise import ObservationNorm
 

@@ -28,11 +28,15 @@ from envkit.specs import Composite, TensorSpec
 from envkit.transforms.averages import VecNormV2
 from envkit.transforms.core.base import Keys, Transform
 from envkit.transforms.core.compose import Compose
-from envkit.transforms.core.coupled import CoupledTransform, by_rows
+from envkit.transforms.core.coupled import (
+    CoupledTransform,
+    LateBuffers,
+    SkipsRows,
+    by_rows,
+    module_name,
+)
 from envkit.transforms.core.fusable import MomentTransform
-from envkit.transforms.core.late_buffers import LateBuffers, module_name
 from envkit.transforms.core.leafwise import ArrayTransform, as_float, float_leaf, require_regular
-from envkit.transforms.core.skipped_rows import SkipsRows
 from envkit.transforms.normalise import ObservationNorm
 
 __all__ = ["VecNorm"]

@@ -22,16 +22,18 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from tensordict import TensorDictBase
+from torch import nn
+from torch.nn.modules.module import register_module_module_registration_hook
 
 from envkit.data.keywords import ChecksKeywords
 from envkit.data.paths import Key, Path, as_key, as_path
 from envkit.env.own_state import OwnState, put_back_on_failure
 from envkit.errors import MissingKeyError, SpecTypeError, TransformIndexError, TransformOwnerError
 from envkit.specs import Composite
-from envkit.transforms.core.in_buffers import give_buffers_both_passes
 from envkit.transforms.core.wrapper import TransformHolder
 
 __all__ = ["OWNERSHIP", "Keys", "Transform", "TransformLike", "as_keys", "editable"]
+
 
 OWNERSHIP = ("_owner_ref", "_owner_is_env")
 """Attributes that say whom a transform belongs to, and not what it does."""
@@ -427,7 +429,27 @@ class Transform(OwnState, ChecksKeywords):
         return ", ".join(f"{n}={getattr(self, n)}" for n in names if getattr(self, n, None))
 
 
-give_buffers_both_passes(Transform)
-
 TransformLike = Transform | Callable[[TensorDictBase], TensorDictBase]
 """What a user passes as a transform: one, or a function that is run on what resets and steps produced."""
+
+
+def _give_buffers_both_passes(kind: type[nn.Module]) -> None:
+    """Have TorchRL's wrapper of a function run the method ``inv`` of instances of ``kind`` on what is written.
+
+    A buffer of TorchRL runs the inverse pass of its own transforms on what is written. Any other module it wraps as a
+    function, to be called on samples alone, so that an inverse pass would be left out without a word. Nothing here
+    imports TorchRL.
+    """
+
+    def on_assignment(module: nn.Module, name: str, submodule: nn.Module | None) -> None:
+        if isinstance(submodule, kind) and _is_wrapper(type(module)):
+            module._inv_call = submodule.inv
+
+    register_module_module_registration_hook(on_assignment)
+
+
+def _is_wrapper(kind: type) -> bool:
+    return kind.__name__ == "_CallableTransform" and kind.__module__.startswith("torchrl.")
+
+
+_give_buffers_both_passes(Transform)

@@ -1,8 +1,10 @@
-"""Transforms in which the rows of a batch have an effect on each other.
+"""Transforms in which the rows of a batch have an effect on each other, and the statistics that they keep.
 
 Everything else is computed row by row, wherever a row is stepped. What needs all rows together (running
 statistics, for instance) needs to know which of them are new: `CoupledTransform` decides that, once
-for each step and reset, and hands them over. It does not know what is done with them.
+for each step and reset, and hands them over. `LateBuffers` holds statistics of one entry, which exist once its shape
+is known. `SkipsRows` counts and warns of the rows that statistics leave out: one that is not finite would make them so
+for ever, and is shown as it came.
 
 Conventions
     event  axes of an entry that belong to one row; all axes before are rows.
@@ -10,18 +12,23 @@ Conventions
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Self
 
 import torch
 from array_api_compat import array_namespace
 from tensordict import TensorDictBase
+from torch import nn
 
 from envkit import rules
+from envkit.data.inference import lasting
 from envkit.data.paths import Key, as_path
+from envkit.env.own_state import loads_strictly
+from envkit.specs.devices import reading_waits
 from envkit.transforms.episodes import EpisodeTransform
 
-__all__ = ["CoupledTransform", "by_rows"]
+__all__ = ["CoupledTransform", "LateBuffers", "SkipsRows", "by_rows", "module_name"]
 
 
 class CoupledTransform(EpisodeTransform):
@@ -100,3 +107,90 @@ def by_rows(
     own = rules.reduce_mask(mask, lead, batch_dims)
     own = xp.reshape(own, (*own.shape, *(1,) * (len(lead) - own.ndim)))
     return rows, xp.reshape(xp.broadcast_to(own, lead), (-1,))
+
+
+class LateBuffers(nn.Module):
+    """Statistics of one entry: none at first, then buffers of the names of the class.
+
+    A state dict that holds them makes them, so a module that has seen nothing loads what another has seen. One that
+    holds none is of a module that had seen nothing: then all are zero, which means the same.
+    """
+
+    names: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def exist(self) -> bool:
+        return self.names[0] in self._buffers
+
+    def begin(self, made: Mapping[str, torch.Tensor]) -> None:
+        """Register a buffer of each name, unless there are some. What is given was made in `lasting`."""
+        if self.exist:
+            return
+        for name in self.names:
+            self.register_buffer(name, made[name])
+
+    @lasting()
+    def copied(self) -> Self:
+        """Give statistics of their own that begin where these are."""
+        twin = type(self)()
+        if self.exist:
+            twin.begin({name: tensor.clone() for name, tensor in self.named_buffers()})
+        return twin
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        given = {name: state_dict.get(prefix + name) for name in self.names}
+        known = {name: value for name, value in given.items() if value is not None}
+        if len(known) == len(self.names):
+            with lasting():
+                self.begin({name: torch.zeros_like(value) for name, value in known.items()})
+        elif not known and self.exist and loads_strictly():
+            own = dict(self.named_buffers())
+            state_dict |= {prefix + name: torch.zeros_like(own[name]) for name in self.names}
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
+
+def module_name(key: Key) -> str:
+    """Name the module that holds the statistics of an entry; names of modules have no dots."""
+    return "/".join(as_path(key))
+
+
+_NAME = "skipped_rows"
+
+
+class SkipsRows(nn.Module):
+    """The part of a transform that counts the rows it skips.
+
+    Attributes:
+        skipped_rows: how many rows held a number that is not finite, int64, shape (); a buffer.
+    """
+
+    skipped_rows: torch.Tensor
+    _has_warned = False
+
+    def _begin_count(self) -> None:
+        with lasting():
+            self.register_buffer(_NAME, torch.zeros((), dtype=torch.int64))
+
+    @torch.no_grad()
+    def _count_skipped(self, is_skipped: torch.Tensor) -> None:
+        """Count the rows that are set, bool, and warn of the first."""
+        self.skipped_rows += is_skipped.sum().to(self.skipped_rows.device)
+        self._warn_of_skipped()
+
+    def _warn_of_skipped(self) -> None:
+        """Warn once if rows were skipped; on a GPU, where reading the count would wait, do not."""
+        if self._has_warned or reading_waits(self.skipped_rows) or not self.skipped_rows:
+            return
+        self._has_warned = True
+        warnings.warn(
+            f"{type(self).__name__} of {self.in_keys} was given a row that holds NaN or an infinite number. Such rows are left out of its "
+            "statistics and shown as they are. Read skipped_rows for their number, and put a "
+            "FiniteTensorDictCheck before this transform to find where they come from.",
+            stacklevel=2,
+        )
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        if any(name.startswith(prefix) for name in state_dict):
+            with lasting():  # dicts that were saved by other versions do not have it
+                state_dict.setdefault(prefix + _NAME, torch.zeros((), dtype=torch.int64))
+        super()._load_from_state_dict(state_dict, prefix, *rest)  # type: ignore[call-arg]

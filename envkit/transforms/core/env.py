@@ -29,9 +29,9 @@ from envkit.specs.annotations import Destination
 from envkit.transforms.core.base import Transform, TransformLike
 from envkit.transforms.core.compose import Compose, as_transform
 from envkit.transforms.core.memory import KeptMemory, kept_before
-from envkit.transforms.core.rows import TransformedCore, transformed_core
 from envkit.transforms.core.spec_hooks import books_of, infos_behind, require_declared
 from envkit.transforms.core.stepping import TransformStepping
+from envkit.transforms.core.transformed_rows import TransformedCore, transformed_core
 from envkit.transforms.core.wrapper import TransformHolder
 
 __all__ = ["TransformedEnv"]

@@ -28,7 +28,7 @@ from envkit import (
 )
 from envkit.functional.autoreset import ON_CARD, ON_HOST
 from envkit.specs.devices import as_device
-from envkit.transforms.core import skipped_rows
+from envkit.transforms.core import coupled
 from envkit_bridges import dlpack
 from envkit_bridges.dlpack import number_to_jit, to_jax, to_jit, torch_device_of
 from envkit_bridges.jax import env as env_module
@@ -97,7 +97,7 @@ def pushed(env, device):
 @pytest.fixture
 def waiting(monkeypatch):
     """Let reading on the CPU count as waiting, as it does on a card."""
-    for module in (fusing, handoff, steps, skipped_rows):
+    for module in (fusing, handoff, steps, coupled):
         monkeypatch.setattr(module, "reading_waits", lambda tensor: True)
 
 

@@ -22,17 +22,19 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from envkit.arrays.leaves import Leaves, with_changes
 from envkit.data.forms import require_form
 from envkit.data.paths import Path, as_key, as_path
 from envkit.env.base import EnvBase
-from envkit.transforms.core.alike import SharedConstants, alike
+from envkit.transforms.core.base import OWNERSHIP
 from envkit.transforms.core.fusable import FusableTransform
 from envkit.transforms.core.memory import KeptMemory, inwards, memory_of
 from envkit.transport.host import RowCursor
 
 __all__ = ["TransformedCore", "transformed_core"]
+
 
 Tensors = dict[Path, torch.Tensor]
 Arrays = Mapping[str, Mapping[Path, np.ndarray]]
@@ -76,7 +78,7 @@ class TransformedCore:
         return (
             isinstance(other, TransformedCore)
             and self.base.is_like(other.base)
-            and alike(self.chain, other.chain)
+            and _alike(self.chain, other.chain)
         )
 
     def bind(
@@ -146,14 +148,14 @@ class TransformedRows:
         ]
         self._errors: dict[int, Exception] = {}
         self._behind: list[int] = []
-        self._constants = SharedConstants(self._chains)
+        self._constants = _SharedConstants(self._chains)
 
     def replace(self, row: int, env: EnvBase) -> None:
         """Put another env, made by the same function, in the place of a row's env."""
         core: Any = env.row_core()  # type: ignore[attr-defined]
         self._chains[row - self._first] = core.chain
         self._base.replace(row, core.env.base_env)
-        self._constants = SharedConstants(self._chains)
+        self._constants = _SharedConstants(self._chains)
 
     # ------------------------------------------------------------------------------- steps and resets
 
@@ -332,3 +334,46 @@ def _by_slot(arrays: Mapping[Path, np.ndarray], own: slice, slots: int) -> list[
 def _place(chosen: Sequence[int]) -> Any:
     """Index some of the rows along the first axis: one as a view, several as a copy."""
     return slice(chosen[0], chosen[0] + 1) if len(chosen) == 1 else torch.tensor(chosen)
+
+
+class _SharedConstants:
+    """Watches the constants of chains that have equal settings."""
+
+    def __init__(self, chains: Sequence[Sequence[FusableTransform]]):
+        self._counterparts = [
+            transforms
+            for transforms in zip(*chains, strict=True)
+            if type(transforms[0]).constants is not FusableTransform.constants
+        ]
+
+    def are_equal(self) -> bool:
+        """Say whether all chains compute with the same constants now.
+
+        Values of tensors are compared each time: what NumPy or ``tensor.data`` writes leaves no other trace.
+        """
+        for transforms in self._counterparts:
+            first, *others = (transform.constants() for transform in transforms)
+            if not all(_alike(own, first) for own in others):
+                return False
+        return True
+
+
+def _alike(one: Any, other: Any) -> bool:
+    """Say whether two values are equal, transforms by their settings and tensors element by element."""
+    if one is other:
+        return True
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, torch.Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    if isinstance(one, nn.Module):
+        return _alike(_settings(one), _settings(other))
+    if isinstance(one, Mapping):
+        return one.keys() == other.keys() and all(_alike(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(_alike, one, other))
+    return bool(one == other)
+
+
+def _settings(module: nn.Module) -> dict[str, Any]:
+    return {name: value for name, value in vars(module).items() if name not in OWNERSHIP}
