@@ -2,7 +2,7 @@
 
 The graph is read from the source alone. An import counts wherever it stands: at the top, in a
 function, for type checkers only, or as the name of a module in a string. Two modules may name
-others freely: the front door, which is a table of where things are, and `late`, which looks up there.
+others freely: the front door, which is a table of where things are, and `lazy_imports`, which looks up there.
 
 No test counts lines. A module with one importer, in its own folder, has tests of its own or is part
 of that importer.
@@ -21,7 +21,7 @@ import envkit
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("envkit", "bridges/envkit_bridges")
-LOOKS_UP = {"envkit", "envkit.late"}
+LOOKS_UP = {"envkit", "envkit.lazy_imports"}
 MAY_LOOK_UP = {
     "envkit.batched.async_pool",
     "envkit.env.base",
@@ -106,7 +106,7 @@ def test_a_cycle_of_any_kind_is_found(tmp_path, upward):
 
 
 def test_only_those_named_here_look_up(graph):
-    assert {name for name, used in graph.items() if "envkit.late" in used} == MAY_LOOK_UP
+    assert {name for name, used in graph.items() if "envkit.lazy_imports" in used} == MAY_LOOK_UP
 
 
 def test_the_roots_hold_few_modules_and_folders_say_the_rest():

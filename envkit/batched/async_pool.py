@@ -35,7 +35,7 @@ from envkit.env.drawing import allow_options
 from envkit.env.pending import Pending
 from envkit.env.runs import Run
 from envkit.errors import ArgumentError, BusyEnvError, UnsupportedError
-from envkit.late import late
+from envkit.lazy_imports import late
 from envkit.specs import Composite, NonTensor, TensorSpec, draws_in_order
 from envkit.transport import Pool
 from envkit.transport.jobs import ProcessJobPool

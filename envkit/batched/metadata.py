@@ -22,7 +22,7 @@ from envkit.errors import EmptySpecError
 from envkit.specs import Composite, TensorSpec, check_no_exclusive_keys, exclusive_paths
 from envkit.specs.annotations import AxisIndex, Device
 from envkit.specs.devices import as_device
-from envkit.specs.stacks.stacked import refuse_ragged
+from envkit.specs.stacks import refuse_ragged
 
 __all__ = ["EnvLeaves", "EnvMetaData", "HasLeaves"]
 

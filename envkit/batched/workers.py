@@ -14,7 +14,7 @@ from envkit.batched.host import BUILDING, COMMAND_NAMES, HostFactory, Maker
 from envkit.batched.pool_owner import PoolOwner
 from envkit.batched.settings import backend_options_of
 from envkit.errors import ArgumentError, ArgumentTypeError, UnsupportedError
-from envkit.late import PRELOADED, late
+from envkit.lazy_imports import PRELOADED, late
 from envkit.transport import MakeHost, ProcessPool
 from envkit.transport.jobs import JobPool
 from envkit.transport.launch import usable_cores

@@ -25,7 +25,7 @@ from envkit.errors import (
     OptionError,
     PolicyError,
 )
-from envkit.late import late
+from envkit.lazy_imports import late
 from envkit.specs.annotations import Device
 from envkit.specs.devices import as_device
 

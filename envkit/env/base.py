@@ -40,7 +40,7 @@ from envkit.env.rollout import rollout
 from envkit.env.seeding import next_seed
 from envkit.env.stepping import Stepping
 from envkit.errors import ClosedEnvError, NotCallableError
-from envkit.late import late
+from envkit.lazy_imports import late
 from envkit.specs.annotations import Destination, Device
 from envkit.specs.devices import as_device, destination
 

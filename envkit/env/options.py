@@ -14,7 +14,7 @@ from torch import nn
 
 from envkit.data.arguments import as_bool
 from envkit.data.keywords import Default, keywords_of
-from envkit.late import late
+from envkit.lazy_imports import late
 from envkit.specs.annotations import BatchSize
 
 __all__ = ["TAKEN_HERE", "EnvMeta", "EnvOptions"]

@@ -26,7 +26,7 @@ from envkit.specs.leaves.domains import (
 from envkit.specs.leaves.objects import NonTensor
 from envkit.specs.leaves.unions import Choice
 from envkit.specs.registration import register_when_imported
-from envkit.specs.stacks.stacked import Stacked, StackedComposite, stack
+from envkit.specs.stacks import Stacked, StackedComposite, stack
 from envkit.specs.trees.composite import Composite
 from envkit.specs.trees.helpers import (
     check_no_exclusive_keys,

@@ -20,7 +20,7 @@ from envkit.specs.base import TensorSpec
 from envkit.specs.leaves.boxes import Binary, Bounded, Unbounded
 from envkit.specs.leaves.choices import Categorical, MultiCategorical, MultiOneHot, OneHot
 from envkit.specs.leaves.unions import Choice
-from envkit.specs.stacks.stacked import Stacked
+from envkit.specs.stacks import Stacked
 
 __all__ = ["array_of", "demand_of", "sizes_of", "test_of"]
 

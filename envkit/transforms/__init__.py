@@ -7,7 +7,7 @@ environment; the other modules hold the transforms themselves, one concept each.
 
 from typing import TYPE_CHECKING
 
-from envkit.late import told_elsewhere
+from envkit.lazy_imports import told_elsewhere
 
 if not TYPE_CHECKING:  # a misspelt name would pass
     __getattr__ = told_elsewhere(__name__)

@@ -33,7 +33,7 @@ from envkit.errors import (
     SpecError,
     UnsupportedError,
 )
-from envkit.late import late
+from envkit.lazy_imports import late
 from envkit.specs import Bounded, BoundedContinuous, BoundedDiscrete, Composite, TensorSpec
 from envkit.transforms.core.base import Keys
 from envkit.transforms.core.fusable import FusableTransform, LeavesOf, written

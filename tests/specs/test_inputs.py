@@ -19,7 +19,7 @@ from envkit.specs import (
     Unbounded,
 )
 from envkit.specs.inputs import ActionInput
-from envkit.specs.stacks.stacked import stack
+from envkit.specs.stacks import stack
 
 SPECS = {
     "bounded": Bounded(-1.0, 1.0, (2,)),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from envkit.env.base import EnvBase
 from envkit.errors import ArgumentTypeError
-from envkit.specs.stacks.stacked import refuse_ragged
+from envkit.specs.stacks import refuse_ragged
 from envkit.transforms.core.base import Transform
 from envkit.transforms.core.compose import as_transform
 from envkit_bridges.libraries import require

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from envkit.errors import ArgumentTypeError
-from envkit.late import is_public
+from envkit.lazy_imports import is_public
 from envkit.transforms.core.base import Transform
 from envkit.transforms.primer import TensorDictPrimer
 from envkit_bridges.exports.torchrl_specs import from_torchrl_spec

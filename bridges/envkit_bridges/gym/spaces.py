@@ -35,7 +35,7 @@ from envkit.specs import (
     TensorSpec,
     Unbounded,
 )
-from envkit.specs.stacks.stacked import stack
+from envkit.specs.stacks import stack
 from envkit_bridges.gym.backend import gym_backend, library_of
 from envkit_bridges.gym.leaves import (
     Leaf,

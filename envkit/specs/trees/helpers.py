@@ -26,7 +26,7 @@ from envkit.specs.leaves.boxes import Binary, Bounded, Unbounded
 from envkit.specs.leaves.choices import Categorical, MultiCategorical, MultiOneHot, OneHot
 from envkit.specs.leaves.objects import NonTensor
 from envkit.specs.shapes import Index, expand_op
-from envkit.specs.stacks.stacked import Stack, Stacked, StackedComposite, stack
+from envkit.specs.stacks import Stack, Stacked, StackedComposite, stack
 from envkit.specs.trees.composite import Composite
 
 __all__ = [

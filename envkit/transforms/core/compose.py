@@ -14,7 +14,7 @@ from tensordict import TensorDictBase
 from torch import nn
 
 from envkit.errors import ArgumentError, ArgumentTypeError, TransformIndexError, TransformOwnerError
-from envkit.late import late
+from envkit.lazy_imports import late
 from envkit.specs import Composite
 from envkit.transforms.core.base import Transform, TransformLike
 

@@ -23,7 +23,7 @@ from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 from envkit.data.paths import Path, as_path, nest
 from envkit.errors import ArgumentError, EncodingError, SpecError
 from envkit.specs import Categorical, Composite, StackedComposite, TensorSpec, Unbounded
-from envkit.specs.stacks.stacked import stack
+from envkit.specs.stacks import stack
 from envkit_bridges.gym.leaves import holds_numbers, numpy_dtype
 from envkit_bridges.gym.spaces import Codec
 
