@@ -45,8 +45,7 @@ _HOMES = {
     "envkit_bridges.policy.compiled": ("compile_policy",),
     "envkit_bridges.jax.policy.jax_policy": ("JaxPolicy",),
     "envkit_bridges.exports.plots": ("plot_returns", "plot_rollout"),
-    "envkit_bridges.exports.video": ("Video", "VideoFolder"),
-    "envkit_bridges.exports.watching": ("record", "video"),
+    "envkit_bridges.exports.video": ("Video", "VideoFolder", "record", "video"),
     "envkit.collectors.collector": ("BaseCollector", "Collector"),
     "envkit.collectors.multi_async": (
         "AsyncCollector",

@@ -193,8 +193,8 @@ from envkit_bridges.exports.torchrl_specs import to_torchrl_spec as to_torchrl_s
 from envkit_bridges.exports.torchrl_wrapper import TorchRLWrapper as TorchRLWrapper
 from envkit_bridges.exports.video import Video as Video
 from envkit_bridges.exports.video import VideoFolder as VideoFolder
-from envkit_bridges.exports.watching import record as record
-from envkit_bridges.exports.watching import video as video
+from envkit_bridges.exports.video import record as record
+from envkit_bridges.exports.video import video as video
 from envkit_bridges.gym.backend import gym_backend as gym_backend
 from envkit_bridges.gym.backend import set_gym_backend as set_gym_backend
 from envkit_bridges.gym.env import GymEnv as GymEnv

@@ -16,8 +16,8 @@ __all__ = ["PRELOADED", "is_public", "late", "told_elsewhere"]
 _NOT_PUBLIC = {
     "EnvPoolAsyncEnvPool": "envkit_bridges.worlds.envpool.async_pool",
     "RayPool": "envkit_bridges.transports.ray",
-    "from_torchrl_transform": "envkit_bridges.exports.torchrl_transforms",
-    "transform_and_sampler": "envkit_bridges.exports.frames_in_buffer",
+    "from_torchrl_transform": "envkit_bridges.exports.torchrl",
+    "transform_and_sampler": "envkit_bridges.exports.torchrl_subclasses",
     "register_gym": "envkit_bridges.exports.gym_registry",
     "with_policy_transforms": "envkit.transforms.recurrent",
 }

@@ -30,7 +30,7 @@ MAY_LOOK_UP = {
     "envkit.collectors.settings",
     "envkit.transforms.core.compose",
     "envkit.transforms.frames",
-    "envkit_bridges.exports.torchrl_transforms",
+    "envkit_bridges.exports.torchrl",
     "envkit.collectors",
     "envkit.envs",
     "envkit.transforms",

@@ -1,23 +1,27 @@
 """An env of several rows as arrays: what vector envs of other libraries have in common.
 
 `BatchView` decides which entries are observations, keeps between calls what the env reads back (a stateless
-env's state above all), and turns actions into what the specs hold. When rows begin anew is up to the
-vector env that asks.
+env's state above all), and turns actions into what the specs hold. `RowOwners` addresses single rows, through
+transforms and through the members of a `MixedEnv`; `EpisodeInfos` reads what wrappers say of an episode that
+has ended. When rows begin again is up to the vector env that asks.
 
 Conventions
-    rows    the only batch axis of the env, of length ``num_envs``.
+    rows    the only batch axis of the env, of length ``num_envs``; numbers of rows are those of the whole batch.
     shown   observation entries that are neither infos nor, below "state", the state of a stateless env: one entry stands for itself, several are a
             nested dict with sorted keys.
     moment  what a reset or a step gave, read by key. Where the env has its data in memory anyway it is read there, and
             gone at the next call.
     values  NumPy arrays, or tensors with ``to_numpy=False``: copies, so that neither whoever changes them nor the
             next step changes the other.
+    shared  rows that are one object, as of Brax: it is asked once, and what it answers is the same for each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -26,7 +30,15 @@ import torch
 from tensordict import TensorDictBase
 
 from envkit import rules
-from envkit.batched.attributes import chosen_rows
+from envkit.batched.attributes import (
+    attribute_of,
+    call_attribute,
+    chosen_rows,
+    layers_of,
+    require_found,
+    require_settable,
+    set_attribute,
+)
 from envkit.batched.env import BatchedEnv
 from envkit.batched.mixed import MixedEnv
 from envkit.data.paths import Key, Path, as_key, as_path, info_names, leaf_paths, nest
@@ -40,15 +52,205 @@ from envkit.errors import (
     ArgumentTypeError,
     InputError,
     NotResetError,
+    UnsupportedError,
 )
 from envkit.specs import Composite, NonTensor, TensorSpec
-from envkit_bridges.exports.episode_infos import EpisodeInfos
-from envkit_bridges.exports.frames import draws_states, painter_of, without_transforms
-from envkit_bridges.exports.row_owners import RowOwners
-from envkit_bridges.exports.spaces import NO_SPACE, asked_space, shown_space
+from envkit.transforms.core.env import TransformedEnv
+from envkit_bridges.exports.gym_spaces import NO_SPACE, asked_space, shown_space
+from envkit_bridges.exports.painters import draws_states, painter_of, without_transforms
 from envkit_bridges.gym.wrapper import GymWrapper
 
 __all__ = ["BatchView"]
+
+
+class EpisodeInfos:
+    """The infos "episode" of the rows of an env.
+
+    Args:
+        env: with one batch axis.
+
+    A row that has told none at the end of its first episode is not asked again.
+    """
+
+    def __init__(self, env: EnvBase):
+        self._env = env
+        self._silent: set[int] = set()
+
+    def of(self, ended: Iterable[int]) -> dict[int, dict[str, Any]]:
+        """Give the info "episode" of each of the rows whose episode has just ended, where there is one."""
+        asked = [row for row in ended if row not in self._silent]
+        if not asked:
+            return {}
+        found = {row: info for row, info in _told(self._env, asked) if isinstance(info, dict)}
+        self._silent |= set(asked) - set(found)
+        return found
+
+
+def _told(env: EnvBase, rows: list[int]) -> Iterator[tuple[int, Any]]:
+    while isinstance(env, TransformedEnv):
+        env = env.base_env
+    if isinstance(env, MixedEnv):
+        for member in env.members:
+            first = member.rows.start
+            own = [row - first for row in rows if first <= row < member.rows.stop]
+            if own:
+                yield from ((row + first, info) for row, info in _told(member.env, own))
+    elif isinstance(env, BatchedEnv):
+        yield from zip(rows, env._ask_rows(_of_one, rows), strict=True)
+    else:
+        all_rows = getattr(env, "_last_episode", None) or {}
+        shown = {name: value for name, value in all_rows.items() if not name.startswith("_")}
+        if shown:
+            yield from (
+                (
+                    row,
+                    {
+                        name: value[row] if np.ndim(value) else value
+                        for name, value in shown.items()
+                    },
+                )
+                for row in rows
+            )
+
+
+def _of_one(env: Any) -> Any:
+    while isinstance(env, TransformedEnv):
+        env = env.base_env
+    return getattr(env, "_last_episode", None)
+
+
+@dataclass(frozen=True)
+class _Owner:
+    """An env and the rows it has; ``pool`` is the batched env of single ones inside, if it is one."""
+
+    env: EnvBase
+    rows: range
+    pool: BatchedEnv | None
+
+    def shared(self, fix: str) -> UnsupportedError:
+        kind, first, last = type(self.env).__name__, self.rows[0], self.rows[-1]
+        return UnsupportedError(
+            f"rows {first} to {last} of this {kind} are one object, so some of them cannot be asked apart. Use a pool of "
+            f"single envs, e.g. SerialEnv, or {fix}."
+        )
+
+
+class RowOwners:
+    """Address the rows of an env one by one.
+
+    Args:
+        env: with one batch axis.
+    """
+
+    def __init__(self, env: EnvBase):
+        self._count = env.batch_size[0]
+        self._owners = list(_owners(env, 0))
+
+    def get_attr(self, name: str, indices: Any = None) -> list[Any]:
+        """Give an attribute of each of some rows.
+
+        Raises:
+            AttributeError: one of them has none of this name.
+        """
+        found = {}
+        for owner, rows in self._chosen(indices):
+            if owner.pool is None:
+                found |= _by_row(owner, getattr(owner.env, name), rows)
+            else:
+                found |= _asked(owner, partial(attribute_of, name), rows)
+        return self._in_order(found, indices)
+
+    def set_attr(self, name: str, values: Sequence[Any], indices: Any = None) -> None:
+        """Set an attribute of each of some rows, to one value each.
+
+        Raises:
+            AttributeError: rows are one object, which has none of this name.
+            UnsupportedError: (a NotImplementedError) rows are one object, and not all of them get the same value.
+        """
+        given = dict(zip(chosen_rows(indices, self._count), values, strict=True))
+        chosen = list(self._chosen(indices))
+        for owner, rows in chosen:
+            first = given[rows[0]]
+            if owner.pool is None and (
+                set(rows) != set(owner.rows) or any(given[row] is not first for row in rows)
+            ):
+                raise owner.shared(f"set {name!r} to one value for all of them")
+            if owner.pool is None:
+                require_settable(name, owner.env)
+        for owner, rows in chosen:
+            if owner.pool is None:
+                set_attribute(name, given[rows[0]], owner.env)
+            else:
+                for row in rows:
+                    _asked(owner, partial(set_attribute, name, given[row]), [row])
+
+    def call(self, name: str, *args: Any, indices: Any = None, **kwargs: Any) -> list[Any]:
+        """Call a method of each of some rows; what cannot be called is given as it is.
+
+        Raises:
+            AttributeError: one of them has none of this name.
+            UnsupportedError: (a NotImplementedError) rows are one object, and some of them are named.
+        """
+        chosen = list(self._chosen(indices))
+        for owner, rows in chosen:
+            if owner.pool is None and set(rows) != set(owner.rows):
+                raise owner.shared(f"call {name!r} for all of them")
+        found = {}
+        for owner, rows in chosen:
+            if owner.pool is None:
+                method = getattr(owner.env, name)
+                answer = method(*args, **kwargs) if callable(method) else method
+                found |= _by_row(owner, answer, rows)
+            else:
+                found |= _asked(owner, partial(call_attribute, name, args, kwargs), rows)
+        return self._in_order(found, indices)
+
+    def is_wrapped(self, kind: type, indices: Any = None) -> list[bool]:
+        """Say for each of some rows whether a wrapper of a class is around its simulator."""
+        found = {}
+        for owner, rows in self._chosen(indices):
+            if owner.pool is None:
+                found |= dict.fromkeys(rows, False)
+            else:
+                found |= _asked(owner, partial(_has_layer, kind), rows)
+        return self._in_order(found, indices)
+
+    def _chosen(self, indices: Any) -> Iterator[tuple[_Owner, list[int]]]:
+        """Give the owners of some rows, each with its rows among them."""
+        rows = list(dict.fromkeys(chosen_rows(indices, self._count)))
+        for owner in self._owners:
+            if own := [row for row in rows if row in owner.rows]:
+                yield owner, own
+
+    def _in_order(self, found: dict[int, Any], indices: Any) -> list[Any]:
+        return [found[row] for row in chosen_rows(indices, self._count)]
+
+
+def _owners(env: EnvBase, first: int) -> Iterator[_Owner]:
+    inner = without_transforms(env)
+    if isinstance(inner, MixedEnv):
+        for member in inner.members:
+            yield from _owners(member.env, first + member.rows.start)
+    else:
+        pool = inner if isinstance(inner, BatchedEnv) else None
+        yield _Owner(env, range(first, first + env.batch_size[0]), pool)
+
+
+def _asked(owner: _Owner, ask: Callable[[Any], Any], rows: list[int]) -> dict[int, Any]:
+    assert owner.pool is not None
+    found = owner.pool._ask_rows(ask, [row - owner.rows[0] for row in rows])
+    require_found(found, type(owner.pool).__name__)
+    return dict(zip(rows, found, strict=True))
+
+
+def _by_row(owner: _Owner, value: Any, rows: list[int]) -> dict[int, Any]:
+    """Give each row its own of a list with one value a row; anything else is the same for each."""
+    is_list = isinstance(value, list | tuple) and len(value) == len(owner.rows)
+    return {row: value[row - owner.rows[0]] if is_list else value for row in rows}
+
+
+def _has_layer(kind: type, env: EnvBase) -> bool:
+    return any(isinstance(layer, kind) for layer in layers_of(env))
 
 
 class BatchView:

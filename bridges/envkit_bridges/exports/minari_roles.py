@@ -20,9 +20,9 @@ from envkit.env.base import EnvBase
 from envkit.errors import ArgumentError, MissingKeyError
 from envkit.specs import Categorical, MultiCategorical, MultiOneHot, OneHot, TensorSpec
 from envkit_bridges.exports.columns import TEXT, Column, Layout
-from envkit_bridges.exports.hdf5_file import quoted
+from envkit_bridges.exports.gym_spaces import asked_space, shown_space
+from envkit_bridges.exports.hdf5 import quoted
 from envkit_bridges.exports.recovered import spaces_inside
-from envkit_bridges.exports.spaces import asked_space, shown_space
 from envkit_bridges.gym.spaces import codec_of
 
 __all__ = ["Choice", "Roles", "kept_layout", "roles_of", "spaces_of"]

@@ -1,25 +1,29 @@
-"""Envs of envkit for TorchRL, and transforms in the replay buffers of TorchRL.
+"""Envs of envkit for TorchRL, transforms in its replay buffers, and its primers as transforms of envkit.
 
 `to_torchrl` gives an env TorchRL's class, `for_replay_buffer` a transform, for what asks for that class. A buffer of
-TorchRL also takes a transform of ours as it is. Both import TorchRL only then.
+TorchRL also takes a transform of ours as it is. Both import TorchRL only then. Of TorchRL's transforms, only the
+primers that its recurrent modules make of themselves are rebuilt as ours; the others are refused with the name of ours.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from envkit.env.base import EnvBase
 from envkit.errors import ArgumentTypeError
+from envkit.lazy_imports import is_public
 from envkit.specs.stacks import refuse_ragged
 from envkit.transforms.core.base import Transform
 from envkit.transforms.core.compose import as_transform
+from envkit.transforms.primer import TensorDictPrimer
+from envkit_bridges.exports.torchrl_specs import from_torchrl_spec
 from envkit_bridges.libraries import require
 
 if TYPE_CHECKING:
     from torchrl.envs import EnvBase as TorchRLEnv
     from torchrl.envs.transforms import Transform as TorchRLTransform
 
-__all__ = ["for_replay_buffer", "to_torchrl"]
+__all__ = ["for_replay_buffer", "from_torchrl_transform", "to_torchrl"]
 
 
 def to_torchrl(env: EnvBase) -> TorchRLEnv:
@@ -45,7 +49,7 @@ def to_torchrl(env: EnvBase) -> TorchRLEnv:
     for kind in ("state", "action", "observation"):
         refuse_ragged(getattr(env, f"full_{kind}_spec"), kind, "to_torchrl")
     require("torchrl.envs")
-    from envkit_bridges.exports.torchrl_view import view_of
+    from envkit_bridges.exports.torchrl_subclasses import view_of
 
     return view_of(env)
 
@@ -66,6 +70,36 @@ def for_replay_buffer(transform: Transform) -> TorchRLTransform:
         MissingLibraryError: (an ImportError) TorchRL is not installed.
     """
     require("torchrl.envs")
-    from envkit_bridges.exports.replay_transform import BothWays
+    from envkit_bridges.exports.torchrl_subclasses import BothWays
 
     return BothWays(as_transform(transform))
+
+
+def from_torchrl_transform(theirs: Any) -> Transform:
+    """Give a primer of TorchRL's as one of envkit's.
+
+    Raises:
+        ArgumentTypeError: (a TypeError) it is another transform.
+    """
+    kinds = [kind for kind in type(theirs).__mro__ if kind.__module__.startswith("torchrl.envs.")]
+    if kinds[0] is type(theirs) and kinds[0].__name__ == "TensorDictPrimer":
+        return _primer(theirs)
+    ours = next(kind for kind in kinds if is_public(kind.__name__))
+    fix = f"Write it as a subclass of envkit.{ours.__name__}, with the same hooks."
+    if ours is type(theirs):
+        fix = f"Take envkit.{ours.__name__}, which takes the same arguments."
+    raise ArgumentTypeError(
+        f"{type(theirs).__name__} is a transform of TorchRL's, and envkit's envs take envkit's. {fix}"
+    )
+
+
+def _primer(theirs: Any) -> TensorDictPrimer:
+    return TensorDictPrimer(
+        from_torchrl_spec(theirs.primers),
+        random=theirs.random,
+        default_value=None if theirs.random else theirs.default_value,
+        reset_key=theirs._reset_key,
+        expand_specs=theirs.expand_specs,
+        single_default_value=theirs.single_default_value,
+        call_before_env_reset=theirs.call_before_env_reset,
+    )

@@ -323,7 +323,7 @@ def test_what_is_no_env_of_ours_is_refused(theirs, make, told):
 
 
 def test_a_missing_torchrl_is_told_with_the_extra_that_brings_it(monkeypatch):
-    for name in ("torchrl", "torchrl.envs", "envkit_bridges.exports.torchrl_view"):
+    for name in ("torchrl", "torchrl.envs", "envkit_bridges.exports.torchrl_subclasses"):
         monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.delitem(sys.modules, "torchrl")
 

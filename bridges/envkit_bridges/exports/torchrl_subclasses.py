@@ -1,7 +1,8 @@
-"""An env of envkit as one of TorchRL's.
+"""Classes of envkit that subclass TorchRL's: an env, a transform and a sampler.
 
-It stands in a module of its own because importing TorchRL changes the process; `to_torchrl` imports this
-when it is called. What a step or a reset is stays with the env: this hands data through, in TorchRL's calls.
+Importing this module imports TorchRL, which changes the process (e.g. how it starts others), so `to_torchrl`,
+`for_replay_buffer` and `CatFrames.make_rb_transform_and_sampler` import it when they are called. The work is
+done by the envkit object inside; these hand data through, in TorchRL's calls.
 
 Conventions
     env   the env of envkit. It checks its own input, so its errors are what the caller sees.
@@ -10,17 +11,26 @@ Conventions
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
+import torch
 from tensordict import TensorDictBase
-from torchrl.data import Composite
+from torchrl.data import Composite, SliceSampler
 from torchrl.envs import EnvBase as TorchRLBase
+from torchrl.envs import transforms as torchrl
 
 from envkit import rules
+from envkit.data.paths import Key, as_key, as_path
 from envkit.env.base import EnvBase
+from envkit.errors import OptionError
+from envkit.transforms.core.base import Transform
+from envkit.transforms.core.compose import Compose
+from envkit.transforms.frames import CatFrames
+from envkit.transforms.keys import ExcludeTransform
 from envkit_bridges.exports.torchrl_specs import to_torchrl_spec
 
-__all__ = ["RulingView", "TorchRLView", "view_of"]
+__all__ = ["BothWays", "transform_and_sampler", "view_of"]
 
 
 class TorchRLView(TorchRLBase):
@@ -145,3 +155,66 @@ def _together(env: EnvBase, *names: str) -> Composite:
     """Convert specs of an env; those of unlike rows are stacks, below a node that is none."""
     specs = {name: to_torchrl_spec(getattr(env, name)) for name in names}
     return Composite(specs, shape=env.batch_size, device=env.device)
+
+
+class BothWays(torchrl.Transform):
+    """A transform of TorchRL whose passes are those of one of ours."""
+
+    def __init__(self, transform: Transform):
+        super().__init__()
+        self.transform = transform
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        return self.transform(tensordict)
+
+    def _call(self, next_tensordict: TensorDictBase) -> TensorDictBase:
+        return self.transform(next_tensordict)
+
+    def _inv_call(self, tensordict: TensorDictBase) -> TensorDictBase:
+        return self.transform.inv(tensordict)
+
+
+class WindowSampler(SliceSampler):
+    """Draw a slice for each row of the batch that is asked for."""
+
+    def sample(self, storage: Any, batch_size: int) -> tuple[torch.Tensor, dict]:
+        return super().sample(storage, batch_size * cast(int, self.slice_len))
+
+
+def transform_and_sampler(frames: CatFrames, **options: Any) -> tuple[Compose, WindowSampler]:
+    """See `CatFrames.make_rb_transform_and_sampler`; ``options`` are those of `SliceSampler`."""
+    span = options.get("span", False)
+    if not options.get("strict_length", True) or (
+        any(span) if isinstance(span, list | tuple) else span
+    ):
+        raise OptionError(
+            f"strict_length=False and span= draw fewer than {frames.N} steps of an episode, but each window has {frames.N}: "
+            "frames of other episodes would fill it. Leave them out."
+        )
+    written = _and_next(frames.out_keys)
+    joined = CatFrames(
+        N=frames.N,
+        dim=frames.dim,
+        in_keys=_and_next(frames.in_keys),
+        out_keys=written,
+        padding=frames.padding,
+        padding_value=frames.padding_value,
+        done_key=frames.done_key,
+        future=frames.future,
+        mask_key=frames.mask_key,
+    )
+    in_rows = partial(_in_rows, length=frames.N)
+    stored = ExcludeTransform(*written, inverse=True)
+    return Compose(in_rows, joined, _last, stored), WindowSampler(slice_len=frames.N, **options)
+
+
+def _and_next(keys: list[Key]) -> list[Key]:
+    return [*keys, *(as_key(("next", *as_path(key))) for key in keys)]
+
+
+def _in_rows(td: TensorDictBase, length: int) -> TensorDictBase:
+    return td.reshape(-1, length)
+
+
+def _last(td: TensorDictBase) -> TensorDictBase:
+    return td[:, -1]
