@@ -24,8 +24,8 @@ __all__ = ["carried"]
 
 _CARRIERS = {
     "torch": "envkit.batched.carried:default_dtype",
-    "gymnasium": "envkit_bridges.gym.carrying:gymnasium_registrations",
-    "gym": "envkit_bridges.gym.carrying:gym_registrations",
+    "gymnasium": "envkit_bridges.gym.backend:gymnasium_registrations",
+    "gym": "envkit_bridges.gym.backend:gym_registrations",
 }
 
 

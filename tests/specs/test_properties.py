@@ -19,7 +19,7 @@ from envkit.specs import (
     OneHot,
     Unbounded,
 )
-from envkit_bridges.gym.spaces import codec_of, space_of
+from envkit_bridges.gym.codecs import codec_of, space_of
 from tests.specs.strategies import BOXES, CHOICES, leaves
 
 few = settings(max_examples=40, deadline=None)

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from envkit.specs import Binary, Categorical, Composite, MultiOneHot, OneHot, TensorSpec
-from envkit_bridges.gym.spaces import space_of
+from envkit_bridges.gym.codecs import space_of
 
 __all__ = ["NO_SPACE", "asked_space", "shown_space"]
 

@@ -23,7 +23,7 @@ from envkit_bridges.exports.columns import TEXT, Column, Layout
 from envkit_bridges.exports.gym_spaces import asked_space, shown_space
 from envkit_bridges.exports.hdf5 import quoted
 from envkit_bridges.exports.recovered import spaces_inside
-from envkit_bridges.gym.spaces import codec_of
+from envkit_bridges.gym.codecs import codec_of
 
 __all__ = ["Choice", "Roles", "kept_layout", "roles_of", "spaces_of"]
 

@@ -36,9 +36,8 @@ from envkit.errors import (
 from envkit.specs.annotations import Destination, Device, Numbers, Value
 from envkit.specs.devices import destination, require_memory
 from envkit.specs.inputs import ActionInput
-from envkit_bridges.gym.copies import deep_copy, pack, unpack
-from envkit_bridges.gym.info_reading import Outcome, Reader
-from envkit_bridges.gym.resuming import ResumableEnv
+from envkit_bridges.gym.info import Outcome, Reader
+from envkit_bridges.gym.resuming import ResumableEnv, deep_copy, pack, unpack
 from envkit_bridges.gym.rows import require_flags
 
 __all__ = ["GymLikeEnv", "Reader"]

@@ -28,7 +28,7 @@ from envkit.env.policy import Policy
 from envkit.env.runs import Run
 from envkit.specs import Composite, TensorSpec, draws_in_order
 from envkit.specs.inputs import ActionInput
-from envkit_bridges.gym.leaves import numpy_dtype
+from envkit_bridges.gym.codecs import numpy_dtype
 from envkit_bridges.gym.rows import DONE, GymCore, flags_of, reward_array, taken_as_they_are
 
 __all__ = ["Leaves", "Recorder", "Written", "is_plain"]

@@ -4,7 +4,7 @@
 rows of a pool's memory.
 
 Conventions
-    row    what one env owns of a leaf, see `envkit_bridges.gym.spaces`.
+    row    what one env owns of a leaf, see `envkit_bridges.gym.codecs`.
     rows   global row numbers; slots and regions as in `envkit.batched.exchange.buffers`.
     done   ``terminated | truncated``; the three flags are bool of shape (1,), as is the reward, in the dtype of its spec.
 """
@@ -18,10 +18,9 @@ import numpy as np
 
 from envkit.data.paths import Path
 from envkit.errors import EncodingError
+from envkit_bridges.gym.codecs import Codec, CopyIn, holds_numbers
 from envkit_bridges.gym.frames import draw
 from envkit_bridges.gym.info import default_info_dict_reader
-from envkit_bridges.gym.leaves import CopyIn, holds_numbers
-from envkit_bridges.gym.spaces import Codec
 
 __all__ = [
     "DONE",

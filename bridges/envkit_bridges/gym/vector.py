@@ -30,10 +30,9 @@ from envkit.data.plain import from_plain, plain
 from envkit.env.seeding import seed_chain
 from envkit.errors import ArgumentError, ResetMaskError, ResumeError, StepMaskError
 from envkit_bridges.gym.backend import library_of
-from envkit_bridges.gym.episode_log import EpisodeLog
+from envkit_bridges.gym.codecs import Codec
 from envkit_bridges.gym.frames import draw
-from envkit_bridges.gym.simulator_state import recorded, restored, saved
-from envkit_bridges.gym.spaces import Codec
+from envkit_bridges.gym.simulator_state import EpisodeLog, recorded, restored, saved
 
 __all__ = ["VectorCore", "frame_skipping", "is_vector"]
 

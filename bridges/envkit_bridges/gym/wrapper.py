@@ -38,13 +38,12 @@ from envkit.errors import (
 from envkit.specs import Categorical, Composite, Unbounded
 from envkit.specs.annotations import BatchSize, Device, Value
 from envkit_bridges.gym.backend import library_of
+from envkit_bridges.gym.codecs import Codec, codec_at, codec_of
 from envkit_bridges.gym.frames import draw, require_frames, shape_of_frame
-from envkit_bridges.gym.info import default_info_dict_reader
-from envkit_bridges.gym.info_reading import Outcome
+from envkit_bridges.gym.info import Outcome, default_info_dict_reader
 from envkit_bridges.gym.like import GymLikeEnv
 from envkit_bridges.gym.recording import Recorder
 from envkit_bridges.gym.rows import GymCore, reward_array
-from envkit_bridges.gym.spaces import Codec, codec_at, codec_of
 from envkit_bridges.gym.vector import VectorCore, is_vector
 
 __all__ = ["GymWrapper"]

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from envkit import GymEnv, GymWrapper, SerialEnv, StepCounter, TransformedEnv
 from envkit.errors import ResumeError
-from envkit_bridges.gym.episode_log import EpisodeLog, digest_of
+from envkit_bridges.gym.simulator_state import EpisodeLog, digest_of
 from tests.zoo.resumed import as_read_again, played, same, twice
 
 TOYS = ["FrozenLake-v1", "Taxi-v4", "CliffWalking-v1", "Blackjack-v1"]

@@ -22,7 +22,7 @@ from envkit.specs import (
     OneHot,
     Unbounded,
 )
-from envkit_bridges.gym.spaces import Codec, codec_of, space_of
+from envkit_bridges.gym.codecs import Codec, codec_of, space_of
 from tests.zoo.gym_envs import same
 
 INF = np.inf

@@ -31,10 +31,10 @@ from envkit.env.seeding import seed_chain
 from envkit.errors import BatchSizeError, OptionError, ResumeError
 from envkit.specs import Categorical, Composite, Unbounded, draws_in_order
 from envkit.specs.annotations import Device, Value
-from envkit_bridges.gym.info_reading import Outcome
+from envkit_bridges.gym.codecs import Codec, codec_of
+from envkit_bridges.gym.info import Outcome
 from envkit_bridges.gym.like import GymLikeEnv
 from envkit_bridges.gym.rows import DONE
-from envkit_bridges.gym.spaces import Codec, codec_of
 from envkit_bridges.worlds.envpool.library import import_envpool, make_pool, require_pool, spaces_of
 from envkit_bridges.worlds.envpool.recording import Recorder, begun
 from envkit_bridges.worlds.envpool.rows import RowPool, Rows, Stepped

@@ -20,9 +20,9 @@ from tensordict import TensorDict, TensorDictBase
 
 from envkit.data.paths import as_key, tensordict_of
 from envkit.data.transition import leaves
+from envkit_bridges.gym.codecs import Codec
 from envkit_bridges.gym.recording import Leaves, Written, is_plain
 from envkit_bridges.gym.rows import DONE
-from envkit_bridges.gym.spaces import Codec
 from envkit_bridges.worlds.envpool.rows import RowPool
 
 __all__ = ["Recorder"]

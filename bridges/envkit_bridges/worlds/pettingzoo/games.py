@@ -1,7 +1,7 @@
 """Env objects of PettingZoo in one form: a reset and a step over dicts by agent, dead agents included.
 
 `ParallelGame` and `TurnGame` decide what the two APIs of the library mean here; a log can stand in their place
-(`envkit_bridges.gym.episode_log`). They know no TensorDict.
+(`envkit_bridges.gym.simulator_state`). They know no TensorDict.
 
 Conventions
     alive   of an agent: the library gives observations of it.

@@ -24,8 +24,7 @@ from envkit.data.paths import Path, as_path, nest
 from envkit.errors import ArgumentError, EncodingError, SpecError
 from envkit.specs import Categorical, Composite, StackedComposite, TensorSpec, Unbounded
 from envkit.specs.stacks import stack
-from envkit_bridges.gym.leaves import holds_numbers, numpy_dtype
-from envkit_bridges.gym.spaces import Codec
+from envkit_bridges.gym.codecs import Codec, holds_numbers, numpy_dtype
 
 __all__ = ["FLAGS", "Agent", "Group", "Moment", "Seat", "flag_spec"]
 

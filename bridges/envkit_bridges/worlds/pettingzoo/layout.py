@@ -15,7 +15,7 @@ import torch
 from envkit.env.groups import MarlGroupMapType, check_marl_grouping
 from envkit.errors import ArgumentTypeError, UnsupportedError
 from envkit.specs import TensorSpec, Unbounded
-from envkit_bridges.gym.spaces import Codec, codec_at
+from envkit_bridges.gym.codecs import Codec, codec_at
 from envkit_bridges.worlds.pettingzoo.games import Game
 
 __all__ = ["GroupMap", "complete_group_map", "numbers_in", "state_codec", "state_spec"]

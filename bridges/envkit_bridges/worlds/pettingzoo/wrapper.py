@@ -32,8 +32,8 @@ from envkit.errors import (
 from envkit.specs import Composite, TensorSpec
 from envkit.specs.annotations import Device
 from envkit.specs.inputs import ActionInput
+from envkit_bridges.gym.codecs import codec_at
 from envkit_bridges.gym.like import GymLikeEnv
-from envkit_bridges.gym.spaces import codec_at
 from envkit_bridges.libraries import require
 from envkit_bridges.worlds.pettingzoo.games import Game, game_of
 from envkit_bridges.worlds.pettingzoo.groups import FLAGS, Agent, Group, Moment, flag_spec
