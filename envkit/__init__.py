@@ -25,7 +25,7 @@ _HOMES = {
     "envkit_bridges.worlds.envpool.env": ("MultiThreadedEnv", "MultiThreadedEnvWrapper"),
     "envkit_bridges.worlds.pettingzoo.env": ("PettingZooEnv",),
     "envkit_bridges.worlds.pettingzoo.wrapper": ("PettingZooWrapper",),
-    "envkit_bridges.jax.compile_cache": ("cache_dir",),
+    "envkit_bridges.jax.compilation": ("cache_dir",),
     "envkit_bridges.jax.memory": ("configure_gpu",),
     "envkit_bridges.gym.backend": ("gym_backend", "set_gym_backend"),
     "envkit_bridges.gym.info": ("default_info_dict_reader",),

@@ -201,7 +201,7 @@ from envkit_bridges.gym.env import GymEnv as GymEnv
 from envkit_bridges.gym.info import default_info_dict_reader as default_info_dict_reader
 from envkit_bridges.gym.like import GymLikeEnv as GymLikeEnv
 from envkit_bridges.gym.wrapper import GymWrapper as GymWrapper
-from envkit_bridges.jax.compile_cache import cache_dir as cache_dir
+from envkit_bridges.jax.compilation import cache_dir as cache_dir
 from envkit_bridges.jax.env import JaxEnv as JaxEnv
 from envkit_bridges.jax.memory import configure_gpu as configure_gpu
 from envkit_bridges.jax.policy.jax_policy import JaxPolicy as JaxPolicy

@@ -20,7 +20,8 @@ Ownership
                   that come now from one, now from the other, go through `adopted`.
 
 Conventions
-    dtypes  cross as they are, 64-bit ones apart, see `envkit_bridges.dtypes`.
+    dtypes  cross as they are. Where JAX has no 64 bits (unless told otherwise), 32 stand in for them, and every
+            value is checked: one that does not fit is an error.
     keys    typed PRNG keys cross as raw uint32 words.
 
 Measured (us, CPU, [64, 8] float32; jax 0.10.2, torch 2.13). JAX -> torch: torch.from_dlpack 5.0, of a capsule 3.1, of
@@ -44,15 +45,8 @@ from jax.core import Tracer
 from jax.sharding import SingleDeviceSharding
 from torch.utils.dlpack import from_dlpack as _from_capsule
 
+from envkit.arrays.dtypes import NARROWER
 from envkit.errors import DeviceNameError, HandoffError
-from envkit_bridges.dtypes import converted, crossing_dtype
-
-try:  # The C function that `__dlpack__` ends in is no promise of JAX: what it lacks or refuses goes that way.
-    from jaxlib import _jax as _inside  # type: ignore[attr-defined]
-except ImportError:
-    _inside = None
-_PlainArray: Any = getattr(_inside, "ArrayImpl", None)
-_capsule_of: Any = getattr(_inside, "buffer_to_dlpack_managed_tensor", None)
 
 __all__ = [
     "adopted",
@@ -62,7 +56,78 @@ __all__ = [
     "to_jit",
     "to_torch",
     "torch_device_of",
+    "torch_dtype_of",
 ]
+
+_NARROW = {getattr(torch, wide): getattr(torch, narrow) for wide, narrow in NARROWER.items()}
+
+
+def torch_dtype_of(dtype: Any) -> torch.dtype:
+    """Name the torch dtype of a JAX or NumPy dtype.
+
+    Raises:
+        HandoffError: torch has no such dtype.
+    """
+    name = jnp.dtype(dtype).name
+    found = getattr(torch, name, None)
+    if not isinstance(found, torch.dtype):
+        raise HandoffError(f"torch has no dtype {name!r}. Use one that both libraries have.")
+    return found
+
+
+def crossing_dtype(dtype: torch.dtype, requested: Any | None = None) -> torch.dtype:
+    """Name the dtype in which a tensor crosses to JAX: its own or the JAX dtype asked for, if JAX has that."""
+    if requested is not None:
+        dtype = torch_dtype_of(requested)
+    if dtype in _NARROW and not jax.config.jax_enable_x64:  # type: ignore[attr-defined]
+        return _NARROW[dtype]
+    return dtype
+
+
+def converted(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Convert by value.
+
+    Raises:
+        HandoffError: the new dtype cannot hold a value.
+    """
+    if torch.bool in (tensor.dtype, dtype):
+        return tensor.to(dtype)
+    part = tensor.real if tensor.is_complex() and not dtype.is_complex else tensor
+    result = part.to(dtype)
+    if dtype.is_floating_point or dtype.is_complex:
+        lost = result.isinf() & ~part.isinf()
+    else:
+        lost = _outside(part, dtype)
+    if part is not tensor:
+        lost = lost | (tensor.imag != 0)
+    if bool(lost.any()):
+        raise HandoffError(
+            f"a tensor of {tensor.dtype} holds values that {dtype} cannot: {tensor[lost][:3].tolist()}. "
+            "Scale or clamp it before the handoff, or enable 64-bit types in JAX (jax_enable_x64)."
+        )
+    return result
+
+
+def _outside(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Mark what an integer dtype cannot hold: out of range, a fraction, not a number."""
+    info = torch.iinfo(dtype)
+    if tensor.is_floating_point():
+        tensor = tensor.double()
+        return (tensor < info.min) | (tensor > info.max) | (tensor != tensor.round())
+    if tensor.dtype == torch.uint64:  # torch compares no uint64: what exceeds int64 reads negative
+        signed = tensor.view(torch.int64)
+        return (signed < 0) | (signed > info.max)
+    wide = tensor.to(torch.int64)
+    return wide < info.min if dtype == torch.uint64 else (wide < info.min) | (wide > info.max)
+
+
+try:  # The C function that `__dlpack__` ends in is no promise of JAX: what it lacks or refuses goes that way.
+    from jaxlib import _jax as _inside  # type: ignore[attr-defined]
+except ImportError:
+    _inside = None
+_PlainArray: Any = getattr(_inside, "ArrayImpl", None)
+_capsule_of: Any = getattr(_inside, "buffer_to_dlpack_managed_tensor", None)
+
 
 PyTree = Any
 JaxDevice = Any  # jax.Device, which is a variable to type checkers

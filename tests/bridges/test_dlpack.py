@@ -23,8 +23,8 @@ from envkit_bridges.dlpack import (
     to_jit,
     to_torch,
     torch_device_of,
+    torch_dtype_of,
 )
-from envkit_bridges.dtypes import torch_dtype_of
 
 INTEGERS = ["int8", "int16", "int32", "uint8", "uint16", "uint32"]
 FLOATS = ["float16", "bfloat16", "float32"]

@@ -39,21 +39,26 @@ from envkit.specs.devices import as_device, destination
 from envkit.transforms.core.base import Transform
 from envkit.transforms.core.memory import memory_of
 from envkit.transforms.core.wrapper import Wrapper
-from envkit_bridges.dlpack import jax_device_of, to_jit, to_torch, torch_device_of
-from envkit_bridges.dtypes import torch_dtype_of
-from envkit_bridges.jax.compile_note import simulator_name
-from envkit_bridges.jax.draws import unkeyed_draws
+from envkit_bridges.dlpack import jax_device_of, to_jit, to_torch, torch_device_of, torch_dtype_of
+from envkit_bridges.jax.codecs import action_composite, array_leaf, done_composite
+from envkit_bridges.jax.compilation import simulator_name
 from envkit_bridges.jax.fusing import Fusion, arguments_of, plan_fusion, share, wide_integers
+from envkit_bridges.jax.keys import unkeyed_draws
 from envkit_bridges.jax.memory import warn_if_full
-from envkit_bridges.jax.options import JaxOptions, ResetRows, of_every_env, require_sense
+from envkit_bridges.jax.options import (
+    JaxOptions,
+    ResetRows,
+    chunks_on,
+    of_every_env,
+    require_sense,
+    rows_of,
+)
 from envkit_bridges.jax.programs import Constants, Programs
 from envkit_bridges.jax.rendering import picture, pictures
-from envkit_bridges.jax.rows import chunks_on, rows_of
 from envkit_bridges.jax.sharding import AXIS, Shards
-from envkit_bridges.jax.specs import action_composite, array_leaf, done_composite
 from envkit_bridges.jax.stepping import ProgramEnv
+from envkit_bridges.jax.tensor_cache import Unchanged
 from envkit_bridges.jax.transformed_rows import observation_leaves
-from envkit_bridges.jax.unchanged import Unchanged
 
 __all__ = ["FusedEnv", "JaxEnv"]
 

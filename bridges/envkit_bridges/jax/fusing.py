@@ -21,7 +21,7 @@ from envkit.transforms.core.fusable import FusableTransform
 from envkit.transforms.core.spec_hooks import books_of, infos_behind
 from envkit_bridges.dlpack import number_to_jit, to_jit
 from envkit_bridges.jax.handoff import RowEnv
-from envkit_bridges.jax.unchanged import Unchanged
+from envkit_bridges.jax.tensor_cache import Unchanged
 
 __all__ = ["Fusion", "arguments_of", "plan_fusion", "share", "wide_integers"]
 

@@ -30,14 +30,12 @@ from envkit.errors import InputError, MissingKeyError
 from envkit.rules import DONE_LEAVES
 from envkit.specs.devices import reading_waits
 from envkit.specs.inputs import ActionInput, action_inputs
-from envkit_bridges.dlpack import adopted, to_jit
-from envkit_bridges.dtypes import torch_dtype_of
-from envkit_bridges.jax.choices import integers_of, is_choice
+from envkit_bridges.dlpack import adopted, to_jit, torch_dtype_of
+from envkit_bridges.jax.codecs import action_composite, integers_of, is_choice
 from envkit_bridges.jax.gradients import Differentiable, Running, start
+from envkit_bridges.jax.options import padded_size
 from envkit_bridges.jax.programs import KEY, PACKED, Constants, Programs
-from envkit_bridges.jax.rows import padded_size
-from envkit_bridges.jax.specs import action_composite
-from envkit_bridges.jax.unchanged import Unchanged
+from envkit_bridges.jax.tensor_cache import Unchanged
 
 __all__ = ["RowEnv"]
 

@@ -1,10 +1,12 @@
-"""PRNG keys of JAX made on the host: that of a seed, and the next of a sequence.
+"""PRNG keys of JAX: those made on the host, and whether an env draws from the key it is given.
 
-The same bits as ``jax.random`` gives, without a program that would have to be compiled first. That holds for JAX's own
-settings of its generator; where others are set, ``jax.random`` is asked.
+A key of a seed and the next of a sequence are the same bits as ``jax.random`` gives, without a program that would have to
+be compiled first. That holds for JAX's own settings of its generator; where others are set, ``jax.random`` is asked.
+A program that draws from a key of its own begins every episode alike: `unkeyed_draws` reads it from its jaxpr.
 
 Conventions
-    key  raw PRNG key on the host, uint32, shape (2,): two words of 32 bits.
+    key    raw PRNG key on the host, uint32, shape (2,): two words of 32 bits.
+    keyed  depends on the key that `reset` is given.
 
 Source: Salmon et al., Parallel random numbers: as easy as 1, 2, 3 (2011), Threefry-2x32 with 20 rounds; how JAX
 counts with it: https://docs.jax.dev/en/latest/jep/263-prng.html.
@@ -12,10 +14,13 @@ counts with it: https://docs.jax.dev/en/latest/jep/263-prng.html.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import jax
 import numpy as np
 
-__all__ = ["key_of", "split"]
+__all__ = ["key_of", "split", "unkeyed_draws"]
 
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _PARITY = 0x1BD11BDA
@@ -57,3 +62,35 @@ def _hashed(key: np.ndarray, count: int) -> np.ndarray:
         left = (left + schedule[(group + 1) % 3]) & _WORD
         right = (right + schedule[(group + 2) % 3] + group + 1) & _WORD
     return np.array([left, right], np.uint32)
+
+
+_DRAWS = frozenset(("random_bits", "threefry2x32", "rng_bit_generator", "random_gamma"))
+
+
+def unkeyed_draws(env: Any) -> Iterator[str]:
+    """Tell when the innermost ``reset`` draws numbers that its key does not decide.
+
+    Args:
+        env: a `StatelessEnv`, or one that holds another as ``env``.
+    """
+    while hasattr(env, "env"):
+        env = env.env
+    program = jax.make_jaxpr(env.reset)(jax.random.PRNGKey(0)).jaxpr
+    keyed = set(program.invars)
+    for equation in program.eqns:
+        if any(given in keyed for given in equation.invars if not hasattr(given, "val")):
+            keyed.update(equation.outvars)
+        elif _draws(equation):
+            yield (
+                f"reset of {type(env).__name__} draws random numbers from another key than it is given, so "
+                "all episodes begin alike: draw from that, split where several are needed"
+            )
+            return
+
+
+def _draws(equation: Any) -> bool:
+    """Say whether an equation, or a program inside it, draws random numbers."""
+    if equation.primitive.name in _DRAWS:
+        return True
+    inside = [getattr(value, "jaxpr", value) for value in equation.params.values()]
+    return any(_draws(inner) for part in inside for inner in getattr(part, "eqns", ()))

@@ -1,17 +1,41 @@
-"""The keywords of every env over JAX: type, default and meaning, for signatures, completion and type checkers."""
+"""The keywords of every env over JAX (type, default and meaning) and what they put around each of its rows.
+
+Signatures, completion and type checkers read the keywords; `rows_of` builds the wrappers that they ask for.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, TypedDict, get_args
 
+import torch
+
 from envkit.data.arguments import as_bool, as_int
 from envkit.data.keywords import Default
 from envkit.env.options import EnvOptions
 from envkit.errors import ArgumentError, ArgumentTypeError, OptionError
-from envkit.functional import RandomizeAt, Randomizer, ResetMode
+from envkit.functional import (
+    BatchedEnv,
+    FrameSkip,
+    Metrics,
+    Randomization,
+    RandomizeAt,
+    Randomizer,
+    ResetMode,
+    StatelessEnv,
+    TimeLimit,
+)
+from envkit.functional.autoreset import ALL_ON_CARD, ALL_ON_HOST, ON_CARD, ON_HOST, Chunks
 
-__all__ = ["JaxOptions", "ResetRows", "of_every_env", "require_sense"]
+__all__ = [
+    "JaxOptions",
+    "ResetRows",
+    "chunks_on",
+    "of_every_env",
+    "padded_size",
+    "require_sense",
+    "rows_of",
+]
 
 ResetRows = Literal["done", "all"]
 
@@ -118,3 +142,40 @@ def _clearing(frequency: Any) -> int:
         )
     meaning = "the number of steps after which JAX forgets what it compiled, or False for never"
     return as_int("cache_clear_frequency", frequency, least=0, meaning=meaning)
+
+
+def chunks_on(device: torch.device | None, reset_rows: ResetRows) -> Chunks:
+    """Say how rows begin anew together in programs on a device."""
+    if device is None or device.type == "cpu":
+        return ALL_ON_HOST if reset_rows == "all" else ON_HOST
+    return ALL_ON_CARD if reset_rows == "all" else ON_CARD
+
+
+def rows_of(env: StatelessEnv, given: Any, device: torch.device, *, axis: str | None) -> BatchedEnv:
+    """Put what the keywords ask for around one env: metrics, then repeated actions, then the time limit."""
+    drawn = None
+    if given.randomize is not None:
+        drawn = Randomization.of(env, given.randomize, given.randomize_at or "episode")
+    if given.metrics:
+        env = Metrics(env)
+    if given.action_repeat != 1:
+        env = FrameSkip(env, given.action_repeat)
+    return BatchedEnv(
+        TimeLimit(env, given.episode_length),
+        reset_mode=given.reset_mode,
+        pool_size=given.pool_size,
+        randomization=drawn,
+        axis=axis,
+        chunks=chunks_on(device, given.reset_rows),
+    )
+
+
+def padded_size(rows: int, own: int, multiple: int) -> int:
+    """Give the size to compile for: the env's own as it is, any other rounded up to a power of two.
+
+    Sizes from 1 to N thus take about log2(N) programs. ``multiple`` must divide all but the own size.
+    """
+    if rows == own:
+        return own
+    size = 1 << max(rows - 1, 0).bit_length()
+    return -(-size // multiple) * multiple

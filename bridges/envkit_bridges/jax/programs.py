@@ -46,7 +46,7 @@ from envkit.functional import (
     unroll_until,
 )
 from envkit.transforms.core.fusable import FusableTransform
-from envkit_bridges.jax.compile_note import jit_with_note, simulator_name
+from envkit_bridges.jax.compilation import jit_with_note, simulator_name
 from envkit_bridges.jax.gradients import Differentiable, vjp_of
 from envkit_bridges.jax.sharding import AXIS, EVERYWHERE, FLAGS, ROWS, Shards, after_time
 from envkit_bridges.jax.shared_programs import Program, Same, account_of

@@ -1,16 +1,18 @@
 """Pictures of stored states of a stateless env, drawn by the library that it comes from.
 
-This module finds the state of the simulator, and the model that the row steps with, in the data. How a
-simulator draws is its core's matter: an env that can be drawn has a method ``render(states, **options) -> frames``.
+This module finds the state of the simulator, and the model that the row steps with, in the data, and checks what is
+asked of a picture of MuJoCo before it is drawn. How a simulator draws is its core's matter: an env that can be drawn
+has a method ``render(states, **options) -> frames``.
 
 Conventions
-    states  list of states of one env, as its ``reset`` and ``step`` return them, leaves as NumPy arrays.
-    frames  uint8 (H, W, 3) arrays, one for each state.
+    states   list of states of one env, as its ``reset`` and ``step`` return them, leaves as NumPy arrays.
+    frames   uint8 (H, W, 3) arrays, one for each state.
+    options  keywords of ``render`` beside the states: ``height``, ``width``, ``camera``, and what else it takes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
@@ -21,18 +23,19 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 from envkit.data.arguments import as_int, require_tensordict
+from envkit.data.keywords import refuse_unknown
 from envkit.data.transition import leaves
 from envkit.errors import ArgumentError, MissingKeyError, UnsupportedError
 from envkit.functional import EnvWrapper, WrapperState
 from envkit.functional.structure import is_typed_key
 from envkit_bridges.dlpack import to_jax
-from envkit_bridges.jax.compile_note import simulator_name
+from envkit_bridges.jax.compilation import simulator_name
 from envkit_bridges.libraries import keywords_told, parameters_of
 
 if TYPE_CHECKING:
     from envkit_bridges.jax.handoff import RowEnv
 
-__all__ = ["picture", "pictures"]
+__all__ = ["picture", "pictures", "require_drawable"]
 
 
 def picture(env: RowEnv, td: TensorDictBase, row: int, **options: Any) -> torch.Tensor:
@@ -130,3 +133,42 @@ def _inmost(state: Any) -> Any:
     while isinstance(state, WrapperState):
         state = state.inner
     return state
+
+
+def require_drawable(
+    owner: str, render: Callable[..., Any], model: Any, options: Mapping[str, Any]
+) -> None:
+    """Check options against a renderer and a model, MuJoCo's ``MjModel``.
+
+    Raises:
+        OptionError: (a TypeError) ``render`` of ``owner`` does not know a keyword.
+        ArgumentTypeError: (a TypeError) a size is no int.
+        ArgumentError: (a ValueError) a size is below 1 or above what the model allows, or it has no such camera.
+    """
+    refuse_unknown(f"render of {owner}", options, parameters_of(render)[1:])
+    for side, most in (
+        ("height", model.vis.global_.offheight),
+        ("width", model.vis.global_.offwidth),
+    ):
+        if side in options:
+            number = as_int(side, options[side], least=1, meaning="the pixels of a frame")
+            if number > most:
+                raise ArgumentError(
+                    f"{side} is {number}, but MuJoCo draws at most {most} for this model. Ask for less."
+                )
+    _require_camera(model, options.get("camera"))
+
+
+def _require_camera(model: Any, camera: Any) -> None:
+    names = [model.camera(number).name for number in range(model.ncam)]
+    if isinstance(camera, str):
+        is_known = camera in names
+    elif isinstance(camera, int):
+        is_known = -1 <= camera < len(names)
+    else:
+        is_known = True  # None, or a camera of MuJoCo's own
+    if not is_known:
+        listed = ", ".join(f"{at} ({name!r})" for at, name in enumerate(names)) or "none of its own"
+        raise ArgumentError(
+            f"camera is {camera!r}, but this model has {listed}. Pass one of these, or -1, the free camera."
+        )

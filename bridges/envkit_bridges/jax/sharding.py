@@ -21,7 +21,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from envkit.errors import ArgumentError, ArgumentTypeError
 from envkit_bridges.dlpack import jax_device_of, torch_device_of
-from envkit_bridges.jax.compile_note import jit_with_note
+from envkit_bridges.jax.compilation import jit_with_note
 
 __all__ = ["AXIS", "EVERYWHERE", "FLAGS", "ROWS", "Shards", "after_time"]
 

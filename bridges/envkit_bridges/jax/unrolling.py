@@ -26,7 +26,7 @@ from envkit.env.recorded import unrecorded
 from envkit.env.runs import Run
 from envkit.errors import PolicyError
 from envkit_bridges.dlpack import adopted, number_to_jit, to_jit, to_torch
-from envkit_bridges.jax.choices import encoded
+from envkit_bridges.jax.codecs import encoded
 from envkit_bridges.jax.handoff import RowEnv
 from envkit_bridges.jax.policy.inputs import Actor, PolicySpecs, actor_for, free_entries
 

@@ -22,8 +22,8 @@ from envkit.errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from envkit.functional import Box, RandomizeAt, Randomizer, ResetMode, Timestep
 from envkit.specs.annotations import BatchSize, Device
 from envkit_bridges import offscreen
-from envkit_bridges.jax.mujoco_pictures import require_drawable
 from envkit_bridges.jax.options import JaxOptions, ResetRows
+from envkit_bridges.jax.rendering import require_drawable
 from envkit_bridges.jax.simulator import EnvNames, ModelledCore, SimulatorEnv, quietly, require_name
 from envkit_bridges.libraries import require
 

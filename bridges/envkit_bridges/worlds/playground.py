@@ -32,8 +32,8 @@ from envkit.errors import (
 from envkit.functional import Box, Randomizer, Timestep
 from envkit.specs.annotations import Device
 from envkit_bridges import offscreen
-from envkit_bridges.jax.mujoco_pictures import require_drawable
 from envkit_bridges.jax.options import JaxOptions
+from envkit_bridges.jax.rendering import require_drawable
 from envkit_bridges.jax.simulator import EnvNames, ModelledCore, SimulatorEnv, quietly, require_name
 from envkit_bridges.libraries import require
 

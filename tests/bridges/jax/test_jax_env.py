@@ -37,9 +37,9 @@ from envkit.functional import BatchedEnv, Box, Timestep
 from envkit.specs import Categorical, OneHot
 from envkit_bridges.jax.env import JaxEnv
 from envkit_bridges.jax.fusing import arguments_of
-from envkit_bridges.jax.rows import padded_size
+from envkit_bridges.jax.options import padded_size
+from envkit_bridges.jax.tensor_cache import Unchanged
 from envkit_bridges.jax.transformed_rows import NamedRows
-from envkit_bridges.jax.unchanged import Unchanged
 from tests.bridges.compare import (
     assert_close,
     assert_same,

@@ -32,13 +32,12 @@ from envkit.transforms.core import coupled
 from envkit_bridges import dlpack
 from envkit_bridges.dlpack import number_to_jit, to_jax, to_jit, torch_device_of
 from envkit_bridges.jax import env as env_module
-from envkit_bridges.jax import fusing, gradients, handoff, stepping, steps, unrolling
-from envkit_bridges.jax import rows as rows_module
+from envkit_bridges.jax import fusing, gradients, handoff, options, stepping, steps, unrolling
 from envkit_bridges.jax.env import JaxEnv
+from envkit_bridges.jax.options import chunks_on
 from envkit_bridges.jax.policy import jax_policy
 from envkit_bridges.jax.policy.jax_policy import JaxPolicy
 from envkit_bridges.jax.programs import RESTART, Programs
-from envkit_bridges.jax.rows import chunks_on
 from envkit_bridges.jax.shared_programs import Program
 from tests.zoo.walkers import Pendulum, Walker, unlike_any
 
@@ -413,7 +412,7 @@ def as_on_a_card(monkeypatch):
     """Let programs begin rows anew as on a card."""
     card = torch.device("cuda", 0)
     monkeypatch.setattr(env_module, "chunks_on", lambda device, which: chunks_on(card, which))
-    monkeypatch.setattr(rows_module, "chunks_on", lambda device, which: chunks_on(card, which))
+    monkeypatch.setattr(options, "chunks_on", lambda device, which: chunks_on(card, which))
 
 
 @pytest.mark.slow  # compiles each program for a card

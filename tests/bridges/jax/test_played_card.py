@@ -19,8 +19,8 @@ from envkit import (
     VecNorm,
 )
 from envkit_bridges.jax.env import JaxEnv
+from envkit_bridges.jax.options import chunks_on
 from envkit_bridges.jax.policy.jax_policy import JaxPolicy
-from envkit_bridges.jax.rows import chunks_on
 from tests.bridges.jax.played_card import played_card
 from tests.zoo.walkers import Walker
 

@@ -32,7 +32,7 @@ from envkit.errors import (
 )
 from envkit.rules import DONE_LEAVES
 from envkit.specs import TensorSpec
-from envkit_bridges.jax.choices import integers_in_jax, is_choice
+from envkit_bridges.jax.codecs import integers_in_jax, is_choice
 from envkit_bridges.jax.handoff import RowEnv
 from envkit_bridges.jax.policy.jax_policy import JaxPolicy, Places, act
 from envkit_bridges.jax.policy.translated import Translation, in_jax, narrowed

@@ -28,7 +28,7 @@ from envkit.env.policy import Policy, observation_inputs
 from envkit.errors import KeyCollisionError, PolicyError
 from envkit.rules import RESET, STEP
 from envkit_bridges.dlpack import to_jax, to_jit, to_torch
-from envkit_bridges.jax.choices import encoded
+from envkit_bridges.jax.codecs import encoded
 from envkit_bridges.jax.keys import key_of
 
 if TYPE_CHECKING:

@@ -1,14 +1,19 @@
-"""What a stateless env declares: the specs of its arrays and of its action space.
+"""What a stateless env declares, and how its actions cross: specs of its arrays and spaces, choices as integers or one-hot.
 
 Conventions
-    batch  the env's batch size, in front of every spec.
+    batch     the env's batch size, in front of every spec.
+    integers  int32: shape (*rows,) of a `Discrete`, (*rows, k) of a `MultiDiscrete` of k choices. Programs take these.
+    one-hot   the options of a choice on the last axis, those of several one after the other.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import accumulate
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import torch
 
@@ -27,7 +32,15 @@ from envkit.specs import (
 )
 from envkit_bridges.dtypes import torch_dtype_of
 
-__all__ = ["action_composite", "array_leaf", "done_composite"]
+__all__ = [
+    "action_composite",
+    "array_leaf",
+    "done_composite",
+    "encoded",
+    "integers_in_jax",
+    "integers_of",
+    "is_choice",
+]
 
 
 def array_leaf(
@@ -86,3 +99,34 @@ def _action_leaf(space: Any, batch: torch.Size, device: Any, categorical: bool) 
         f"the action space is {type(space).__name__}, but must be a Box, a Discrete, a MultiDiscrete, or a "
         "dict of them (envkit.Box, envkit.Discrete, envkit.MultiDiscrete)."
     )
+
+
+def is_choice(space: Any) -> bool:
+    """Say whether actions of a space are one choice, or several."""
+    return isinstance(space, Discrete | MultiDiscrete)
+
+
+def integers_of(value: torch.Tensor, space: Discrete | MultiDiscrete) -> torch.Tensor:
+    """Read one-hot choices as integers."""
+    if isinstance(space, Discrete):
+        return value.argmax(-1)
+    return torch.stack([part.argmax(-1) for part in value.split(space.nvec, -1)], -1)
+
+
+def integers_in_jax(value: jax.Array, space: Discrete | MultiDiscrete) -> jax.Array:
+    """Read one-hot choices as integers, in a program."""
+    if isinstance(space, Discrete):
+        return value.argmax(-1)
+    parts = jnp.split(value, list(accumulate(space.nvec))[:-1], -1)
+    return jnp.stack([part.argmax(-1) for part in parts], -1)
+
+
+def encoded(action: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
+    """Spell what a program gave as an action, choices as integers, the way its spec says."""
+    one_hot = torch.nn.functional.one_hot
+    if isinstance(spec, OneHot):
+        action = one_hot(action.long(), spec.shape[-1])
+    elif isinstance(spec, MultiOneHot):
+        choices = zip(action.long().unbind(-1), spec.nvec, strict=True)
+        action = torch.cat([one_hot(choice, n) for choice, n in choices], -1)
+    return action.to(spec.dtype)

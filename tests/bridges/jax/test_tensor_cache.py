@@ -8,7 +8,7 @@ import pickle
 import pytest
 import torch
 
-from envkit_bridges.jax.unchanged import Unchanged
+from envkit_bridges.jax.tensor_cache import Unchanged
 
 
 def kept_of(tensor):

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
-from envkit_bridges.jax import compile_note
+from envkit_bridges.jax import compilation
 from envkit_bridges.jax.env import JaxEnv
 from tests.zoo.walkers import Pendulum, unlike_any
 
@@ -43,9 +43,9 @@ def slow_to_trace(x):
 def test_a_long_compilation_is_announced_and_its_end_too(
     monkeypatch, caplog, tmp_path, keep_in, folder, verb, hint
 ):
-    monkeypatch.setattr(compile_note, "NOTE_AFTER_S", 0.05)
+    monkeypatch.setattr(compilation, "NOTE_AFTER_S", 0.05)
     keep_in(folder and tmp_path / folder)
-    run = compile_note.jit_with_note(slow_to_trace, "the step of Ant")
+    run = compilation.jit_with_note(slow_to_trace, "the step of Ant")
 
     run(jnp.zeros(2))
     run(jnp.zeros(2))
@@ -58,13 +58,13 @@ def test_a_long_compilation_is_announced_and_its_end_too(
 def test_a_program_that_is_found_on_disk_is_not_said_to_be_compiled(
     monkeypatch, caplog, tmp_path, keep_in
 ):
-    monkeypatch.setattr(compile_note, "NOTE_AFTER_S", 0.05)
+    monkeypatch.setattr(compilation, "NOTE_AFTER_S", 0.05)
     keep_in(tmp_path)
-    compile_note.jit_with_note(slow_to_trace, "the step of Ant")(jnp.zeros(3))
+    compilation.jit_with_note(slow_to_trace, "the step of Ant")(jnp.zeros(3))
     jax.clear_caches()
     caplog.clear()
 
-    compile_note.jit_with_note(slow_to_trace, "the step of Ant")(jnp.zeros(3))
+    compilation.jit_with_note(slow_to_trace, "the step of Ant")(jnp.zeros(3))
 
     first, last = caplog.messages
     assert first.startswith("preparing") and last.startswith(
@@ -73,8 +73,8 @@ def test_a_program_that_is_found_on_disk_is_not_said_to_be_compiled(
 
 
 def test_a_short_one_is_not(monkeypatch, caplog):
-    monkeypatch.setattr(compile_note, "NOTE_AFTER_S", 60.0)
-    run = compile_note.jit_with_note(slow_to_trace, "the step of Ant")
+    monkeypatch.setattr(compilation, "NOTE_AFTER_S", 60.0)
+    run = compilation.jit_with_note(slow_to_trace, "the step of Ant")
 
     run(jnp.zeros(2))
 
@@ -83,13 +83,13 @@ def test_a_short_one_is_not(monkeypatch, caplog):
 
 def test_nothing_is_announced_after_an_error(monkeypatch, caplog):
     made, timer = [], threading.Timer
-    monkeypatch.setattr(compile_note, "NOTE_AFTER_S", 600.0)
+    monkeypatch.setattr(compilation, "NOTE_AFTER_S", 600.0)
     monkeypatch.setattr(threading, "Timer", lambda *args: made.append(timer(*args)) or made[-1])
 
     def fails(x):
         raise ValueError("no")
 
-    run = compile_note.jit_with_note(fails, "it")
+    run = compilation.jit_with_note(fails, "it")
     with pytest.raises(ValueError, match="no"):
         run(1.0)
 
@@ -99,7 +99,7 @@ def test_nothing_is_announced_after_an_error(monkeypatch, caplog):
 
 
 def test_programs_of_an_env_are_named_after_its_simulator(monkeypatch, caplog):
-    monkeypatch.setattr(compile_note, "NOTE_AFTER_S", 0.0)
+    monkeypatch.setattr(compilation, "NOTE_AFTER_S", 0.0)
     env = JaxEnv(unlike_any(Pendulum), batch_size=[3])
     env.rand_step(env.reset())
 

@@ -19,7 +19,6 @@ import torch
 
 __all__ = ["Unchanged"]
 
-
 _NOTHING = None, 0, 0, None
 
 
