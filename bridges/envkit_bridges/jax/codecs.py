@@ -30,7 +30,7 @@ from envkit.specs import (
     TensorSpec,
     Unbounded,
 )
-from envkit_bridges.dtypes import torch_dtype_of
+from envkit_bridges.dlpack import torch_dtype_of
 
 __all__ = [
     "action_composite",

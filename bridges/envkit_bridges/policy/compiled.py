@@ -19,9 +19,9 @@ from tensordict import TensorDictBase
 from envkit.env.policy import exploration_type, takes_tensordict
 from envkit.env.stepping import Stepping
 from envkit.errors import PolicyError, TranslationError
-from envkit_bridges.policy.acting import Stepwise
 from envkit_bridges.policy.cache_key import key_of
 from envkit_bridges.policy.exporting import Exported, Signature, export
+from envkit_bridges.policy.numpy_policy import Stepwise
 from envkit_bridges.policy.side_effects import tensors_by_name
 
 __all__ = ["CompiledPolicy", "compile_policy"]
@@ -59,7 +59,7 @@ class CompiledPolicy(torch.nn.Module):
     """A torch module that stateless envs run inside their programs; see `compile_policy`.
 
     In other envs, and where a rollout cannot be compiled, it acts step by step: in NumPy where that is the
-    same and faster, see `acting`, and otherwise as the module.
+    same and faster, see `numpy_policy`, and otherwise as the module.
 
     Attributes:
         module: the live module.

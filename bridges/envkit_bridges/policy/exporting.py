@@ -11,13 +11,16 @@ Conventions
 from __future__ import annotations
 
 import copy
+import linecache
 import logging
 import os
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 import torch
@@ -25,6 +28,7 @@ from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch.distributions import Distribution
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
 
 from envkit.data.paths import Path, as_key, as_path
 from envkit.data.transition import leaves
@@ -32,7 +36,6 @@ from envkit.env.policy import observation_inputs
 from envkit.env.stepping import Stepping
 from envkit.errors import MissingKeyError, TranslationError
 from envkit_bridges.policy.errors import STEPWISE, refusal
-from envkit_bridges.policy.known_outcomes import known_outcomes
 from envkit_bridges.policy.side_effects import python_kept, python_state, require_pure
 
 __all__ = ["Exported", "Signature", "export", "signature_for"]
@@ -248,7 +251,7 @@ def _tracing() -> Iterator[None]:
         stack.enter_context(warnings.catch_warnings())
         stack.enter_context(torch.no_grad())
         stack.enter_context(sdpa_kernel([SDPBackend.MATH]))
-        stack.enter_context(known_outcomes())
+        stack.enter_context(_known_outcomes())
         stack.callback(Distribution.set_default_validate_args, checked)
         if "TORCH_LOGS" not in os.environ:
             stack.enter_context(_without_logs())
@@ -275,3 +278,66 @@ def _without_logs() -> Iterator[None]:
     finally:
         for logger in speaking:
             logger.disabled = False
+
+
+# (function, line): what `bool` of a tensor gives there, or what it is iterated as (for `tolist`).
+_ANSWERS: Mapping[tuple[str, str], Any] = {
+    # Rows that begin an episode get a hidden state of zeros by torch.where, which changes no other row.
+    (
+        "GRUModule.forward",
+        "if not self.recurrent_mode and is_init.any() and hidden is not None:",
+    ): True,
+    # Actions out of bounds get the log-probability -inf by masked_fill, which changes no other.
+    ("TruncatedNormal.log_prob", "if above_or_below.any():"): True,
+    # Checks of arguments, which a compiled policy leaves out: see `exporting`.
+    ("TruncatedStandardNormal.__init__", ".tolist()"): (),
+    ("TruncatedNormal.__init__", "if not (high > low).all():"): True,
+    ("TanhDelta.__init__", "assert (high > low).all()"): True,
+}
+_DATA = torch.Tensor.data.__get__  # type: ignore[attr-defined]
+_CONTINUOUS = "torchrl.modules.distributions.continuous"
+
+
+@contextmanager
+def _known_outcomes() -> Iterator[None]:
+    """Tell a trace what comes of all this, while the context is open."""
+    with _Answering(), _without_refusal_of_safe_tanh():
+        yield
+
+
+class _Answering(TorchFunctionMode):
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if func in (torch.Tensor.__bool__, torch.Tensor.unbind):
+            place = _place(sys._getframe(1))
+            if place in _ANSWERS:
+                return _ANSWERS[place]
+        if func == _DATA:  # a new object at every look
+            return args[0].detach()
+        return func(*args, **(kwargs or {}))
+
+
+def _place(frame: FrameType | None) -> tuple[str, str] | None:
+    """Find the line of TorchRL that called, and the function it is in."""
+    while frame is not None and "/torch/" in frame.f_code.co_filename:
+        frame = frame.f_back
+    if frame is None or not str(frame.f_globals.get("__name__")).startswith("torchrl."):
+        return None
+    line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+    return frame.f_code.co_qualname, line.strip()
+
+
+@contextmanager
+def _without_refusal_of_safe_tanh() -> Iterator[None]:
+    """Let TanhDelta be traced with its default: what it refuses was a fault of torch before 2.6."""
+    module = sys.modules.get(_CONTINUOUS)
+    refusal = getattr(module, "_err_compile_safetanh", None)
+    if module is None or refusal is None:
+        yield
+        return
+    module._err_compile_safetanh = lambda: None  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        module._err_compile_safetanh = refusal  # type: ignore[attr-defined]

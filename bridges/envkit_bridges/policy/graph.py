@@ -1,6 +1,6 @@
 """An exported torch graph as steps, each of which applies one operator of a table.
 
-This module reads the graph; what one operator computes stands in `ops`. That every operator is covered
+This module reads the graph; what one operator computes is in `core_aten`. That every operator is covered
 is checked when a graph is read, not while it is computed.
 
 Conventions
@@ -24,7 +24,7 @@ from torch.fx import Node
 
 from envkit.errors import TranslationError
 from envkit_bridges.policy.errors import STEPWISE, is_own
-from envkit_bridges.policy.ops.table import Library, Op
+from envkit_bridges.policy.operators import Library, Op
 
 __all__ = ["Graph", "Step", "filled", "packet_of"]
 

@@ -25,8 +25,8 @@ from envkit.arrays.dtypes import NARROWER
 from envkit.data.paths import Path
 from envkit.errors import TranslationError
 from envkit_bridges.dlpack import to_jax, to_jit
-from envkit_bridges.jax.policy.library import JAX
-from envkit_bridges.jax.policy.ops import TABLE
+from envkit_bridges.jax.policy.jax_library import JAX
+from envkit_bridges.jax.policy.operators import TABLE
 from envkit_bridges.jax.policy.widths import Widths, widths_of
 from envkit_bridges.policy.compiled import CompiledPolicy
 from envkit_bridges.policy.errors import STEPWISE

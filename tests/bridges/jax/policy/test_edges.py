@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from envkit_bridges.jax.policy.ops import TABLE
+from envkit_bridges.jax.policy.operators import TABLE
 from tests.bridges.jax.policy.test_ops import wanted_of
-from tests.bridges.policy.test_ops_in_numpy import TABLE as IN_NUMPY
+from tests.bridges.policy.test_numpy_library import TABLE as IN_NUMPY
 
 NAN, INF = float("nan"), float("inf")
 ENDS = torch.tensor(

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from envkit_bridges.jax.policy.ops import TABLE
-from envkit_bridges.jax.policy.ops.drawing import DRAWING
+from envkit_bridges.jax.policy.operators import DRAWING, TABLE
 from tests.zoo.half import HAS_FLOAT16
 
 _MAKE = torch.Generator().manual_seed(0)

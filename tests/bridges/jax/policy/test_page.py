@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from envkit_bridges.jax.policy.ops import TABLE
+from envkit_bridges.jax.policy.operators import TABLE
 
 PAGE = (Path(__file__).parents[4] / "docs" / "compiled_policies.md").read_text()
 

@@ -26,7 +26,7 @@ from torch.distributions import Categorical, OneHotCategorical
 
 from envkit import AsyncEnvPool, GymEnv, JaxPolicy, SerialEnv, compile_policy
 from envkit.errors import InputError
-from envkit_bridges.policy import acting
+from envkit_bridges.policy import numpy_policy
 from tests.bridges.jax.policy.networks import NETWORKS, Calls
 from tests.bridges.jax.policy.policies import choosing, drawing
 from tests.bridges.jax.policy.test_networks import Together
@@ -344,7 +344,7 @@ def test_where_rows_mean_something_else_than_one_row_does_the_module_acts(env):
 
 
 def test_the_module_acts_where_the_work_is_large(env, monkeypatch):
-    monkeypatch.setattr(acting, "MOST_WORK", 100)
+    monkeypatch.setattr(numpy_policy, "MOST_WORK", 100)
     act = compile_policy(reading(perceptron())).bound_to(env)  # 50 parameters
 
     act(data((2,), place=(3,)))
@@ -406,7 +406,7 @@ def test_a_run_on_rows_is_that_of_the_module(make):
 
 def test_a_run_on_rows_makes_no_tensordict_for_a_step(monkeypatch):
     called = []
-    monkeypatch.setattr(acting.Stepwise, "__call__", lambda self, td: called.append(td))
+    monkeypatch.setattr(numpy_policy.Stepwise, "__call__", lambda self, td: called.append(td))
 
     ran(compile_policy(pole_policy()))
 

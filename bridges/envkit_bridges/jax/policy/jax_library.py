@@ -17,8 +17,8 @@ import jax.numpy as jnp
 import torch
 from jax.scipy import special
 
-from envkit_bridges.policy.ops.shaping import in_range
-from envkit_bridges.policy.ops.table import Library, namespace
+from envkit_bridges.policy.core_aten import in_range
+from envkit_bridges.policy.operators import Library, namespace
 
 __all__ = ["FULL", "JAX", "matmul", "picked"]
 

@@ -14,9 +14,8 @@ import torch
 from torch.fx import Node
 from torch.utils._pytree import tree_map
 
-from envkit_bridges.policy.ops import RULES
-from envkit_bridges.policy.ops.shaping import in_range
-from envkit_bridges.policy.ops.table import Library, Op, bound, namespace
+from envkit_bridges.policy.core_aten import RULES, in_range
+from envkit_bridges.policy.operators import Library, Op, bound, namespace
 
 __all__ = ["NUMPY", "table_for"]
 

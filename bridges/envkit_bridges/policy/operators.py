@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map
 
-__all__ = ["HALVES", "STORAGE", "Library", "Op", "Rule", "bound", "by_name", "namespace", "rules"]
+__all__ = ["STORAGE", "Library", "Op", "Rule", "bound", "by_name", "namespace", "rules"]
 
 STORAGE = frozenset({"dtype", "layout", "device", "pin_memory", "memory_format", "non_blocking"})
 """Arguments of operators that say where or how a tensor is stored."""

@@ -1,0 +1,743 @@
+"""The core ATen operators, each written once for every array library.
+
+`RULES` holds them all; `operators.bound` writes them in one library. They are sorted by what they do: element by element,
+making tensors, moving elements, going along axes, layers. Where torch raises since an index is out of range, the library
+says what happens: NumPy raises too. Integers are 32 bits in JAX without x64: a number that does not fit is an error here,
+where it enters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from math import pi
+from typing import Any
+
+import numpy as np
+
+from envkit_bridges.policy.operators import Rule, rules
+
+__all__ = ["RULES", "in_range", "in_width"]
+
+
+def _add(xp: Any, x: Any, y: Any, *, alpha: Any = 1) -> Any:
+    return x + (y if alpha == 1 else alpha * y)
+
+
+def _sub(xp: Any, x: Any, y: Any, *, alpha: Any = 1) -> Any:
+    return x - (y if alpha == 1 else alpha * y)
+
+
+def _div(xp: Any, x: Any, y: Any, *, rounding_mode: str | None = None) -> Any:
+    if rounding_mode == "floor":
+        return xp.floor_divide(x, y)
+    if rounding_mode == "trunc":
+        if xp.issubdtype(x.dtype, xp.integer):
+            return xp.sign(x) * xp.sign(y) * (xp.abs(x) // xp.abs(y))
+        return xp.trunc(xp.divide(x, y))
+    return xp.divide(x, y)
+
+
+def _pow(xp: Any, x: Any, exponent: Any) -> Any:
+    whole = isinstance(exponent, int | float) and float(exponent).is_integer()
+    if whole and abs(exponent) <= 16 and not isinstance(x, int | float):
+        return x ** int(exponent)
+    if (
+        isinstance(exponent, float) and abs(exponent) == 0.5
+    ):  # as torch: -inf and -0 give other numbers in a power
+        return xp.sqrt(x) if exponent > 0 else 1 / xp.sqrt(x)
+    return xp.power(x, exponent)
+
+
+def _sign(xp: Any, x: Any) -> Any:
+    return xp.where(x != x, xp.zeros_like(x), xp.sign(x))  # of NaN it is 0 in torch
+
+
+def _clamp(xp: Any, x: Any, low: Any = None, high: Any = None) -> Any:
+    if low is not None:
+        x = xp.maximum(x, low)
+    return x if high is None else xp.minimum(x, high)
+
+
+def _elu(xp: Any, x: Any, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Any:
+    below = alpha * xp.expm1(xp.minimum(x, 0) * input_scale)
+    return scale * xp.where(x > 0, x, below)
+
+
+def _gelu(xp: Any, x: Any, *, approximate: str = "none") -> Any:
+    if approximate == "tanh":
+        return 0.5 * x * (1 + xp.tanh((2 / pi) ** 0.5 * (x + 0.044715 * x**3)))
+    return 0.5 * x * (1 + xp.erf(x * 0.5**0.5))
+
+
+def _round(xp: Any, x: Any, *, decimals: int = 0) -> Any:
+    return xp.round(x, decimals)
+
+
+def _addcmul(xp: Any, x: Any, one: Any, two: Any, *, value: Any = 1) -> Any:
+    return x + value * one * two
+
+
+def _addcdiv(xp: Any, x: Any, one: Any, two: Any, *, value: Any = 1) -> Any:
+    return x + value * one / two
+
+
+def _identity(xp: Any, x: Any) -> Any:
+    return x
+
+
+def _copy(xp: Any, destination: Any, source: Any) -> Any:
+    return xp.broadcast_to(source, destination.shape)
+
+
+_ARITHMETIC = rules(
+    {
+        "add.Tensor add.Scalar": _add,
+        "sub.Tensor sub.Scalar": _sub,
+        "mul.Tensor mul.Scalar": "multiply",
+        "div.Tensor div.Scalar div.Tensor_mode div.Scalar_mode": _div,
+        "pow.Tensor_Scalar pow.Tensor_Tensor pow.Scalar": _pow,
+        "remainder.Tensor remainder.Scalar": "remainder",
+        "fmod.Tensor fmod.Scalar": "fmod",
+        "maximum": "maximum",
+        "minimum": "minimum",
+        "atan2": "arctan2",
+        "hypot": "hypot",
+        "addcmul": _addcmul,
+        "addcdiv": _addcdiv,
+        "clamp clamp.Tensor": _clamp,
+        "abs": "abs",
+        "neg": "negative",
+        "sign": _sign,
+        "reciprocal": "reciprocal",
+        "sqrt": "sqrt",
+        "rsqrt": "rsqrt",
+        "exp": "exp",
+        "expm1": "expm1",
+        "log": "log",
+        "log1p": "log1p",
+        "log2": "log2",
+        "log10": "log10",
+        "sin": "sin",
+        "cos": "cos",
+        "tan": "tan",
+        "asin": "arcsin",
+        "acos": "arccos",
+        "atan": "arctan",
+        "sinh": "sinh",
+        "cosh": "cosh",
+        "tanh": "tanh",
+        "asinh": "arcsinh",
+        "acosh": "arccosh",
+        "atanh": "arctanh",
+        "erf": "erf",
+        "erfinv": "erfinv",
+        "lgamma": "lgamma",
+        "digamma": "digamma",
+        "floor": "floor",
+        "ceil": "ceil",
+        "trunc": "trunc",
+        "round round.decimals": _round,
+        "relu": lambda xp, x: xp.maximum(x, 0),
+        "sigmoid": "sigmoid",
+        "elu": _elu,
+        "gelu": _gelu,
+        "leaky_relu": lambda xp, x, slope=0.01: xp.where(x > 0, x, slope * x),
+        "hardtanh": lambda xp, x, low=-1.0, high=1.0: xp.clip(x, low, high),
+        "copy": _copy,
+    },
+    casts=True,
+)
+
+_TESTS = rules(
+    {
+        "eq.Tensor eq.Scalar": "equal",
+        "ne.Tensor ne.Scalar": "not_equal",
+        "lt.Tensor lt.Scalar": "less",
+        "le.Tensor le.Scalar": "less_equal",
+        "gt.Tensor gt.Scalar": "greater",
+        "ge.Tensor ge.Scalar": "greater_equal",
+        "isnan": "isnan",
+        "isinf": "isinf",
+        "logical_and": "logical_and",
+        "logical_or": "logical_or",
+        "logical_xor": "logical_xor",
+        "logical_not": "logical_not",
+        "bitwise_and.Tensor bitwise_and.Scalar": "bitwise_and",
+        "bitwise_or.Tensor bitwise_or.Scalar": "bitwise_or",
+        "bitwise_xor.Tensor bitwise_xor.Scalar": "bitwise_xor",
+        "bitwise_not": "bitwise_not",
+    }
+)
+
+_OTHERS = rules(
+    {
+        "where.self where.ScalarOther where.ScalarSelf where.Scalar": "where",
+        "_to_copy clone alias lift_fresh_copy": _identity,
+    }
+)
+
+ELEMENTWISE = {**_ARITHMETIC, **_TESTS, **_OTHERS}
+
+
+def in_width(xp: Any, value: Any) -> Any:
+    """Give a number as it is.
+
+    Raises:
+        OverflowError: an integer that the library cannot hold.
+    """
+    widest = np.iinfo(xp.zeros((), int).dtype)
+    if isinstance(value, int) and not widest.min <= value <= widest.max:
+        raise OverflowError(
+            f"{value} does not fit into {widest.dtype}, the widest integer there is here"
+        )
+    return value
+
+
+def _full(xp: Any, size: Sequence[int], value: Any) -> Any:
+    return xp.full(tuple(size), in_width(xp, value))
+
+
+def _arange(xp: Any, start: Any, end: Any, step: Any = 1) -> Any:
+    return xp.arange(*(in_width(xp, number) for number in (start, end, step)))
+
+
+MAKING = rules(
+    {
+        "full": _full,
+        "full_like": lambda xp, x, value: xp.full(x.shape, in_width(xp, value)),
+        "scalar_tensor": lambda xp, value: xp.asarray(in_width(xp, value)),
+        "arange.start_step": _arange,
+        "empty.memory_format": lambda xp, size: xp.zeros(tuple(size)),
+        "empty_permuted": lambda xp, size, layout: xp.zeros(tuple(size)),
+    }
+)
+
+
+def in_range(xp: Any, index: Any, size: int) -> Any:
+    """Put a negative index beyond the end: where libraries would count from the end, torch raises."""
+    return xp.where(index < 0, size, index)
+
+
+def _expand(xp: Any, x: Any, sizes: Sequence[int], *, implicit: bool = False) -> Any:
+    new = len(sizes) - x.ndim
+    kept = (1,) * new + x.shape
+    return xp.broadcast_to(
+        x, [had if size == -1 else size for size, had in zip(sizes, kept, strict=True)]
+    )
+
+
+def _squeeze(xp: Any, x: Any, dims: int | Sequence[int] | None = None) -> Any:
+    if dims is None:
+        dims = range(x.ndim)
+    elif isinstance(dims, int):
+        dims = [dims]
+    return xp.squeeze(x, tuple(dim for dim in dims if x.ndim and x.shape[dim] == 1))
+
+
+def _cat(xp: Any, tensors: Sequence[Any], dim: int = 0) -> Any:
+    parts = [part for part in tensors if part.shape != (0,)]  # torch ignores these of any rank
+    return xp.concatenate(parts or tensors, dim if parts else 0)
+
+
+def _split(xp: Any, x: Any, sizes: Sequence[int], dim: int = 0) -> list[Any]:
+    ends = list(accumulate(sizes))
+    pairs = zip(ends, sizes, strict=True)
+    return [x[_span(x, dim, end - size, end, 1)] for end, size in pairs]
+
+
+def _span(
+    x: Any, dim: int, start: int | None, end: int | None, step: int
+) -> tuple[slice | int, ...]:
+    return (slice(None),) * (dim % x.ndim) + (slice(start, end, step),)
+
+
+def _slice(
+    xp: Any, x: Any, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+) -> Any:
+    return x[_span(x, dim, start, end, step)]
+
+
+def _slice_scatter(
+    xp: Any,
+    x: Any,
+    source: Any,
+    dim: int = 0,
+    start: int | None = None,
+    end: int | None = None,
+    step: int = 1,
+) -> Any:
+    return xp.put(x, _span(x, dim, start, end, step), source, "set")
+
+
+def _select(xp: Any, x: Any, dim: int, index: int) -> Any:
+    return x[_at(x, dim, index)]
+
+
+def _select_scatter(xp: Any, x: Any, source: Any, dim: int, index: int) -> Any:
+    return xp.put(x, _at(x, dim, index), source, "set")
+
+
+def _at(x: Any, dim: int, index: int) -> tuple[slice | int, ...]:
+    return (slice(None),) * (dim % x.ndim) + (index,)
+
+
+def _places(indices: Sequence[Any]) -> tuple[Any, ...]:
+    if any(index is not None and index.dtype == bool for index in indices):
+        raise NotImplementedError(
+            "the mask of an index decides how many elements there are; use torch.where"
+        )
+    return tuple(slice(None) if index is None else index for index in indices)
+
+
+def _index(xp: Any, x: Any, indices: Sequence[Any]) -> Any:
+    return xp.indexed(x, _places(indices))
+
+
+def _index_put(
+    xp: Any, x: Any, indices: Sequence[Any], values: Any, accumulate: bool = False
+) -> Any:
+    first = indices[0]
+    if first is not None and first.dtype == bool and len(indices) == 1 and not accumulate:
+        if values.size != 1:
+            raise NotImplementedError(
+                "values assigned through a mask must be one number; use torch.where"
+            )
+        mask = first.reshape(first.shape + (1,) * (x.ndim - first.ndim))
+        return xp.where(mask, values.reshape(()), x)
+    return xp.put(x, _places(indices), values, "add" if accumulate else "set")
+
+
+def _index_select(xp: Any, x: Any, dim: int, index: Any) -> Any:
+    return x if x.ndim == 0 else xp.picked(x, index, dim)
+
+
+def _diagonal(xp: Any, x: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
+    return xp.diagonal(x, offset, dim1, dim2)
+
+
+def _gather(xp: Any, x: Any, dim: int, index: Any, *, sparse_grad: bool = False) -> Any:
+    if x.ndim == 0:
+        return xp.broadcast_to(x, index.shape)
+    dim %= x.ndim
+    span = tuple(
+        slice(None) if axis == dim else slice(size) for axis, size in enumerate(index.shape)
+    )
+    return xp.gathered(x[span], index, dim)
+
+
+_REDUCTIONS: dict[str | None, str] = {  # in the words of `put`
+    None: "set",
+    "add": "add",
+    "sum": "add",
+    "mean": "add",
+    "multiply": "multiply",
+    "prod": "multiply",
+    "amax": "max",
+    "amin": "min",
+}
+
+
+def _scatter(
+    xp: Any, x: Any, dim: int, index: Any, source: Any, *, reduce: str | None = None
+) -> Any:
+    if x.ndim == 0:
+        source = xp.reshape(source, -1)
+        return _scatter(xp, x[None], 0, index.reshape(-1), source, reduce=reduce)[0]
+    grid = list(xp.indices(index.shape, sparse=True))
+    grid[dim % x.ndim] = in_range(xp, index, x.shape[dim])
+    if getattr(source, "ndim", 0):
+        source = source[tuple(slice(size) for size in index.shape)]
+    return xp.put(x, tuple(grid), source, _REDUCTIONS[reduce])
+
+
+def _scatter_add(xp: Any, x: Any, dim: int, index: Any, source: Any) -> Any:
+    return _scatter(xp, x, dim, index, source, reduce="add")
+
+
+def _scatter_reduce(
+    xp: Any, x: Any, dim: int, index: Any, source: Any, reduce: str, *, include_self: bool = True
+) -> Any:
+    if not include_self:  # what is written to begins as if nothing were there
+        x = _scatter(xp, x, dim, index, _neutral(xp, _REDUCTIONS[reduce], x.dtype))
+    total = _scatter(xp, x, dim, index, source, reduce=reduce)
+    if reduce != "mean":
+        return total
+    ones = xp.ones(index.shape, total.dtype)
+    counts = _scatter(xp, xp.full_like(total, include_self), dim, index, ones, reduce="add")
+    whole = xp.issubdtype(total.dtype, xp.integer)
+    return (xp.floor_divide if whole else xp.divide)(total, xp.maximum(counts, 1))
+
+
+def _neutral(xp: Any, reduction: str, dtype: Any) -> Any:
+    """Give the number that a reduction leaves all others unchanged with."""
+    if reduction in ("add", "multiply"):
+        return xp.asarray(reduction == "multiply", dtype)
+    if dtype == bool:
+        return xp.asarray(reduction == "min")
+    if xp.issubdtype(dtype, xp.integer):
+        range_ = xp.iinfo(dtype)
+        return xp.asarray(range_.min if reduction == "max" else range_.max, dtype)
+    return xp.asarray(-xp.inf if reduction == "max" else xp.inf, dtype)
+
+
+def _repeat(xp: Any, x: Any, repeats: Sequence[int]) -> Any:
+    return xp.tile(x, tuple(repeats))
+
+
+def _pad(xp: Any, x: Any, pad: Sequence[int], value: Any = 0) -> Any:
+    """Add what is positive and cut what is negative."""
+    pairs = [(pad[at], pad[at + 1]) for at in range(0, len(pad), 2)]  # last axis first
+    pairs = [(0, 0)] * (x.ndim - len(pairs)) + pairs[::-1]
+    cut = tuple(slice(max(-low, 0), -max(-high, 0) or None) for low, high in pairs)
+    widths = [(max(low, 0), max(high, 0)) for low, high in pairs]
+    return xp.pad(x[cut], widths, constant_values=value)
+
+
+def _unfold(xp: Any, x: Any, dim: int, size: int, step: int) -> Any:
+    dim %= x.ndim
+    starts = np.arange(0, x.shape[dim] - size + 1, step)
+    windows = xp.take(x, starts[:, None] + np.arange(size), axis=dim)
+    return xp.moveaxis(windows, dim + 1, -1)
+
+
+SHAPING = {
+    **rules(
+        {
+            "view reshape _unsafe_view": lambda xp, x, sizes: xp.reshape(x, tuple(sizes)),
+            "permute": lambda xp, x, dims: xp.transpose(x, tuple(dims)),
+            "expand": _expand,
+            "squeeze squeeze.dim squeeze.dims": _squeeze,
+            "unsqueeze": "expand_dims",
+            "split_with_sizes": _split,
+            "slice.Tensor": _slice,
+            "select.int": _select,
+            "index.Tensor": _index,
+            "index_select": _index_select,
+            "gather": _gather,
+            "flip": "flip",
+            "repeat": _repeat,
+            "constant_pad_nd": _pad,
+            "unfold": _unfold,
+            "index_put": _index_put,
+            "scatter.src scatter.value scatter.reduce scatter.value_reduce": _scatter,
+            "scatter_add": _scatter_add,
+            "scatter_reduce.two": _scatter_reduce,
+            "diagonal": _diagonal,
+            "slice_scatter": _slice_scatter,
+            "select_scatter": _select_scatter,
+            "sym_size.int": lambda xp, x, dim: x.shape[dim],
+        }
+    ),
+    **rules({"cat": _cat}, casts=True),
+}
+
+
+Axes = int | Sequence[int] | None
+
+
+def _axes(dims: Axes) -> int | tuple[int, ...] | None:
+    """Read torch's axes: none at all mean all of them."""
+    if dims is None or isinstance(dims, int):
+        return dims
+    return tuple(dims) or None
+
+
+def _along(reduce: str) -> Callable[..., Any]:
+    def over(xp: Any, x: Any, dims: Axes = None, keepdim: bool = False) -> Any:
+        return getattr(xp, reduce)(x, axis=_axes(dims), keepdims=keepdim)
+
+    return over
+
+
+def _extreme(value: str, place: str) -> Callable[..., Any]:
+    def over(xp: Any, x: Any, dim: int, keepdim: bool = False) -> tuple[Any, Any]:
+        best = getattr(xp, value)(x, axis=dim, keepdims=keepdim)
+        return best, getattr(xp, place)(x, axis=dim, keepdims=keepdim)
+
+    return over
+
+
+def _var(
+    xp: Any, x: Any, dims: Axes = None, *, correction: float | None = None, keepdim: bool = False
+) -> Any:
+    ddof = 1 if correction is None else correction
+    return xp.var(x, axis=_axes(dims), ddof=ddof, keepdims=keepdim)  # type: ignore[arg-type]
+
+
+def _var_mean(
+    xp: Any, x: Any, dims: Axes = None, *, correction: float | None = None, keepdim: bool = False
+) -> tuple[Any, Any]:
+    mean = xp.mean(x, axis=_axes(dims), keepdims=keepdim)
+    return _var(xp, x, dims, correction=correction, keepdim=keepdim), mean
+
+
+def _vector_norm(
+    xp: Any, x: Any, order: float = 2, dims: Axes = None, keepdim: bool = False
+) -> Any:
+    if dims is None:
+        x, dims = (x.reshape(-1), 0) if not keepdim else (x, tuple(range(x.ndim)))
+    axes = _axes(dims)
+    size = xp.abs(x)
+    if order == float("inf"):
+        return size.max(axis=axes, keepdims=keepdim)
+    if order == float("-inf"):
+        return size.min(axis=axes, keepdims=keepdim)
+    if order == 0:
+        return (x != 0).sum(axis=axes, keepdims=keepdim)
+    if order == 1:
+        return size.sum(axis=axes, keepdims=keepdim)
+    if order == 2:
+        return xp.sqrt((size * size).sum(axis=axes, keepdims=keepdim))
+    return (size**order).sum(axis=axes, keepdims=keepdim) ** (1 / order)
+
+
+def _sort(
+    xp: Any, x: Any, dim: int = -1, descending: bool = False, *, stable: bool | None = True
+) -> Any:
+    order = xp.argsort(x, dim, descending)
+    return xp.take_along_axis(x, order, dim), order
+
+
+def _topk(xp: Any, x: Any, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
+    values, order = _sort(xp, x, dim, largest)
+    first = (slice(None),) * (dim % x.ndim) + (slice(k),)
+    return values[first], order[first]
+
+
+def _median(xp: Any, x: Any, dim: int, keepdim: bool = False) -> tuple[Any, Any]:
+    """The lower one of the two in the middle, as torch has it; the first NaN if there is one."""
+    value, order = _kth_value(xp, x, (_size(x, dim) + 1) // 2, dim, keepdim)
+    if not xp.issubdtype(x.dtype, xp.inexact) or x.ndim == 0:
+        return value, order
+    missing = xp.isnan(x)
+    lost, first = missing.any(dim, keepdims=keepdim), missing.argmax(dim, keepdims=keepdim)
+    return xp.where(lost, xp.nan, value), xp.where(lost, first, order)
+
+
+def _median_of_all(xp: Any, x: Any) -> Any:
+    return _median(xp, x.reshape(-1), 0)[0]
+
+
+def _size(x: Any, dim: int) -> int:
+    return x.shape[dim] if x.ndim else 1
+
+
+def _kth_value(xp: Any, x: Any, k: int, dim: int = -1, keepdim: bool = False) -> tuple[Any, Any]:
+    if x.ndim == 0:
+        return x, xp.zeros((), int)
+    place = slice(k - 1, k) if keepdim else k - 1
+    value, order = (part[(slice(None),) * (dim % x.ndim) + (place,)] for part in _sort(xp, x, dim))
+    return value, order
+
+
+def _running(extreme: str) -> Callable[..., Any]:
+    """Go along an axis; the place is that of the last of equal ones, as torch has it."""
+
+    def over(xp: Any, x: Any, dim: int) -> tuple[Any, Any]:
+        if x.ndim == 0:
+            return x, xp.zeros((), int)
+        dim %= x.ndim
+        ordered = x.astype(xp.uint8) if x.dtype == bool else x
+        best = getattr(xp, extreme)(ordered, dim)
+        size = x.shape[dim]
+        places = xp.arange(size).reshape(size, *(1,) * (x.ndim - dim - 1))
+        is_best = (ordered == best) | (ordered != ordered)  # NaN stays the best
+        return best, xp.cummax(xp.where(is_best, places, -1), dim)
+
+    return over
+
+
+def _log_cum_sum_exp(xp: Any, x: Any, dim: int) -> Any:
+    return xp.logcumsumexp(x, dim % x.ndim) if x.ndim else x
+
+
+def _search(
+    xp: Any,
+    ordered: Any,
+    values: Any,
+    *,
+    out_int32: bool = False,
+    right: bool = False,
+    side: str | None = None,
+    sorter: Any = None,
+) -> Any:
+    """Halve the span step by step as torch does, so that they agree on NaN and on what is not sorted."""
+    if sorter is not None:
+        ordered = xp.take_along_axis(ordered, sorter, -1)
+    values = xp.asarray(values)
+    size = ordered.shape[-1]
+    low = xp.zeros(values.shape, int)
+    high = xp.full(values.shape, size)
+    for _ in range(size.bit_length()):
+        middle = (low + high) // 2
+        places = xp.minimum(middle, size - 1)
+        found = ordered[places] if ordered.ndim == 1 else xp.take_along_axis(ordered, places, -1)
+        stays = found > values if right or side == "right" else found >= values
+        goes_on = low < high
+        high = xp.where(goes_on & stays, middle, high)
+        low = xp.where(goes_on & ~stays, middle + 1, low)
+    return low
+
+
+def _bucketize(
+    xp: Any, values: Any, ordered: Any, *, out_int32: bool = False, right: bool = False
+) -> Any:
+    return _search(xp, ordered, values, right=right)
+
+
+REDUCING = {
+    **rules(
+        {
+            "sum sum.dim_IntList": _along("sum"),
+            "mean mean.dim": _along("mean"),
+            "prod prod.dim_int": _along("prod"),
+            "cumsum": lambda xp, x, dim: xp.cumsum(x, axis=dim),
+            "cumprod": lambda xp, x, dim: xp.cumprod(x, axis=dim),
+            "logcumsumexp": _log_cum_sum_exp,
+            "var.correction": _var,
+            "linalg_vector_norm": _vector_norm,
+            "amax max": _along("max"),
+            "amin min": _along("min"),
+        },
+        casts=True,
+    ),
+    **rules(
+        {
+            "any any.dim any.dims": _along("any"),
+            "all all.dim all.dims": _along("all"),
+            "argmax": _along("argmax"),
+            "argmin": _along("argmin"),
+            "max.dim": _extreme("max", "argmax"),
+            "min.dim": _extreme("min", "argmin"),
+            "var_mean.correction": _var_mean,
+            "sort sort.stable": _sort,
+            "topk": _topk,
+            "median.dim": _median,
+            "median": _median_of_all,
+            "kthvalue": _kth_value,
+            "cummax": _running("cummax"),
+            "cummin": _running("cummin"),
+            "searchsorted.Tensor searchsorted.Scalar": _search,
+            "bucketize.Tensor bucketize.Scalar": _bucketize,
+        }
+    ),
+}
+
+
+def _addmm(xp: Any, bias: Any, x: Any, y: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
+    product = xp.matmul(x, y)
+    return (bias if beta == 1 else beta * bias) + (product if alpha == 1 else alpha * product)
+
+
+def _normalised(xp: Any, x: Any, axes: tuple[int, ...], eps: float) -> tuple[Any, Any, Any]:
+    mean = x.mean(axes, keepdims=True)
+    scale = xp.rsqrt(x.var(axes, keepdims=True) + eps)
+    return (x - mean) * scale, mean, scale
+
+
+def _in_float32(rule: Callable[..., Any]) -> Callable[..., Any]:
+    """Compute halves in float32, as torch's kernels do: a variance of halves leaves their range."""
+
+    def wide(xp: Any, x: Any, *rest: Any) -> Any:
+        if x.dtype.itemsize != 2:
+            return rule(xp, x, *rest)
+        wider = [value.astype(xp.float32) if hasattr(value, "astype") else value for value in rest]
+        return rule(xp, x.astype(xp.float32), *wider)
+
+    return wide
+
+
+def _affine(x: Any, weight: Any, bias: Any, shape: tuple[int, ...]) -> Any:
+    if weight is not None:
+        x = x * weight.reshape(shape)
+    return x if bias is None else x + bias.reshape(shape)
+
+
+def _layer_norm(xp: Any, x: Any, shape: Sequence[int], weight: Any, bias: Any, eps: float) -> Any:
+    out, mean, scale = _normalised(xp, x, tuple(range(x.ndim - len(shape), x.ndim)), eps)
+    return _affine(out, weight, bias, tuple(shape)), mean, scale
+
+
+def _group_norm(
+    xp: Any,
+    x: Any,
+    weight: Any,
+    bias: Any,
+    rows: int,
+    channels: int,
+    size: int,
+    groups: int,
+    eps: float,
+) -> Any:
+    grouped = x.reshape(rows, groups, -1)
+    out, mean, scale = _normalised(xp, grouped, (2,), eps)
+    shape = (channels, *(1,) * (x.ndim - 2))
+    return _affine(out.reshape(x.shape), weight, bias, shape), mean[..., 0], scale[..., 0]
+
+
+def _batch_norm(
+    xp: Any, x: Any, weight: Any, bias: Any, mean: Any, var: Any, momentum: float, eps: float
+) -> Any:
+    shape = (x.shape[1], *(1,) * (x.ndim - 2))
+    out = (x - mean.reshape(shape)) * xp.rsqrt(var.reshape(shape) + eps)
+    return (_affine(out, weight, bias, shape),)
+
+
+def _instance_norm(
+    xp: Any, x: Any, weight: Any, bias: Any, training: bool, momentum: float, eps: float
+) -> Any:
+    """Batch norm without running statistics, which instance norm is made of."""
+    out, mean, scale = _normalised(xp, x, (0, *range(2, x.ndim)), eps)
+    shape = (x.shape[1], *(1,) * (x.ndim - 2))
+    return _affine(out, weight, bias, shape), mean.reshape(-1), scale.reshape(-1)
+
+
+def _embedding(xp: Any, weight: Any, indices: Any, *_: Any) -> Any:
+    return xp.picked(weight, indices, 0)
+
+
+def _softmax(xp: Any, x: Any, dim: int, half_to_float: bool) -> Any:
+    sizes = xp.exp(x - x.max(axis=dim, keepdims=True))
+    return sizes / sizes.sum(axis=dim, keepdims=True)
+
+
+def _log_softmax(xp: Any, x: Any, dim: int, half_to_float: bool) -> Any:
+    below = x - x.max(axis=dim, keepdims=True)
+    return below - xp.log(xp.exp(below).sum(axis=dim, keepdims=True))
+
+
+def _trilinear(
+    xp: Any,
+    x: Any,
+    y: Any,
+    z: Any,
+    expand_x: Sequence[int],
+    expand_y: Sequence[int],
+    expand_z: Sequence[int],
+    summed: Sequence[int],
+    unroll_dim: int = 1,
+) -> Any:
+    """The product of three tensors after each was given new axes; a bilinear layer is one."""
+    parts = ((x, expand_x), (y, expand_y), (z, expand_z))
+    one, two, three = (xp.expand_dims(part, tuple(axes)) for part, axes in parts)
+    return (one * two * three).sum(tuple(summed))
+
+
+LAYERS = rules(
+    {
+        "mm bmm": "matmul",
+        "addmm baddbmm": _addmm,
+        "native_layer_norm": _in_float32(_layer_norm),
+        "native_group_norm": _in_float32(_group_norm),
+        "_native_batch_norm_legit_no_training": _in_float32(_batch_norm),
+        "_native_batch_norm_legit.no_stats": _in_float32(_instance_norm),
+        "_softmax": _in_float32(_softmax),
+        "_log_softmax": _in_float32(_log_softmax),
+        "embedding": _embedding,
+        "_trilinear": _trilinear,
+    }
+)
+
+
+RULES: dict[str, Rule] = {**ELEMENTWISE, **SHAPING, **REDUCING, **LAYERS, **MAKING}
