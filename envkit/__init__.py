@@ -20,7 +20,7 @@ _HOMES = {
         "PlaygroundEnv",
         "PlaygroundWrapper",
     ),
-    "envkit_bridges.worlds.dm_control.env": ("DMControlEnv", "DMControlWrapper"),
+    "envkit_bridges.worlds.dm_control": ("DMControlEnv", "DMControlWrapper"),
     "envkit_bridges.worlds.native.pendulum": ("PendulumJaxEnv",),
     "envkit_bridges.worlds.envpool.env": ("MultiThreadedEnv", "MultiThreadedEnvWrapper"),
     "envkit_bridges.worlds.pettingzoo.env": ("PettingZooEnv",),

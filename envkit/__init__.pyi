@@ -209,8 +209,8 @@ from envkit_bridges.libraries import get_available_libraries as get_available_li
 from envkit_bridges.policy.compiled import compile_policy as compile_policy
 from envkit_bridges.worlds.brax import BraxEnv as BraxEnv
 from envkit_bridges.worlds.brax import BraxWrapper as BraxWrapper
-from envkit_bridges.worlds.dm_control.env import DMControlEnv as DMControlEnv
-from envkit_bridges.worlds.dm_control.env import DMControlWrapper as DMControlWrapper
+from envkit_bridges.worlds.dm_control import DMControlEnv as DMControlEnv
+from envkit_bridges.worlds.dm_control import DMControlWrapper as DMControlWrapper
 from envkit_bridges.worlds.envpool.env import MultiThreadedEnv as MultiThreadedEnv
 from envkit_bridges.worlds.envpool.env import MultiThreadedEnvWrapper as MultiThreadedEnvWrapper
 from envkit_bridges.worlds.gymnax import GymnaxEnv as GymnaxEnv

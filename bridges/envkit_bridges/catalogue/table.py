@@ -127,7 +127,7 @@ WORLDS: Mapping[str, World] = MappingProxyType(
             _ours("gymnax", "stateless", "gymnax", "gymnax", limit="episode_length"),
             _ours("jumanji", "stateless", "jumanji", "jumanji", limit="episode_length"),
             _ours("envkit", "stateless", "native"),
-            _ours("dm_control", "stateful", "dm_control.env", "dm_control", "dm-control"),
+            _ours("dm_control", "stateful", "dm_control", "dm_control", "dm-control"),
             _ours("gym", "stateful", "gymnasium", "gymnasium", limit="max_episode_steps"),
             _ours(
                 "playground",

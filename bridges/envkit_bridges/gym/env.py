@@ -15,8 +15,12 @@ from envkit.data.arguments import as_int
 from envkit.errors import ArgumentTypeError
 from envkit.specs.annotations import BatchSize, Device
 from envkit_bridges.gym.backend import gym_backend, set_gym_backend
-from envkit_bridges.gym.in_workers import MaybeInWorkers
-from envkit_bridges.gym.keywords import known_to_env, require_known, require_render_mode
+from envkit_bridges.gym.by_name import (
+    MaybeInWorkers,
+    known_to_env,
+    require_known,
+    require_render_mode,
+)
 from envkit_bridges.gym.vector import frame_skipping
 from envkit_bridges.gym.wrapper import GymWrapper
 from envkit_bridges.libraries import EnvNames, keywords_told, parameters_of

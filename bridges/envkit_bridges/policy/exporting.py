@@ -280,6 +280,11 @@ def _without_logs() -> Iterator[None]:
             logger.disabled = False
 
 
+# What a trace cannot follow, though what comes of it is known. Some modules of TorchRL ask whether any row has a property
+# before they treat the rows that have it, or check arguments by their values. For each such line the table says what a trace
+# is given there, so that every row gets what it gets in torch, whatever the values are. A line is known by its text: if
+# TorchRL changes it, the module is refused until this table knows the new one. ``x.data`` is ``x.detach()`` where nothing
+# has a gradient, and a trace sees what is written to the latter.
 # (function, line): what `bool` of a tensor gives there, or what it is iterated as (for `tolist`).
 _ANSWERS: Mapping[tuple[str, str], Any] = {
     # Rows that begin an episode get a hidden state of zeros by torch.where, which changes no other row.
@@ -289,7 +294,7 @@ _ANSWERS: Mapping[tuple[str, str], Any] = {
     ): True,
     # Actions out of bounds get the log-probability -inf by masked_fill, which changes no other.
     ("TruncatedNormal.log_prob", "if above_or_below.any():"): True,
-    # Checks of arguments, which a compiled policy leaves out: see `exporting`.
+    # Checks of arguments, which a compiled policy leaves out, see `_tracing`.
     ("TruncatedStandardNormal.__init__", ".tolist()"): (),
     ("TruncatedNormal.__init__", "if not (high > low).all():"): True,
     ("TanhDelta.__init__", "assert (high > low).all()"): True,

@@ -1,43 +1,195 @@
 """A pool whose workers are Ray actors, on this machine or on others of a cluster.
 
-`RayPool` places actors, sends them requests, waits for their answers and ends them. It shares no memory with
-them: both sides hold arrays of their own, and what a request reads and writes of them (`Layout.traffic`) goes
-through Ray's store as NumPy arrays.
+`RayPool` places actors, sends them requests, waits for their answers and ends them. `RowActor` serves one pool, one request
+after the other. They share no memory: both sides hold arrays of their own, and what a request reads and writes of them
+(`Layout.traffic`) goes through Ray's store as NumPy arrays. `RaySession` is Ray in this process: begun where it is not
+running yet, and then ended after the last pool that uses it.
 
 Conventions
     An actor is lost when Ray says so of it or of its node, or when a deadline has passed; then it is killed.
     Nothing is ever sent to it again: its rows go to a new actor, see `restart_worker`.
     Errors are those of `ProcessPool`, so that the layer above treats all pools alike.
+    parts    rows of bound arrays, see `moving`. They arrive read-only, and are copied once into the actor's arrays.
+    reply    a message, see `answers` (None where a command went well, which is all there is to tell), and the
+             parts that were written.
+    session  from the first pool that found no Ray to the end of the last pool that began meanwhile. Ray that
+             somebody else began is used and left alone.
 """
 
 from __future__ import annotations
 
 import math
+import os
+import pickle
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 
 from envkit.errors import ArgumentError, ClosedEnvError, WorkerError
 from envkit.transport import by_value
-from envkit.transport.answers import read_answer
+from envkit.transport.answers import Answers, build_host, call_host, read_answer
 from envkit.transport.failure import Failure
 from envkit.transport.handle import pickle_arguments, pickle_maker
-from envkit.transport.host import MakeHost
+from envkit.transport.host import Host, MakeHost, RowCursor
 from envkit.transport.interpreter import worker_environ
 from envkit.transport.job_rounds import JobRounds
 from envkit.transport.jobs import Job
 from envkit.transport.layout import Layout
 from envkit.transport.moving import MovingRows
 from envkit_bridges.libraries import require
-from envkit_bridges.transports.ray_actor import RowActor, Setup
-from envkit_bridges.transports.ray_session import RaySession
+
+__all__ = ["RayPool"]
 
 ray = require("ray")
 
-__all__ = ["RayPool"]
+
+class RaySession:
+    """One pool's part in the session, from now on until `end`.
+
+    Args:
+        address: of the cluster, as ``ray.init`` takes it; None takes what that finds, or begins one here.
+
+    Raises:
+        ArgumentError: this process is connected to another cluster.
+    """
+
+    _users = 0  # of this process, as Ray itself
+    _begun: tuple[str, str] | None = None  # the connection that a pool began
+
+    def __init__(self, address: str | None):
+        if not ray.is_initialized():
+            ray.init(address=address, include_dashboard=False)
+            RaySession._users, RaySession._begun = 0, _connection()
+        elif address not in (None, "auto", known := ray.get_runtime_context().gcs_address):
+            raise ArgumentError(
+                f"backend_options['address'] is {address!r}, but this process is connected to Ray at "
+                f"{known!r} already, and can be to one cluster only. Leave the address out, or call "
+                "ray.shutdown() first."
+            )
+        RaySession._users += 1
+        self._connection, self.owner_pid = _connection(), os.getpid()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether this process is the one that began it, and Ray was not shut down since."""
+        return (
+            os.getpid() == self.owner_pid
+            and ray.is_initialized()
+            and _connection() == self._connection
+        )
+
+    def end(self) -> None:
+        """Have no part in it any more, called once; the last pool ends Ray, if a pool began it."""
+        if not self.is_alive:
+            return
+        RaySession._users -= 1
+        if RaySession._begun == self._connection and RaySession._users == 0:
+            ray.shutdown()
+
+
+def _connection() -> tuple[str, str]:
+    """Name this process's connection to Ray: jobs of a cluster have names of their own, clusters their nodes."""
+    context = ray.get_runtime_context()
+    return context.get_job_id(), context.get_node_id()
+
+
+Parts = Sequence[np.ndarray]
+Reply = tuple[bytes | None, Parts]
+
+
+@dataclass(frozen=True)
+class Setup:
+    """First message to an actor: who it is, and what its maker expects of the process."""
+
+    index: int
+    rows: range
+    commands: dict[int | str, str]
+    environ: dict[str, str]
+    hide_warnings: bool
+    prepare: tuple[bytes, ...]  # called next
+    maker: bytes  # unpickled last, since its imports may need all of the above
+
+    def apply(self) -> int:
+        """Set up this process, and give its number; what else it finds around it is Ray's to decide."""
+        if self.hide_warnings:
+            warnings.simplefilter("ignore")
+        os.environ.update(self.environ)
+        for pickled in self.prepare:
+            pickle.loads(pickled)()
+        pickle.loads(self.maker)
+        return os.getpid()
+
+
+class RowActor:
+    """Serves one pool; `RayPool` calls its methods from afar."""
+
+    _host: Host | None = None
+    _moving: MovingRows | None = None
+
+    def arrive(self, setup: Setup) -> Reply:
+        """Prepare this process, and import what the maker needs; answers the number of the process."""
+        self._setup = setup
+        self._answers = Answers(setup.index, setup.rows, setup.commands)
+        return self._answers.of("start", lambda: (None, setup.apply()))[1], []
+
+    def start(self) -> Reply:
+        """Build the host; answers what it says of itself."""
+        self._host, message = self._answers.of(
+            "start", lambda: build_host(self._setup.maker, self._setup.rows)
+        )
+        return message, []
+
+    def bind(self, layout: Layout, parts: Parts) -> Reply:
+        """Bind arrays of this process, with all that the pool's hold of these rows; no parts if that is zeros."""
+        host, rows = self._require_host(), self._setup.rows
+
+        def work() -> tuple[None, None]:
+            arrays = layout.zeros()
+            self._moving = MovingRows(layout, arrays, rows)
+            if parts:
+                self._moving.take_everything(parts)
+            host.bind(arrays, rows)
+            return None, None
+
+        return self._answers.of("bind", work)[1], []
+
+    def run(self, command: int, rows: list[int] | None, moment: int | None, parts: Parts) -> Reply:
+        """Carry out a command on some rows (None: all)."""
+        host, moving, message = self._require_host(), self._moving, None
+        chosen = RowCursor(self._setup.rows if rows is None else rows)
+        if moving is not None:
+            moving.take_inputs(command, moment, parts)
+        try:
+            host.run(command, chosen)
+        except BaseException as error:
+            message = self._answers.of_rest(host, command, chosen, error)
+        return message, [] if moving is None else moving.outputs(command, moment, rows)
+
+    def call(self, method: str, arguments: bytes, moment: int | None, parts: Parts) -> Reply:
+        """Call a method of the host."""
+        host, moving = self._require_host(), self._moving
+        if moving is not None:
+            moving.take_inputs(method, moment, parts)
+        _, message = self._answers.of(method, lambda: (None, call_host(host, method, arguments)))
+        return message, [] if moving is None else moving.outputs(method, moment, None)
+
+    def close(self) -> None:
+        """Close the host, if there is one."""
+        host, self._host = self._host, None
+        if host is not None:
+            host.close()
+
+    def _require_host(self) -> Host:
+        if self._host is None:
+            raise WorkerError(
+                "Ray has started this actor anew (backend_options['max_restarts']), and what it held is gone."
+            )
+        return self._host
+
 
 _CLOSE_S, _CLOSE_BUSY_S = 3.0, 0.5
 _ARRIVAL_S = 300.0

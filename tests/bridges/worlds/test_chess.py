@@ -21,7 +21,7 @@ from envkit.errors import (
     UnsupportedError,
 )
 from envkit_bridges.worlds.native.chess.env import ChessEnv
-from envkit_bridges.worlds.native.chess.san_moves import san_moves
+from envkit_bridges.worlds.native.chess.notation import san_moves
 
 NUMBER = {san: index for index, san in enumerate(san_moves())}
 EVERYTHING = dict.fromkeys(

@@ -37,7 +37,7 @@ from envkit.errors import (
     ResumeError,
     UnknownEnvError,
 )
-from envkit_bridges.worlds.dm_control.env import DMControlEnv, DMControlWrapper, build, env_names
+from envkit_bridges.worlds.dm_control import DMControlEnv, DMControlWrapper, build, env_names
 from tests.zoo.policies import Replay
 from tests.zoo.resumed import same, twice
 

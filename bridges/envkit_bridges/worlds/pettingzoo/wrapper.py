@@ -36,10 +36,14 @@ from envkit_bridges.gym.codecs import codec_at
 from envkit_bridges.gym.like import GymLikeEnv
 from envkit_bridges.libraries import require
 from envkit_bridges.worlds.pettingzoo.games import Game, game_of
-from envkit_bridges.worlds.pettingzoo.groups import FLAGS, Agent, Group, Moment, flag_spec
-from envkit_bridges.worlds.pettingzoo.layout import (
+from envkit_bridges.worlds.pettingzoo.groups import (
+    FLAGS,
+    Agent,
+    Group,
     GroupMap,
+    Moment,
     complete_group_map,
+    flag_spec,
     numbers_in,
     state_codec,
     state_spec,

@@ -1,14 +1,18 @@
 """Chess by the rules of python-chess, with every move an action of one fixed list.
 
 Conventions
-    action  int64, shape (*batch,): place in `san_moves.san_moves`, the same for both colours.
-    turn    bool, shape (*batch,): White is to move.
-    text    an entry of strings, see `positions` and `envkit.envs.texts`: san, fen, pgn.
+    action   int64, shape (*batch,): place in `notation.san_moves`, the same for both colours.
+    turn     bool, shape (*batch,): White is to move.
+    text     an entry of strings, see `notation` and `envkit.envs.texts`: san, fen, pgn.
+    picture  uint8, shape (3, 390, 390): squares of 45 pixels in a margin of 15, White at the bottom; rows from the
+             top, columns from the left.
+    glyph    15 rows of 15 characters, "#" where a piece is; each is drawn 3 x 3 pixels large.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any, Unpack
 
 import torch
@@ -32,11 +36,72 @@ from envkit.specs import Binary, Bounded, Categorical, Composite, NonTensor, Unb
 from envkit.specs.annotations import Device
 from envkit.specs.devices import require_memory
 from envkit_bridges.libraries import require
-from envkit_bridges.worlds.native.chess import positions
-from envkit_bridges.worlds.native.chess.picture import SIDE, picture
-from envkit_bridges.worlds.native.chess.san_moves import san_moves
+from envkit_bridges.worlds.native.chess import notation
+from envkit_bridges.worlds.native.chess.notation import san_moves
 
 __all__ = ["ChessEnv"]
+
+SIDE, _SQUARE, _MARGIN = 390, 45, 15
+_LIGHT, _DARK, _FRAME = (240, 217, 181), (181, 136, 99), (33, 33, 33)
+_WHITE, _BLACK, _EDGE = (255, 255, 255), (0, 0, 0), (110, 110, 110)
+
+# The silhouette of each piece by rows from its top, as (first row, last row, half its width there).
+_SHAPES = {
+    "P": [(3, 6, 2), (7, 7, 1), (8, 9, 2), (10, 11, 3), (12, 13, 4)],
+    "N": [(2, 3, 2), (4, 6, 4), (7, 7, 5), (8, 9, 2), (10, 11, 3), (12, 13, 5)],
+    "B": [(1, 2, 1), (3, 4, 2), (5, 7, 3), (8, 8, 2), (9, 10, 1), (11, 11, 3), (12, 13, 5)],
+    "R": [(2, 4, 4), (5, 9, 3), (10, 11, 4), (12, 13, 5)],
+    "Q": [(1, 1, 5), (2, 3, 4), (4, 6, 3), (7, 9, 2), (10, 11, 4), (12, 13, 6)],
+    "K": [(0, 0, 1), (1, 1, 2), (2, 2, 1), (3, 5, 5), (6, 9, 3), (10, 11, 4), (12, 13, 6)],
+}
+_NOTCHES = {  # (row, column) cells that are cut out of a silhouette, to tell like shapes apart
+    "N": [(r, c) for r in range(2, 7) for c in (8, 9, 10, 11) if c - 8 >= r - 3],
+    "R": [(2, 5), (2, 9), (3, 5), (3, 9)],
+    "Q": [(1, 4), (1, 6), (1, 8), (1, 10), (2, 6), (2, 8)],
+    "B": [(4, 7), (5, 7), (6, 7)],
+}
+
+
+def picture(board: Any) -> torch.Tensor:
+    """Draw a board."""
+    drawn = _empty_board().clone()
+    for square, piece in board.piece_map().items():
+        file, rank = square % 8, square // 8
+        top, left = (_MARGIN + _SQUARE * at for at in (7 - rank, file))
+        inside, edge = _glyph(piece.symbol().upper())
+        field = drawn[:, top : top + _SQUARE, left : left + _SQUARE]
+        field[:, inside] = _colour(_WHITE if piece.color else _BLACK)
+        field[:, edge] = _colour(_EDGE)
+    return drawn
+
+
+@cache
+def _empty_board() -> torch.Tensor:
+    drawn = _colour(_FRAME).unsqueeze(-1).repeat(1, SIDE, SIDE)
+    for rank in range(8):
+        for file in range(8):
+            top, left = (_MARGIN + _SQUARE * at for at in (rank, file))
+            field = _colour(_LIGHT if (rank + file) % 2 == 0 else _DARK).unsqueeze(-1)
+            drawn[:, top : top + _SQUARE, left : left + _SQUARE] = field
+    return drawn
+
+
+@cache
+def _glyph(kind: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Give the pixels of a piece, and those of its edge, bool, shape (45, 45)."""
+    cells = torch.zeros(15, 15, dtype=torch.bool)
+    for first, last, half in _SHAPES[kind]:
+        cells[first : last + 1, 7 - half : 8 + half] = True
+    for row, column in _NOTCHES.get(kind, ()):
+        cells[row, column] = False
+    inside = cells.repeat_interleave(3, 0).repeat_interleave(3, 1)
+    around = torch.nn.functional.max_pool2d((~inside)[None].float(), 3, 1, 1)[0].bool()
+    return inside, inside & around
+
+
+def _colour(rgb: tuple[int, int, int]) -> torch.Tensor:
+    return torch.tensor(rgb, dtype=torch.uint8).unsqueeze(-1)
+
 
 MOST_MOVES = 218
 """The most legal moves any position has that can be reached."""
@@ -123,10 +188,10 @@ class ChessEnv(Undrawn, EnvBase):
     def _declare(self) -> None:
         count, place = len(san_moves()), {"device": self.device}
         shown: dict[str, Any] = {"turn": Categorical(2, (), dtype=torch.bool, **place)}
-        start = positions.first_board()
-        examples = {"san": positions.START, "fen": start.fen()}
+        start = notation.first_board()
+        examples = {"san": notation.START, "fen": start.fen()}
         for name in self._texts:
-            example = positions.pgn_of(start) if name == "pgn" else examples[name]
+            example = notation.pgn_of(start) if name == "pgn" else examples[name]
             shown[name] = NonTensor(
                 (), self.device, example_data=example, batched=None if self.stateful else True
             )
@@ -158,7 +223,7 @@ class ChessEnv(Undrawn, EnvBase):
             for board in boards:
                 _require_open(board)
         else:
-            boards = [positions.first_board() for _ in range(shape.numel())]
+            boards = [notation.first_board() for _ in range(shape.numel())]
         if self.stateful:
             self._board = boards[0]
         return TensorDict(self._shown(boards, shape), shape, device=self.device)
@@ -167,9 +232,9 @@ class ChessEnv(Undrawn, EnvBase):
         boards = [self._own_board()] if self.stateful else self._boards_in(td)
         chosen = self._action_inputs["action"].take(td.get("action", None), td.batch_size)
         actions = chosen.flatten().tolist()
-        sans = [positions.played(board, act) for board, act in zip(boards, actions, strict=True)]
-        over = torch.tensor([positions.is_over(board) for board in boards])
-        reward = torch.tensor([positions.worth(board) for board in boards], dtype=torch.float32)
+        sans = [notation.played(board, act) for board, act in zip(boards, actions, strict=True)]
+        over = torch.tensor([notation.is_over(board) for board in boards])
+        reward = torch.tensor([notation.worth(board) for board in boards], dtype=torch.float32)
         over, reward = (value.reshape(*td.batch_size, 1) for value in (over, reward))
         out = {**self._shown(boards, td.batch_size, sans), "reward": reward}
         flags = {"done": over, "terminated": over.clone()}
@@ -182,9 +247,9 @@ class ChessEnv(Undrawn, EnvBase):
         turn = torch.tensor([board.turn for board in boards])
         out: dict[str, Any] = {"turn": turn.reshape(shape)}
         read: dict[str, Callable[[Any], str]] = {
-            "san": positions.last_san,
+            "san": notation.last_san,
             "fen": lambda board: board.fen(),
-            "pgn": positions.pgn_of,
+            "pgn": notation.pgn_of,
         }
         for name in self._texts:
             known = sans if name == "san" else None
@@ -203,7 +268,7 @@ class ChessEnv(Undrawn, EnvBase):
         count, out = len(san_moves()), {}
         numbers = torch.full((len(boards), MOST_MOVES), count)
         for row, board in enumerate(boards):
-            legal = positions.legal_indices(board)
+            legal = notation.legal_indices(board)
             numbers[row, : len(legal)] = torch.tensor(legal, dtype=torch.int64)
         if self.include_legal_moves:
             out["legal_moves"] = numbers.reshape(*shape, MOST_MOVES)
@@ -229,7 +294,7 @@ class ChessEnv(Undrawn, EnvBase):
         """Draw a legal move in each row, and any move where there is none."""
         rows: Any = td if part == () else td[part]
         drawn = []
-        for legal in map(positions.legal_indices, self._boards_at(rows)):
+        for legal in map(notation.legal_indices, self._boards_at(rows)):
             at = torch.randint(max(len(legal), 1), (), generator=generator)
             drawn.append(legal[int(at)] if legal else 0)
         action = torch.tensor(drawn, dtype=torch.int64, device=self.device)
@@ -249,7 +314,7 @@ class ChessEnv(Undrawn, EnvBase):
                 "Build ChessEnv(mask_actions=True), or list all: env.full_action_spec.enumerate()."
             )
         legal = torch.tensor(
-            positions.legal_indices(self._one_board(tensordict)), device=self.device
+            notation.legal_indices(self._one_board(tensordict)), device=self.device
         )
         return TensorDict({"action": legal.long()}, [len(legal)], device=self.device)
 
@@ -301,10 +366,10 @@ class ChessEnv(Undrawn, EnvBase):
         """
         for name in self._starts:
             if (strings := strings_in(td, name)) is not None:
-                return [positions.board_of(name, string) for string in strings]
+                return [notation.board_of(name, string) for string in strings]
         for name, seen in self._repertoires.items():
             if seen.remembers and (hashes := td.get(f"{name}_hash", None)) is not None:
-                return [positions.board_of(name, string) for string in seen.found(hashes)]
+                return [notation.board_of(name, string) for string in seen.found(hashes)]
         names = self._state_names() or ["nothing: pass include_fen=True"]
         raise MissingKeyError(
             f"the data says no position: it has {sorted(map(str, td.keys()))}, and this env reads "
@@ -327,7 +392,7 @@ class ChessEnv(Undrawn, EnvBase):
     def _take_own_state(self, state: Mapping[str, Any], *, strict: bool) -> None:
         super()._take_own_state(state, strict=strict)
         fen, *moves = state.get("game") or [None]
-        self._board = None if fen is None else positions.board_of("fen", fen)
+        self._board = None if fen is None else notation.board_of("fen", fen)
         for move in moves:
             self._board.push_uci(move)
         for name, strings in state.get("texts", {}).items():
@@ -336,7 +401,7 @@ class ChessEnv(Undrawn, EnvBase):
 
 def _require_open(board: Any) -> None:
     """Check that a game that is to begin is not over."""
-    if positions.is_over(board):
+    if notation.is_over(board):
         raise ArgumentError(
             f"a reset was given a game that is over: {board.fen()!r}. Pass a position in which there is a move to "
             "make, or set_state=False to begin a game of chess."

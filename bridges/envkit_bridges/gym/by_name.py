@@ -1,4 +1,4 @@
-"""What an env of a gym library takes at its making, as far as that can be told without making it.
+"""Envs that are made by name: the keywords that one takes, as far as can be said without making it, and how many are made.
 
 Conventions
     made by  what the library calls to make an env, its entry point: a class mostly.
@@ -10,14 +10,17 @@ import contextlib
 import importlib
 import inspect
 from collections.abc import Collection, Iterable
+from functools import partial
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from envkit.batched.parallel import ParallelEnv
+from envkit.data.arguments import as_int
 from envkit.data.keywords import refuse_unknown
 from envkit.errors import ArgumentError
 from envkit_bridges.libraries import parameters_of
 
-__all__ = ["known_to_env", "require_known", "require_render_mode"]
+__all__ = ["MaybeInWorkers", "known_to_env", "require_known", "require_render_mode"]
 
 
 def known_to_env(library: ModuleType, env_name: Any, own: Iterable[str]) -> list[str]:
@@ -83,3 +86,16 @@ def _made_by(library: ModuleType, env_name: Any) -> Any:
 def _loaded(place: str) -> Any:
     module, _, name = place.partition(":")
     return getattr(importlib.import_module(module), name)
+
+
+class MaybeInWorkers:
+    """Base of a class of envs that takes ``num_workers``: above 1, what is made is a `ParallelEnv` of so many."""
+
+    if not TYPE_CHECKING:  # which would look for the keywords here
+
+        def __new__(cls, *args: Any, num_workers: int = 1, **kwargs: Any) -> Any:
+            meaning = "the number of processes, or 1 to have the env in this one"
+            num_workers = as_int("num_workers", num_workers, least=1, meaning=meaning)
+            if num_workers > 1:
+                return ParallelEnv(num_workers, partial(cls, *args, **kwargs))
+            return super().__new__(cls)
