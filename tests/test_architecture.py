@@ -121,7 +121,7 @@ def test_the_roots_hold_few_modules_and_folders_say_the_rest():
     }
 
     assert len(of_envkit) <= 8
-    assert of_bridges == {"dlpack", "dtypes", "figures", "libraries", "offscreen"}
+    assert of_bridges == {"dlpack", "figures", "libraries", "offscreen"}
     assert {"jax", "gym", "policy", "worlds", "exports"} <= folders
 
 
@@ -157,37 +157,10 @@ STAND_APART = {
     # envkit.transport
     "envkit.transport.processes",
     "envkit.transport.rounds",
-    # envkit_bridges.exports
-    "envkit_bridges.exports.episode_infos",
-    "envkit_bridges.exports.gym_registry",
-    "envkit_bridges.exports.minari_reading",
-    "envkit_bridges.exports.replay_transform",
-    "envkit_bridges.exports.row_owners",
-    # envkit_bridges.gym
-    "envkit_bridges.gym.copies",
-    "envkit_bridges.gym.keywords",
-    "envkit_bridges.gym.resuming",
-    "envkit_bridges.gym.space_leaves",
-    # envkit_bridges.jax
-    "envkit_bridges.jax.draws",
-    "envkit_bridges.jax.rendering",
-    # envkit_bridges.policy
-    "envkit_bridges.policy.evaluation",
-    "envkit_bridges.policy.known_outcomes",
-    # envkit_bridges.transports
-    "envkit_bridges.transports.ray_actor",
-    "envkit_bridges.transports.ray_session",
-    # envkit_bridges.worlds.dm_control
-    "envkit_bridges.worlds.dm_control.as_gym",
-    "envkit_bridges.worlds.dm_control.library",
     # envkit_bridges.worlds.envpool
     "envkit_bridges.worlds.envpool.jobs",
     "envkit_bridges.worlds.envpool.recording",
-    # envkit_bridges.worlds.native.chess
-    "envkit_bridges.worlds.native.chess.picture",
-    "envkit_bridges.worlds.native.chess.positions",
     # envkit_bridges.worlds.pettingzoo
-    "envkit_bridges.worlds.pettingzoo.layout",
     "envkit_bridges.worlds.pettingzoo.rows",
 }
 
