@@ -32,8 +32,8 @@ from envkit.data.paths import Key, as_key
 from envkit.data.results import EnvData
 from envkit.env.base import EnvBase
 from envkit.env.drawing import allow_options
-from envkit.env.pending import Pending
 from envkit.env.runs import Run
+from envkit.env.tickets import Ticket
 from envkit.errors import ArgumentError, BusyEnvError, UnsupportedError
 from envkit.lazy_imports import late
 from envkit.specs import Composite, NonTensor, TensorSpec, draws_in_order
@@ -281,7 +281,7 @@ class AsyncEnvPool(BatchedEnv):
         given = None if td is None else td.exclude(ENV_INDEX)
         return super()._reset(given, sub_kwargs).set(ENV_INDEX, self._indices())
 
-    def _make_step(self, td: TensorDictBase, *, advance: bool) -> Pending:
+    def _make_step(self, td: TensorDictBase, *, advance: bool, is_ahead: bool = False) -> Ticket:
         self._require_idle()
         if td.get(ENV_INDEX, None) is None:
             td.set(ENV_INDEX, self._indices())
@@ -290,7 +290,7 @@ class AsyncEnvPool(BatchedEnv):
                 f"the rows belong to envs {list(td[ENV_INDEX])}, but where all envs step at once row i is that of "
                 "env i. Put them in order, or send them: async_step_send goes by env_index."
             )
-        return super()._make_step(td, advance=advance)
+        return super()._make_step(td, advance=advance, is_ahead=is_ahead)
 
     def _set_seeds(self, seed: int | None, *, static: bool) -> int:
         self._require_idle()

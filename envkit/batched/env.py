@@ -14,12 +14,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Self
+from typing import Any
 
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from envkit import rules
 from envkit.batched.arguments import as_own_kwargs
 from envkit.batched.attributes import AttributeLookup
 from envkit.batched.exchange.actors import asks
@@ -31,7 +30,7 @@ from envkit.batched.resuming import ResumablePool
 from envkit.batched.stacking import by_row, empty_rows, keep_unstepped, stack_rows
 from envkit.data.arguments import require_tensordict
 from envkit.data.paths import Path, as_path
-from envkit.data.resets import collect_reset_masks, done_outside, merge_reset
+from envkit.data.resets import collect_reset_masks, merge_reset
 from envkit.data.results import EnvData
 from envkit.data.transition import leaves
 from envkit.env.base import EnvBase
@@ -39,10 +38,10 @@ from envkit.env.in_place import InPlace
 from envkit.env.input_checks import in_functorch, require_values
 from envkit.env.learning import ALL
 from envkit.env.loops import nonstop
-from envkit.env.pending import Pending
 from envkit.env.runs import Run
 from envkit.env.seeding import seed_chain
 from envkit.env.set_state import refuse_start, refuse_state_left_out
+from envkit.env.tickets import Ticket
 from envkit.errors import (
     BatchSizeError,
     ClosedEnvError,
@@ -143,33 +142,45 @@ class BatchedEnv(AttributeLookup, ResumablePool):
         if in_functorch() and self.leaves_torch:
             require_values(td, table.inputs, type(self).__name__)
 
-    def _make_step(self, td: TensorDictBase, *, advance: bool) -> Pending:
-        exchange = self._exchange or self._the_exchange
-        self._check_batch(td)
+    def _prepare_step(self, ticket: Ticket, *, is_ahead: bool) -> None:
+        exchange, mask = self._exchange or self._the_exchange, ticket.mask
         if not exchange.has_begun:
             raise NotResetError(
                 f"{type(self).__name__} was stepped before its first reset, so its sub-envs are in no "
                 "episode. Call reset() first, and step from what it returns."
             )
-        given = mask = td.get(rules.STEP, None)
-        if mask is not None:
-            mask = rules.step_mask(mask, td.batch_size)
-            mask = None if bool(mask.all()) else mask
-        if self._unshown is not None and (mask is None or bool((self._unshown & mask.cpu()).any())):
-            self._require_shown()
+        if mask is not None and bool(mask.all()):
+            mask = None
         if self._share_individual_td:
-            td = by_row(td)
+            ticket.td = by_row(ticket.td)
         if self._entries is not None:
-            self._entries.complete(td)
-        # Entries the caller put under `next` may change what is done, and the workers
-        # cannot know: then the reset waits for the outcome.
-        is_free = td.get("next", None) is None and (
-            mask is None or not done_outside(mask, td, self.done_keys)
-        )
+            self._entries.complete(ticket.td)
         # A sub-env that resets by itself writes its root too, mostly a copy of `next`.
-        resets_too = advance and is_free and not exchange.has_large_rows
-        inputs = exchange.fill(td, mask)
-        return _PoolStep(self, td, advance, exchange, mask, inputs, resets_too, given is not None)
+        ticket.restarts = not exchange.has_large_rows and self._may_restart(ticket)
+        ticket.work = _PoolWork(exchange, mask, exchange.fill(ticket.td, mask))
+
+    def _begin_step(self, ticket: Ticket) -> None:
+        work = ticket.work
+        work.round = work.exchange.wake(ticket.td, work.inputs, advance=ticket.restarts)
+
+    def _finish_step(self, ticket: Ticket) -> TensorDictBase:
+        work, td = ticket.work, ticket.td
+        exchange, mask = work.exchange, work.mask
+        following = exchange.deliver(exchange.wait(work.round))
+        if mask is not None and not exchange.keeps_unstepped:
+            if exchange.lost:
+                mask = mask.clone()
+                mask[sorted(exchange.lost)] = True
+            following = keep_unstepped(following, self._skipped_next(td), mask)
+        if self._share_individual_td:
+            following = by_row(following)
+        if self._entries is not None:
+            self._entries.after_step(td, following)
+        return following
+
+    def _fresh_root(self, ticket: Ticket, data: TensorDictBase) -> TensorDictBase:
+        root = self.step_mdp(data)
+        return self._take_fresh(root) if self.any_done(root) else root
 
     def _take_fresh(self, following: TensorDictBase) -> TensorDictBase:
         """Put the roots of the episodes the workers have begun where old ones ended."""
@@ -368,53 +379,20 @@ class BatchedEnv(AttributeLookup, ResumablePool):
 
 
 @dataclass(slots=True, eq=False)
-class _PoolStep(Pending):
-    """A step that workers make meanwhile. Its inputs are checked when it is made.
+class _PoolWork:
+    """What a pool remembers of a step under way.
 
     Attributes:
-        exchange: how data gets there, as it was when the step was made.
-        mask: rows that are stepped; None: all.
+        exchange: how data gets to the sub-envs, as it was when the step was made.
+        mask: what is stepped; None: all.
         inputs: what the exchange's ``fill`` gave.
-        resets_too: the workers also reset what is done.
-        has_mask: ``td`` holds one, which no outcome shows.
-        round: what the exchange gave when it was begun.
+        round: what it gave when the step was begun.
     """
 
-    env: BatchedEnv
-    exchange: BufferExchange | TensorDictExchange
+    exchange: Any
     mask: torch.Tensor | None
     inputs: Any
-    resets_too: bool
-    has_mask: bool
     round: Any = field(default=None, init=False)
-
-    def begin(self) -> Self:
-        if self.has_mask:
-            self.td = self.td.exclude(rules.STEP, inplace=True)
-        self.round = self.exchange.wake(self.td, self.inputs, advance=self.resets_too)
-        return self
-
-    def stepped(self) -> TensorDictBase:
-        env, exchange, td, mask = self.env, self.exchange, self.td, self.mask
-        made: Any = exchange.wait(self.round)
-        following = exchange.deliver(made)
-        if mask is not None and not exchange.keeps_unstepped:
-            if exchange.lost:
-                mask = mask.clone()
-                mask[sorted(exchange.lost)] = True
-            following = keep_unstepped(following, env._skipped_next(td), mask)
-        if env._share_individual_td:
-            following = by_row(following)
-        if env._entries is not None:
-            env._entries.after_step(td, following)
-        return env._attach_next(td, following)
-
-    def with_root(self) -> tuple[TensorDictBase, TensorDictBase]:
-        if not self.resets_too:
-            return Pending.with_root(self)
-        env, data = self.env, self.stepped()
-        root = env.step_mdp(data)
-        return data, env._take_fresh(root) if env.any_done(root) else root
 
 
 def _visited(visit: Any, given: Any, env: EnvBase) -> Any:

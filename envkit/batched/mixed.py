@@ -14,6 +14,7 @@ Conventions
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 import torch
@@ -23,7 +24,6 @@ from envkit import rules
 from envkit.batched.apart import Apart
 from envkit.batched.joining import common_device, joined_specs, require_free, shared_leaves
 from envkit.batched.members import STATE, Member, delivered, members_of
-from envkit.batched.mixed_steps import MixedStep
 from envkit.batched.moments import MOMENT, Moments
 from envkit.data.arguments import require_state_dict, require_tensordict
 from envkit.data.paths import Path, as_path
@@ -36,7 +36,7 @@ from envkit.env.exclusive import InUse
 from envkit.env.html import Told
 from envkit.env.learning import ALL
 from envkit.env.own_state import OWN
-from envkit.env.pending import Pending
+from envkit.env.tickets import Ticket
 from envkit.env.wrapper_hints import known_wrapping_of
 from envkit.errors import (
     ArgumentError,
@@ -180,25 +180,82 @@ class MixedEnv(EnvBase):
         for member in self.members:
             member.env._expect_run(stop, policy)
 
-    def _make_step(self, td: TensorDictBase, *, advance: bool) -> Pending:
-        self._check_batch(td)
-        mask = td.get(rules.STEP, None)
-        mask = None if mask is None else rules.step_mask(mask, td.batch_size).cpu()
-        # What the caller preset under `next` may change which rows are done, and rows that are left
-        # out may be done already: then the reset follows apart.
-        resets_too = advance and mask is None and td.get("next", None) is None
-        moving = self._moments.moving(td, mask)
-        step = MixedStep(self, td, advance, mask, moving, resets_too)
+    def _prepare_step(self, ticket: Ticket, *, is_ahead: bool) -> None:
+        td, mask = ticket.td, None if ticket.mask is None else ticket.mask.cpu()
+        # Rows that are left out may be done already: then the reset follows apart.
+        ticket.restarts = mask is None and self._may_restart(ticket)
+        work = ticket.work = _MixedWork(mask, self._moments.moving(td, mask))
         for member in reversed(self._in_order_of_waiting):
             part = member.part(td, self._hidden)
             try:
-                own = member.env._honoured_step(part, advance=resets_too).check()
+                own = member.env._honoured_step(part, advance=ticket.restarts, is_ahead=True)
             except InputError as error:
                 if error.row is None:
                     raise
                 raise counted_from(member.rows.start, error) from None
-            step.parts[member.name] = own
-        return step
+            work.parts[member.name] = own
+
+    def _begin_step(self, ticket: Ticket) -> None:
+        self._moments.count(ticket.work.moving)
+        try:
+            for own in ticket.work.parts.values():
+                own.begin()
+        except BaseException:
+            self._forget_what_was_told()
+            raise
+
+    def _finish_step(self, ticket: Ticket) -> TensorDictBase:
+        nexts = self._received(ticket)
+        following = self._joined(nexts)
+        if ticket.restarts:
+            self._moments.tell(following)
+        else:
+            self._moments.tell(following, ticket.td, ticket.work.mask)
+        return following
+
+    def _fresh_root(self, ticket: Ticket, data: TensorDictBase) -> TensorDictBase:
+        root = self._joined(ticket.work.roots)
+        self._count_begun(data.get("next"), root)
+        return root
+
+    def _received(self, ticket: Ticket) -> dict[str, TensorDictBase]:
+        """Receive from every member, also if one fails, and give what their steps made, by name.
+
+        What each told last is kept; where the members have reset what is done, that is the root that follows.
+        """
+        work, nexts = ticket.work, {}
+        failed: Exception | None = None
+        try:
+            for member in self._in_order_of_waiting:
+                name = member.name
+                try:
+                    outcome = work.parts[name].recv()
+                    data, newest = outcome if ticket.restarts else (outcome, outcome.get("next"))
+                    nexts[name], work.roots[name] = data.get("next"), newest
+                    member.keep(newest, None if work.mask is None else work.mask[member.rows])
+                except Exception as error:
+                    failed = failed or error
+            if failed is not None:
+                raise failed
+        except BaseException:
+            self._forget_what_was_told()
+            raise
+        return nexts
+
+    def _forget_what_was_told(self) -> None:
+        """Say that it is not known any more which of the members have moved."""
+        for member in self.members:
+            member.newest = None
+
+    def _count_begun(self, following: TensorDictBase, root: TensorDictBase) -> None:
+        """Count the episodes that members have begun after a step that ended with ``following``."""
+        if not self._moments.are_told:
+            return
+        flags = following.select(*self.done_keys)
+        self.any_done(flags)
+        masks = collect_reset_masks(flags, self.done_levels, self.full_done_spec)
+        self._moments.count(self._rows_of(masks))
+        self._moments.tell(root)
 
     def _visit_transforms(self, visit: Any, given: Any) -> Any:
         each = [ALL] * len(self.members) if given == ALL else given
@@ -391,6 +448,23 @@ class MixedEnv(EnvBase):
         super().close(raise_if_closed=raise_if_closed)
         for member in self.members:
             member.env.close(raise_if_closed=False)
+
+
+@dataclass(slots=True, eq=False)
+class _MixedWork:
+    """What a mixed env remembers of a step under way.
+
+    Attributes:
+        mask: rows that are stepped, on the CPU; None: all.
+        moving: rows whose simulator moves for good.
+        parts: the step of each member by name, in the order in which they begin.
+        roots: what each member told last, by its name.
+    """
+
+    mask: torch.Tensor | None
+    moving: torch.Tensor
+    parts: dict[str, Ticket] = field(default_factory=dict, init=False)
+    roots: dict[str, TensorDictBase] = field(default_factory=dict, init=False)
 
 
 def _require_members(members: list[EnvBase]) -> None:

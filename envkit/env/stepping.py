@@ -8,8 +8,8 @@ Conventions
     td      TensorDict whose root is what was known before the action; ``td["next"]`` is what the
             step produced.
     masks   `_step` and `_reset`, see `rules`. They never survive in an output.
-    step    a value, see `pending`: the env holds nothing of a step between its begin and its end. `_make_step` gives
-            it, `_honoured_step` gives envs around this one what honours an overridden `step`.
+    ticket  a step under way, see `tickets`: the env itself holds nothing of it. `_make_step` gives one. How the step is
+            made is up to the kind of env: `_prepare_step`, `_begin_step`, `_finish_step` and `_fresh_root`.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from envkit.data.paths import Path, as_path, infos_in
 from envkit.data.resets import (
     any_done,
     collect_reset_masks,
+    done_outside,
     forget,
     merge_reset,
     shape_masks_like_done,
@@ -35,10 +36,10 @@ from envkit.data.resets import (
 )
 from envkit.data.results import EnvData
 from envkit.env.input_checks import in_functorch, require_actions, require_values, tell_missing
-from envkit.env.pending import LocalStep, OverriddenStep, Pending
 from envkit.env.runs import WholeRuns
 from envkit.env.set_state import refuse_state_left_out, start_keywords
 from envkit.env.spec_names import SpecNames
+from envkit.env.tickets import OverriddenTicket, Ticket
 from envkit.errors import BatchSizeError, ClosedEnvError, NotResetError
 
 __all__ = ["Stepping"]
@@ -83,13 +84,6 @@ class Stepping(WholeRuns, SpecNames, ABC):
 
     _unshown: torch.Tensor | None = None
     """Rows whose simulator was reset by a seed, which no `reset` has shown since; None where there are none."""
-
-    _acts_at_once: bool
-    """Whether steps of this class are `LocalStep`s, which `step` then makes without one."""
-
-    def __init_subclass__(cls, **kwargs: Any):
-        super().__init_subclass__(**kwargs)
-        cls._acts_at_once = cls._make_step is Stepping._make_step
 
     # -------------------------------------------------------------------------- for concrete envs
 
@@ -220,29 +214,67 @@ class Stepping(WholeRuns, SpecNames, ABC):
         """
         if not isinstance(tensordict, TensorDictBase):
             require_tensordict("what step() was given", tensordict)
-        if self._acts_at_once:
-            self._check_batch(tensordict)
-            if self._unshown is not None:
-                self._require_shown()
-            return self._stepped(tensordict)
-        return self._make_step(tensordict, advance=False).begin().stepped()
+        ticket = self._make_step(tensordict, advance=False)
+        env = ticket.env  # which may be one that stands for this one
+        env._begin_step(ticket)
+        return env._stepped(ticket)
 
-    def _stepped(self, td: TensorDictBase) -> TensorDictBase:
-        """Make a step whose data fits: honour the mask, call `_step`, complete what it gave."""
+    def _make_step(self, td: TensorDictBase, *, advance: bool, is_ahead: bool = False) -> Ticket:
+        """Refuse data that does not fit, and give the step; nothing moves before it is begun.
+
+        With ``is_ahead`` others may begin before it: what the simulator would refuse is refused now.
+        """
+        self._check_batch(td)
         mask = td.get(rules.STEP, None)
-        if mask is None:
-            following = self._computed_next(td)
-        else:
-            following = self._masked_next(td, rules.step_mask(mask, td.batch_size))
-            td = td.exclude(rules.STEP, inplace=True)
-        return self._attach_next(td, following)
+        if mask is not None:
+            mask = rules.step_mask(mask, td.batch_size)
+        if self._unshown is not None:
+            self._require_shown(mask)
+        ticket = Ticket(self, td, advance, mask)
+        self._prepare_step(ticket, is_ahead=is_ahead)
+        return ticket
 
-    def _attach_next(self, td: TensorDictBase, following: TensorDictBase) -> TensorDictBase:
+    def _may_restart(self, ticket: Ticket) -> bool:
+        """Say whether the work of a step may begin new episodes where some end: it alone decides what ends."""
+        td, mask = ticket.td, ticket.mask
+        if not ticket.advance or td.get("next", None) is not None:
+            return False
+        return mask is None or not done_outside(mask, td, self.done_keys)
+
+    def _prepare_step(self, ticket: Ticket, *, is_ahead: bool) -> None:
+        """Read and check what a step is given, and say whether its work ``restarts``; nothing moves."""
+        if is_ahead:
+            self._check_inputs(ticket.td)
+
+    def _begin_step(self, ticket: Ticket) -> None:
+        """Set a step going, where others make it; here all of it happens in `_finish_step`."""
+
+    def _finish_step(self, ticket: Ticket) -> TensorDictBase:
+        """Wait for a step and give its ``next``, complete, with root values in rows that were not stepped."""
+        td, mask = ticket.td, ticket.mask
+        return self._computed_next(td) if mask is None else self._masked_next(td, mask)
+
+    def _fresh_root(self, ticket: Ticket, data: TensorDictBase) -> TensorDictBase:
+        """Give the root that follows a step whose work has restarted what ended."""
+        raise NotImplementedError(f"steps of {type(self).__name__} restart nothing.")
+
+    def _stepped(self, ticket: Ticket) -> TensorDictBase:
+        """Wait for a step, and give its data with the outcome under ``next``; preset entries win."""
+        following, td = self._finish_step(ticket), ticket.td
+        if ticket.mask is not None:
+            td = td.exclude(rules.STEP, inplace=True)
         preset = td.get("next", None)
         if preset is not None:
             following.update(preset)
         td.set("next", following)
         return td
+
+    def _advanced(self, ticket: Ticket) -> tuple[TensorDictBase, TensorDictBase]:
+        """Wait for a step, and give the same and the root that follows, in which what was done is reset."""
+        data = self._stepped(ticket)
+        if ticket.restarts:
+            return data, self._fresh_root(ticket, data)
+        return data, self.maybe_reset(self.step_mdp(data))
 
     def _computed_next(self, td: TensorDictBase) -> TensorDictBase:
         if self.run_type_checks:
@@ -333,7 +365,10 @@ class Stepping(WholeRuns, SpecNames, ABC):
         if not self._steps_by_itself:
             data = self.step(tensordict)
             return data, self._root_after(data, remembered)
-        data, root = self._make_step(tensordict, advance=True).begin().with_root()
+        ticket = self._make_step(tensordict, advance=True)
+        env = ticket.env
+        env._begin_step(ticket)
+        data, root = env._advanced(ticket)
         if remembered:
             forget(root, remembered, data.get("next"), self.done_levels)
         return data, root
@@ -354,34 +389,30 @@ class Stepping(WholeRuns, SpecNames, ABC):
 
     # ------------------------------------------------------------------------ steps as values
 
-    def _send(self, td: TensorDictBase, *, advance: bool = False) -> Pending:
-        """Check and begin a step; ``recv()`` of what this gives ends it, see `pending`."""
-        return self._honoured_step(td, advance=advance).check().begin()
+    def _send(self, td: TensorDictBase, *, advance: bool = False) -> Ticket:
+        """Check and begin a step; ``recv()`` of the ticket ends it."""
+        return self._honoured_step(td, advance=advance, is_ahead=True).begin()
 
-    def _honoured_step(self, td: TensorDictBase, *, advance: bool) -> Pending:
+    def _honoured_step(self, td: TensorDictBase, *, advance: bool, is_ahead: bool) -> Ticket:
         """Make a step on behalf of an env around this one: as a subclass steps, if it has its own way."""
         if advance:
             overridden = not self._steps_by_itself
         else:
             overridden = "step" in self._defined_since or "step" in vars(self)
         if overridden:
-            return OverriddenStep(self, td, advance)
-        return self._make_step(td, advance=advance)
-
-    def _make_step(self, td: TensorDictBase, *, advance: bool) -> Pending:
-        """Refuse data that does not fit, and give the step; nothing moves before it is begun."""
-        self._check_batch(td)
-        if self._unshown is not None:
-            self._require_shown()
-        return LocalStep(self, td, advance)
+            return OverriddenTicket(self, td, advance)
+        return self._make_step(td, advance=advance, is_ahead=is_ahead)
 
     def _after_seed(self) -> None:
         """Note that a seed has reset simulators in the middle of their episodes."""
         if self._has_begun and self._keeps_state is not None:
             self._unshown = torch.ones(self.batch_size, dtype=torch.bool, device="cpu")
 
-    def _require_shown(self) -> None:
-        """Refuse a step that would lead from the root of one episode into another one."""
+    def _require_shown(self, mask: torch.Tensor | None = None) -> None:
+        """Refuse a step that would lead from the root of one episode into another one; None: of all rows."""
+        assert self._unshown is not None
+        if mask is not None and not bool((self._unshown & mask.cpu()).any()):
+            return
         raise NotResetError(
             f"{type(self).__name__} was seeded in the middle of an episode, which resets its simulator, and is stepped "
             "before a reset. Call reset() after set_seed(), and step from what it returns."

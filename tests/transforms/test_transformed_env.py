@@ -31,7 +31,6 @@ from envkit import (
     Unbounded,
     check_env_specs,
 )
-from envkit.env.pending import LocalStep
 from envkit.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -653,17 +652,12 @@ def test_the_base_env_is_set_going_before_anybody_waits():
     notes = []
 
     class Noting(Count):
-        def _make_step(self, td, *, advance):
-            return Noted(self, td, advance)
-
-    class Noted(LocalStep):
-        def begin(self):
+        def _begin_step(self, ticket):
             notes.append("send")
-            return super().begin()
 
-        def stepped(self):
+        def _finish_step(self, ticket):
             notes.append("receive")
-            return super().stepped()
+            return super()._finish_step(ticket)
 
     env = TransformedEnv(Noting(9), Recorder("t", notes))
     td = env.rand_action(env.reset())

@@ -1,7 +1,6 @@
 """Which compiled program a stateless env runs when it resets, steps, and makes a run, and from what it starts.
 
-What is computed stands in `programs`, a step under way in `steps`, a run of many in `unrolling`, how a batch
-becomes rows in `handoff`.
+What is computed stands in `programs`, a run of many steps in `unrolling`, how a batch becomes rows in `handoff`.
 
 Conventions
     state    everything of a row that a step needs, its PRNG key and elapsed steps included; nothing but the
@@ -11,6 +10,7 @@ Conventions
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -20,26 +20,27 @@ from tensordict import TensorDictBase
 
 from envkit import rules
 from envkit.data.arguments import as_int, require_tensordict
+from envkit.data.carrying import carry
 from envkit.data.paths import as_key
-from envkit.data.resets import collect_reset_masks, done_outside
+from envkit.data.resets import collect_reset_masks
 from envkit.data.results import EnvData
 from envkit.data.transition import leaves, selected_rows
 from envkit.env.base import EnvBase
 from envkit.env.fragments import Begun
 from envkit.env.input_checks import require_actions
-from envkit.env.pending import LocalStep, Pending
 from envkit.env.policy import PolicyLike
 from envkit.env.runs import Run
 from envkit.env.seeding import checked_seed, drawn_seed
+from envkit.env.tickets import Ticket
 from envkit.errors import ArgumentError, GradientError
 from envkit.rules import STEP
+from envkit.specs.devices import reading_waits
 from envkit_bridges.dlpack import adopted, number_to_jit, to_jit, to_torch
 from envkit_bridges.jax.gradients import is_wanted
 from envkit_bridges.jax.handoff import RowEnv
 from envkit_bridges.jax.keys import key_of, split
 from envkit_bridges.jax.policy.inputs import is_compilable
-from envkit_bridges.jax.programs import BEGIN, NOTHING, RESTART
-from envkit_bridges.jax.steps import ProgramAdvance, ProgramStep
+from envkit_bridges.jax.programs import BEGIN, NOTHING, RESTART, Constants
 from envkit_bridges.jax.unrolling import begin_unroll, unroll_until
 
 __all__ = ["ProgramEnv"]
@@ -128,36 +129,76 @@ class ProgramEnv(RowEnv):
             self._steps_since_clear = 0
             jax.clear_caches()
 
-    def _make_step(self, td: TensorDictBase, *, advance: bool) -> Pending:
-        self._check_batch(td)
-        mask = td.get(STEP, None)
-        mask = None if mask is None else rules.step_mask(mask, td.batch_size)
+    def _prepare_step(self, ticket: Ticket, *, is_ahead: bool) -> None:
+        td, mask = ticket.td, ticket.mask
         if self._overrides(_PROGRAM) or not (mask is None or bool(mask.any())):
-            return LocalStep(self, td, advance)
+            super()._prepare_step(ticket, is_ahead=is_ahead)
+            return
         if self.run_type_checks:
             require_actions(td, self.full_action_spec)
-        inputs = self._inputs(td, mask)
-        if advance and self._resets_in_program(td, inputs, mask):
-            return ProgramAdvance(self, td, True, inputs, mask)
-        return ProgramStep(self, td, advance, inputs, mask)
+        work = ticket.work = _ProgramWork(self._inputs(td, mask))
+        ticket.restarts = self._resets_in_program(ticket, work.inputs)
 
-    def _resets_in_program(
-        self, td: TensorDictBase, inputs: tuple[Any, ...], mask: torch.Tensor | None = None
-    ) -> bool:
+    def _resets_in_program(self, ticket: Ticket, inputs: tuple[Any, ...]) -> bool:
         """Say whether one program may make a step and the reset after it.
 
-        Not with preset outcomes, or with rows that are done and not stepped, which a reset of its own begins anew;
-        nor with a graph, so that one backward program serves every kind of step.
+        Not with a graph, so that one backward program serves every kind of step.
         """
-        if td.get("next", None) is not None or (self.requires_grad and is_wanted(inputs)):
-            return False
-        return mask is None or not done_outside(mask, td, self.done_keys)
+        has_graph = self.requires_grad and is_wanted(inputs)
+        return not has_graph and self._may_restart(ticket)
+
+    def _begin_step(self, ticket: Ticket) -> None:
+        work: _ProgramWork | None = ticket.work
+        if work is None:
+            return
+        constants = self._begun_constants(ticket.td, ticket.mask)
+        if not ticket.restarts:
+            work.running = self._start(self._programs.step, work.inputs, (constants,))
+            self._kept(work.running.outputs)
+            return
+        given, follows = self._lent(work.inputs), number_to_jit(work.follows, self._device)
+        work.lent = given, constants
+        following, fresh, flags = self._programs.advance(*given, constants, follows)
+        work.outputs = following, self._kept(fresh), flags
+
+    def _begun_constants(self, td: TensorDictBase, mask: torch.Tensor | None) -> Constants:
+        self._count_steps(1)
+        return self._constants(td.batch_size, mask)
+
+    def _finish_step(self, ticket: Ticket) -> TensorDictBase:
+        td, mask, work = ticket.td, ticket.mask, ticket.work
+        if work is None:
+            return super()._finish_step(ticket)
+        if ticket.restarts:
+            following = self._received(td.batch_size, work)
+        else:
+            following = self._accepted(self._out(td.batch_size, work.running.result()), td)
+        return following if mask is None else self._kept_where_skipped(td, mask, following)
+
+    def _received(self, shape: torch.Size, work: _ProgramWork) -> TensorDictBase:
+        """Give the ``next`` of a step that has restarted what ended, and keep the root that follows."""
+        outcome, begun, both = to_torch(work.outputs)
+        flags = both.unbind(0)
+        outcome["flags"], begun["flags"] = flags[:3], flags[3:]
+        following, work.fresh = self._out(shape, outcome), self._out(shape, begun)
+        if reading_waits(both):
+            self._keep_arrays(work.fresh, work.outputs[1]["state"])
+        return following
+
+    def _fresh_root(self, ticket: Ticket, data: TensorDictBase) -> TensorDictBase:
+        fresh = ticket.work.fresh
+        if ticket.mask is None:
+            return carry(data, self._table.carrying, fresh)
+        root = self.step_mdp(data)
+        return root.update(self._kept_where_skipped(root, ticket.mask, fresh))
 
     def _step(self, td: TensorDictBase) -> TensorDictBase:
         mask = td.get(STEP, None)
         mask = None if mask is None else rules.step_mask(mask, td.batch_size)
-        step = ProgramStep(self, td, False, self._inputs(td, mask), mask).begin()
-        return self._out(td.batch_size, step.running.result())
+        constants = self._begun_constants(td, mask)
+        running = self._start(self._programs.step, self._inputs(td, mask), (constants,))
+        self._kept(running.outputs)
+        return self._out(td.batch_size, running.result())
 
     def _masked_next(self, td: TensorDictBase, mask: torch.Tensor) -> TensorDictBase:
         if not bool(mask.any()):
@@ -181,11 +222,11 @@ class ProgramEnv(RowEnv):
         """Step by the program that has made the steps before, so that none is compiled for this one."""
         if not self._steps_by_itself or self.run_type_checks:
             return self.step(td)
-        self._check_batch(td)
-        inputs = self._inputs(td) if td.get(STEP, None) is None else None
-        if inputs is None or not self._resets_in_program(td, inputs):
-            return self._make_step(td, advance=False).begin().recv()
-        return ProgramAdvance(self, td, True, inputs, follows=NOTHING).begin().recv()[0]
+        ticket = self._make_step(td, advance=True)
+        if ticket.restarts:
+            ticket.work.follows = NOTHING
+        self._begin_step(ticket)
+        return self._stepped(ticket)
 
     # ---------------------------------------------------------------------------------- many steps
 
@@ -268,6 +309,27 @@ class ProgramEnv(RowEnv):
             return None
         self._count_steps(steps)
         return unroll_until(self, run)
+
+
+@dataclass(slots=True, eq=False)
+class _ProgramWork:
+    """What a stateless env remembers of a step under way.
+
+    Attributes:
+        inputs: what the program is given.
+        follows: what follows the step, see `Programs.advance`; after `NOTHING` the root is of no use.
+        running: a program of a step alone, once it was begun.
+        lent: what a program that restarts was given, kept until torch has what it gives.
+        outputs: what it gives.
+        fresh: the root that follows, once the step was received.
+    """
+
+    inputs: tuple[Any, ...]
+    follows: int = RESTART
+    running: Any = field(default=None, init=False)
+    lent: Any = field(default=None, init=False)
+    outputs: Any = field(default=None, init=False)
+    fresh: Any = field(default=None, init=False)
 
 
 _PROGRAM = frozenset(("_step",))

@@ -28,6 +28,11 @@ class Route:
     is_direct: bool
     """Whether the stepper is one made to run transforms, and runs all there are."""
 
+    @property
+    def is_pure(self) -> bool:
+        """Whether the transforms outside of the stepper write to no tensor in place, and leave no trace of a call."""
+        return all(leaf.is_pure for part in self.outside for leaf in part.flat())
+
     def shown_next(self, inner: TensorDictBase, done: TensorDictBase) -> TensorDictBase:
         """Show the ``next`` of a step the stepper has done, which was given ``inner``."""
         following = done.get("next")

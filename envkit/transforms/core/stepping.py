@@ -1,7 +1,6 @@
 """How resets and steps go through transforms, to an env and back.
 
-`TransformStepping` decides when each hook runs, and which rows it sees; what becomes of a step that is under way
-stands in `steps`. What masks select and what survives is asked of `rules` through `transition`, as in `EnvBase`. It
+`TransformStepping` decides when each hook runs, and which rows it sees. What masks select and what survives is asked of `rules` through `transition`, as in `EnvBase`. It
 does not know any transform.
 
 Conventions
@@ -15,24 +14,26 @@ Conventions
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
 
 import torch
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 
 from envkit import rules
 from envkit.data.paths import Key, as_key, as_path, leaf_paths
+from envkit.data.resets import collect_reset_masks, mark_done, merge_reset
 from envkit.data.results import EnvData
 from envkit.data.transition import leaves
 from envkit.env.base import EnvBase, OutputLeaf
-from envkit.env.pending import Pending
 from envkit.env.policy import PolicyLike
 from envkit.env.runs import Run
+from envkit.env.tickets import Ticket
 from envkit.specs import Composite
+from envkit.specs.devices import reading_waits
 from envkit.transforms.core.base import Transform
-from envkit.transforms.core.route import Route
-from envkit.transforms.core.steps import TransformedStep
+from envkit.transforms.core.route import Route, kept_where_skipped
 from envkit.transforms.core.wrapper import TransformHolder
 
 __all__ = ["TransformStepping"]
@@ -206,12 +207,15 @@ class TransformStepping(TransformHolder):
 
     # ---------------------------------------------------------------------------------------- step
 
-    def _make_step(self, td: TensorDictBase, *, advance: bool) -> Pending:
-        self._check_batch(td)
+    def _make_step(self, td: TensorDictBase, *, advance: bool, is_ahead: bool = False) -> Ticket:
         route = self._route
         if route.is_direct:
-            return route.stepper._make_step(td, advance=advance)
-        inner = td.exclude("next").copy()
+            self._check_batch(td)
+            return route.stepper._make_step(td, advance=advance, is_ahead=is_ahead)
+        return super()._make_step(td, advance=advance, is_ahead=is_ahead)
+
+    def _prepare_step(self, ticket: Ticket, *, is_ahead: bool) -> None:
+        route, inner = self._route, ticket.td.exclude("next").copy()
         for transform in reversed(route.outside):
             inner = transform._inv_call(inner)
         mask = inner.get(rules.STEP, None)
@@ -219,21 +223,110 @@ class TransformStepping(TransformHolder):
             mask = rules.step_mask(mask, inner.batch_size)
             inner = inner.exclude(rules.STEP, inplace=True)
             mask = None if bool(mask.all()) else mask
-        step = TransformedStep(self, td, advance, route, inner, mask)
-        if advance and mask is None and td.get("next", None) is None:
+        if mask is None and self._may_restart(ticket):
             outside = [leaf for transform in route.outside for leaf in transform.flat()]
-            step.resets_too = all(leaf.only_adds_done for leaf in outside)
-        return self._with_inner(step)
+            ticket.restarts = all(leaf.only_adds_done for leaf in outside)
+        self._hand_in(ticket, _TransformedWork(route, inner, mask), is_ahead=is_ahead)
 
-    def _with_inner(self, step: TransformedStep) -> Pending:
+    def _hand_in(self, ticket: Ticket, work: _TransformedWork, *, is_ahead: bool) -> None:
         """Have the stepper make its part of a step."""
-        stepper = step.route.stepper
-        if step.mask is None:
-            step.inner = stepper._honoured_step(step.given, advance=step.resets_too)
-        elif bool(step.mask.any()):
-            given = step.given.exclude(*self._hidden_keys).set(rules.STEP, step.mask)
-            step.inner = stepper._honoured_step(given, advance=False)
-        return step
+        stepper, given, ticket.work = work.route.stepper, work.given, work
+        if work.mask is None:
+            work.inner = stepper._honoured_step(given, advance=ticket.restarts, is_ahead=is_ahead)
+        elif bool(work.mask.any()):
+            given = given.exclude(*self._hidden_keys).set(rules.STEP, work.mask)
+            work.inner = stepper._honoured_step(given, advance=False, is_ahead=is_ahead)
+
+    def _begin_step(self, ticket: Ticket) -> None:
+        if ticket.work.inner is not None:
+            ticket.work.inner.begin()
+
+    def _finish_step(self, ticket: Ticket) -> TensorDictBase:
+        work = ticket.work
+        done = None if work.inner is None else work.inner.recv()
+        if ticket.restarts:
+            done, work.root = cast(tuple[TensorDictBase, TensorDictBase], done)
+            work.ended = done.get("next").copy()  # as the stepper shows it
+        if work.mask is not None:
+            following = self._masked_shown(ticket, done)
+        else:
+            following = work.route.shown_next(work.given, done)
+        self._record_inputs(ticket.td, work, done)
+        return following
+
+    def _record_inputs(
+        self, td: TensorDictBase, work: _TransformedWork, done: TensorDictBase | None
+    ) -> None:
+        """Write the inputs of the stepper's step, ``done``, that are recorded into the data."""
+        for key in (self._declared.table or self._table).recorded:
+            value = None if done is None else done.get(key, None)
+            value = work.given.get(key, None) if value is None else value
+            if value is not None:  # reshaped behind transforms of batch size
+                td.set(key, value.reshape((*td.batch_size, *value.shape[work.given.batch_dims :])))
+
+    def _masked_shown(self, ticket: Ticket, done: TensorDictBase | None) -> TensorDictBase:
+        """Show the rows that moved, if any did, among the others."""
+        td, work = ticket.td, ticket.work
+        mask, route, given = work.mask, work.route, work.given
+        skipped = self._skipped_next(td)
+        if done is None:
+            return skipped
+        shown = mask.reshape(td.batch_size).to(skipped.device)  # which transforms may change
+        if not self.batch_locked and given.batch_size == td.batch_size:
+            stepped = route.shown_next(given[mask], done[mask])
+            return self._checks.scatter(shown, stepped, skipped)
+        stepped = route.shown_next(given.set(rules.STEP, mask), done)
+        return kept_where_skipped(shown, stepped, skipped)
+
+    def _fresh_root(self, ticket: Ticket, data: TensorDictBase) -> TensorDictBase:
+        """Show the root that the stepper gave, which has reset what is done; reset the rest."""
+        work = ticket.work
+        root, ended, following = work.root, work.ended, self.step_mdp(data)
+        if self._needs_no_answer(work.route, ended, data.get("next")):
+            mark_done(following, self.done_levels)
+        elif self.any_done(following):
+            root = self._also_reset(work.route.stepper, root, following, ended)
+        else:
+            return following
+        masks = collect_reset_masks(following, self.done_levels, self.full_done_spec)
+        begun = root.copy()
+        fresh = self._shown_root(following, root)
+        same = []
+        if work.route.is_pure and not isinstance(fresh, LazyStackedTensorDict):
+            same = _the_same(fresh, begun, _the_same(data.get("next"), ended))
+        if not (self.allow_done_after_reset or set(self.done_keys) <= set(same)):
+            self._checks.refuse_done(fresh, following, masks, self)
+        untouched = [(key, fresh.pop(key)) for key in same]  # the stepper has kept what goes on
+        root = merge_reset(following, fresh, masks, keeps_last=self.keeps_last_output)
+        for key, leaf in untouched:
+            root.set(key, leaf)
+        return root
+
+    def _needs_no_answer(self, route: Route, ended: TensorDictBase, shown: TensorDictBase) -> bool:
+        """Say whether transforms may be told of resets without asking whether there are any, which waits for a card.
+
+        So it is where the stepper has begun all anew that ended, and a reset of nothing leaves no trace.
+        """
+        keys = route.stepper.done_keys
+        if not any(reading_waits(ended.get(key)) for key in keys):
+            return False
+        is_theirs = set(keys) == set(self.done_keys) == set(_the_same(shown, ended, keys))
+        return is_theirs and route.is_pure
+
+    @staticmethod
+    def _also_reset(
+        stepper: EnvBase, root: TensorDictBase, asked: TensorDictBase, ended: TensorDictBase
+    ) -> TensorDictBase:
+        """Reset in the stepper what ``asked`` wants reset and the stepper has not begun anew."""
+        stepper.any_done(ended)
+        late = {}
+        for key in stepper.reset_keys:
+            mask = asked.get(key, None)
+            if mask is not None:
+                late[key] = rules.still_to_reset(mask, ended.get(key, None))
+        if not any(bool(mask.any()) for mask in late.values()):
+            return root
+        return stepper._reset_anew(root.update(late))
 
     def _skipped_next(self, td: TensorDictBase) -> TensorDictBase:
         if not isinstance(td, LazyStackedTensorDict) or td.stack_dim:
@@ -265,10 +358,11 @@ class TransformStepping(TransformHolder):
 
     def _step_inverted(self, td: TensorDictBase) -> TensorDictBase:
         """Step with an input that has been through the inverse pass, for a transform of this env."""
-        given, mask = td.exclude("next", rules.STEP).copy(), td.get(rules.STEP, None)
-        given = self._route.inwards(given)
-        step = TransformedStep(self, td, False, self._route, given, mask)
-        return self._with_inner(step).begin().recv()
+        mask = td.get(rules.STEP, None)
+        ticket = Ticket(self, td, False, mask)
+        given = self._route.inwards(td.exclude("next", rules.STEP).copy())
+        self._hand_in(ticket, _TransformedWork(self._route, given, mask), is_ahead=False)
+        return ticket.begin().recv()
 
     def _step(self, td: TensorDictBase) -> TensorDictBase:
         raise NotImplementedError("a TransformedEnv steps through its base env.")
@@ -336,3 +430,32 @@ class TransformStepping(TransformHolder):
     @property
     def _unrecorded(self) -> tuple[str, ...]:  # type: ignore[override]
         return self.base_env._unrecorded
+
+
+@dataclass(slots=True, eq=False)
+class _TransformedWork:
+    """What a `TransformedEnv` remembers of a step under way.
+
+    Attributes:
+        route: how it goes.
+        given: the data after the inverse pass, without masks; what the stepper is given.
+        mask: which rows move; None: all.
+        inner: the step of the stepper; None where no row moves.
+        root, ended: the root that follows, and ``next``, as a stepper shows them that has reset what is done.
+    """
+
+    route: Route
+    given: TensorDictBase
+    mask: torch.Tensor | None
+    inner: Ticket | None = field(default=None, init=False)
+    root: Any = field(default=None, init=False)
+    ended: Any = field(default=None, init=False)
+
+
+def _the_same(
+    first: TensorDictBase, second: TensorDictBase, keys: Iterable[Key] | None = None
+) -> list[Key]:
+    """List the keys, of those given or all, under which both hold the very same tensor."""
+    keys = [as_key(path) for path, _ in leaves(first)] if keys is None else keys
+    found = ((key, first.get(key, None)) for key in keys)
+    return [key for key, leaf in found if leaf is not None and leaf is second.get(key, None)]

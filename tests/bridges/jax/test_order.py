@@ -32,7 +32,7 @@ from envkit.transforms.core import coupled
 from envkit_bridges import dlpack
 from envkit_bridges.dlpack import number_to_jit, to_jax, to_jit, torch_device_of
 from envkit_bridges.jax import env as env_module
-from envkit_bridges.jax import fusing, gradients, handoff, options, stepping, steps, unrolling
+from envkit_bridges.jax import fusing, gradients, handoff, options, stepping, unrolling
 from envkit_bridges.jax.env import JaxEnv
 from envkit_bridges.jax.options import chunks_on
 from envkit_bridges.jax.policy import jax_policy
@@ -42,7 +42,7 @@ from envkit_bridges.jax.shared_programs import Program
 from tests.zoo.walkers import Pendulum, Walker, unlike_any
 
 ROWS = 4
-BORDERS = (env_module, fusing, gradients, handoff, jax_policy, stepping, steps, unrolling)
+BORDERS = (env_module, fusing, gradients, handoff, jax_policy, stepping, unrolling)
 
 
 def sees_cuda() -> bool:
@@ -96,7 +96,7 @@ def pushed(env, device):
 @pytest.fixture
 def waiting(monkeypatch):
     """Let reading on the CPU count as waiting, as it does on a card."""
-    for module in (fusing, handoff, steps, coupled):
+    for module in (fusing, handoff, stepping, coupled):
         monkeypatch.setattr(module, "reading_waits", lambda tensor: True)
 
 
@@ -355,7 +355,7 @@ def test_every_program_takes_a_tensor_and_nothing_that_the_host_brings_to_a_card
 
     monkeypatch.setattr(dlpack, "_lent", lent)  # arrays, as on a card
     if device == "cpu":
-        for module in (fusing, steps, stepping, unrolling):
+        for module in (fusing, stepping, unrolling):
             monkeypatch.setattr(module, "number_to_jit", lambda number, _: jnp.asarray(number))
     act = pushed(walker, device)
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar, NoReturn, Self, Unpack
+from typing import Any, ClassVar, NoReturn, Unpack
 
 import numpy as np
 import torch
@@ -25,9 +25,9 @@ from envkit.env.base import EnvBase
 from envkit.env.input_checks import require_actions
 from envkit.env.loops import nonstop
 from envkit.env.options import EnvOptions
-from envkit.env.pending import LocalStep, Pending
 from envkit.env.runs import Run
 from envkit.env.seeding import seed_chain
+from envkit.env.tickets import Ticket
 from envkit.errors import BatchSizeError, OptionError, ResumeError
 from envkit.specs import Categorical, Composite, Unbounded, draws_in_order
 from envkit.specs.annotations import Device, Value
@@ -40,54 +40,6 @@ from envkit_bridges.worlds.envpool.recording import Recorder, begun
 from envkit_bridges.worlds.envpool.rows import RowPool, Rows, Stepped
 
 __all__ = ["MultiThreadedEnv", "MultiThreadedEnvWrapper"]
-
-
-# ----------------------------------------------------------------------------------------------- steps
-
-
-@dataclass(slots=True, eq=False)
-class _RowStep(Pending):
-    """A step that EnvPool's threads make from `begin` to `recv`.
-
-    Attributes:
-        mask: rows that are stepped, of which there is one at least; None: all.
-        actions: of these, as the library takes them, once they are checked.
-        sent: of `RowPool.send`.
-    """
-
-    env: MultiThreadedEnvWrapper
-    mask: torch.Tensor | None
-    actions: Any = field(default=None, init=False)
-    sent: Any = field(default=None, init=False)
-
-    def check(self) -> Self:
-        """Refuse actions that are none of the specs."""
-        if self.env.run_type_checks:
-            require_actions(self.td, self.env.full_action_spec)
-        self.actions = self.env._actions_of(self.td, self.mask)
-        return self
-
-    def begin(self) -> Self:
-        """Hand the actions to the threads."""
-        if self.actions is None:
-            self.check()
-        self.sent = self.env._rows.send(self.actions, _numbers(self.mask))
-        return self
-
-    def stepped(self) -> TensorDictBase:
-        env, td = self.env, self.td
-        following = env._accepted(env._received(td, self.mask, self.sent), td)
-        if td.get(rules.STEP, None) is not None:
-            td = td.exclude(rules.STEP, inplace=True)
-        return env._attach_next(td, following)
-
-    def with_root(self) -> tuple[TensorDictBase, TensorDictBase]:
-        is_preset = self.td.get("next", None) is not None  # and may change what is done
-        data = self.stepped()
-        root = self.env.step_mdp(data)
-        if is_preset or not self.env._is_plain:
-            return data, self.env.maybe_reset(root)
-        return data, self.env._begun(root)
 
 
 def _numbers(mask: torch.Tensor | None) -> Rows:
@@ -198,16 +150,32 @@ class MultiThreadedEnvWrapper(GymLikeEnv):
 
     # ---------------------------------------------------------------------------- steps and resets
 
-    def _make_step(self, td: TensorDictBase, *, advance: bool) -> Pending:
-        self._check_batch(td)
-        mask = td.get(rules.STEP, None)
-        if mask is not None:
-            mask = rules.step_mask(mask, td.batch_size)
-            mask = None if bool(mask.all()) else mask
+    def _prepare_step(self, ticket: Ticket, *, is_ahead: bool) -> None:
+        mask = ticket.mask
+        mask = None if mask is None or bool(mask.all()) else mask
         is_idle = mask is not None and not bool(mask.any())
         if is_idle or not self._steps_by_itself:
-            return LocalStep(self, td, advance)
-        return _RowStep(self, td, advance, mask)
+            super()._prepare_step(ticket, is_ahead=is_ahead)
+            return
+        if self.run_type_checks:
+            require_actions(ticket.td, self.full_action_spec)
+        # Rows that are left out and done begin anew as well.
+        is_free = ticket.advance and ticket.td.get("next", None) is None
+        ticket.restarts = is_free and self._is_plain
+        ticket.work = _RowWork(mask, self._actions_of(ticket.td, mask))
+
+    def _begin_step(self, ticket: Ticket) -> None:
+        if (work := ticket.work) is not None:
+            work.sent = self._rows.send(work.actions, _numbers(work.mask))
+
+    def _finish_step(self, ticket: Ticket) -> TensorDictBase:
+        td, work = ticket.td, ticket.work
+        if work is None:
+            return super()._finish_step(ticket)
+        return self._accepted(self._received(td, work.mask, work.sent), td)
+
+    def _fresh_root(self, ticket: Ticket, data: TensorDictBase) -> TensorDictBase:
+        return self._begun(self.step_mdp(data))
 
     def _step(self, td: TensorDictBase) -> TensorDictBase:
         mask = td.get(rules.STEP, None)
@@ -331,6 +299,21 @@ class MultiThreadedEnvWrapper(GymLikeEnv):
         if not self.is_closed:
             self._rows.finish()
         super().close(raise_if_closed=raise_if_closed)
+
+
+@dataclass(slots=True, eq=False)
+class _RowWork:
+    """What is remembered of a step that EnvPool's threads make.
+
+    Attributes:
+        mask: rows that are stepped, of which there is one at least; None: all.
+        actions: of these, as the library takes them.
+        sent: of `RowPool.send`.
+    """
+
+    mask: torch.Tensor | None
+    actions: Any
+    sent: Any = field(default=None, init=False)
 
 
 def _public(infos: Mapping[str, Any]) -> dict[str, Any]:

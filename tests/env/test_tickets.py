@@ -70,7 +70,7 @@ def test_a_step_that_is_made_and_not_begun_moves_nothing(env):
     td = warm(env)
     before, given = held_by(env), td.clone()
 
-    env._honoured_step(td, advance=True).check()
+    env._honoured_step(td, advance=True, is_ahead=True)
 
     assert held_by(env) == before
     assert (td == given).all()
@@ -153,8 +153,8 @@ class Interrupted(SerialEnv):
 
     armed = False
 
-    def _make_step(self, td, *, advance):
-        step = super()._make_step(td, advance=advance)
+    def _make_step(self, td, **options):
+        step = super()._make_step(td, **options)
         if self.armed:
             raise KeyboardInterrupt
         return step

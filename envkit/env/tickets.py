@@ -1,0 +1,82 @@
+"""A step that is under way: made, begun and received, each once, by whoever holds its ticket.
+
+An env keeps nothing of a step between its begin and its end: the ticket does. So steps of several envs may be held at
+once and received in any order.
+
+Conventions
+    made      `Stepping._make_step` has refused what would spoil data. Nothing has moved.
+    begun     `Stepping._begin_step` has handed the work out, where somebody else does it.
+    received  the outcome is in the data.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import torch
+from tensordict import TensorDictBase
+
+from envkit.errors import StaleDataError
+
+__all__ = ["OverriddenTicket", "Ticket"]
+
+
+@dataclass(slots=True, eq=False)
+class Ticket:
+    """A step of ``env`` with ``td``.
+
+    Attributes:
+        env: what is stepped.
+        td: root with the action; the outcome is written into it.
+        advance: what ends is reset too: the outcome is that of `EnvBase.step_and_maybe_reset`.
+        mask: what is stepped, bool of the batch size; None: all.
+        restarts: the work itself begins new episodes, so that no reset follows.
+        work: what the env remembers of its own between making and receiving a step.
+    """
+
+    env: Any
+    td: TensorDictBase
+    advance: bool
+    mask: torch.Tensor | None = None
+    restarts: bool = False
+    work: Any = None
+    _is_received: bool = field(default=False, init=False)
+
+    def begin(self) -> Self:
+        """Set the step going; other work fits in until `recv`. Gives the ticket itself."""
+        self.env._begin_step(self)
+        return self
+
+    def recv(self) -> Any:
+        """Wait for the outcome.
+
+        Returns:
+            What `EnvBase.step` does, or with ``advance`` what `EnvBase.step_and_maybe_reset` does.
+
+        Raises:
+            StaleDataError: it was received before.
+        """
+        if self._is_received:
+            raise StaleDataError(
+                f"this step of {self.env} was received before, and a step is made once. Its outcome is "
+                "in the data that recv() gave; begin another one."
+            )
+        self._is_received = True
+        return self._received()
+
+    def _received(self) -> Any:
+        return self.env._advanced(self) if self.advance else self.env._stepped(self)
+
+
+@dataclass(slots=True, eq=False)
+class OverriddenTicket(Ticket):
+    """A step that a subclass makes in its own way, when it is received: nobody but it can begin any of it."""
+
+    def begin(self) -> Self:
+        """Leave all of it to `recv`."""
+        return self
+
+    def _received(self) -> Any:
+        env = self.env
+        return env.step_and_maybe_reset(self.td) if self.advance else env.step(self.td)
