@@ -142,7 +142,6 @@ STAND_APART = {
     "envkit.batched.carried",
     "envkit.batched.exchange_stats",
     "envkit.batched.joining",
-    "envkit.batched.mixed_steps",
     "envkit.batched.moments",
     "envkit.batched.output_checks",
     "envkit.batched.policy_proof",

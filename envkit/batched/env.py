@@ -21,9 +21,8 @@ from tensordict import TensorDict, TensorDictBase
 
 from envkit.batched.arguments import as_own_kwargs
 from envkit.batched.attributes import AttributeLookup
-from envkit.batched.exchange.actors import asks
 from envkit.batched.exchange.in_place import RowsInPlace
-from envkit.batched.exchange.recording import record_plain, record_random, record_rollout
+from envkit.batched.exchange.recording import recorded
 from envkit.batched.exchange.rows import BufferExchange
 from envkit.batched.exchange.tensordicts import TensorDictExchange
 from envkit.batched.resuming import ResumablePool
@@ -32,12 +31,10 @@ from envkit.data.arguments import require_tensordict
 from envkit.data.paths import Path, as_path
 from envkit.data.resets import collect_reset_masks, merge_reset
 from envkit.data.results import EnvData
-from envkit.data.transition import leaves
 from envkit.env.base import EnvBase
 from envkit.env.in_place import InPlace
 from envkit.env.input_checks import in_functorch, require_values
 from envkit.env.learning import ALL
-from envkit.env.loops import nonstop
 from envkit.env.runs import Run
 from envkit.env.seeding import seed_chain
 from envkit.env.set_state import refuse_start, refuse_state_left_out
@@ -48,7 +45,6 @@ from envkit.errors import (
     NotResetError,
     WorkerError,
 )
-from envkit.specs import draws_in_order
 from envkit.transport.pool import call_by_row
 
 __all__ = ["BatchedEnv"]
@@ -200,29 +196,11 @@ class BatchedEnv(AttributeLookup, ResumablePool):
         raise NotImplementedError("batched envs step through their workers.")
 
     def _fast_rollout(self, run: Run) -> TensorDictBase | list[TensorDictBase] | None:
-        root, steps, act = run.root, run.steps, run.act
-        exchange = self._rows_for_run(root)
-        if run.stop != "never" or exchange is None:
-            return None
-        actions = self._action_paths
-        random = run.policy is None and not self._action_masks and draws_in_order(self.action_spec)
-        if random and actions == exchange.inputs[0].keys() and not asks(dict(leaves(root))):
-            drawn = self.full_action_spec.rand((steps,), self._action_generator)
-            return record_random(exchange, root, drawn, ended=self._ended, device=self._device)
-        how = {"action_paths": actions, "device": self._device}
-        plain = record_plain(exchange, root, act, steps, **how)
-        recorded, acted = plain or record_rollout(exchange, root, act, steps, **how)
-        if acted is None:
-            return recorded
-        done = [] if recorded is None else list(recorded.unbind(len(self.batch_size)))
-        return [*done, *nonstop(self, acted, act, steps - len(done), acted=True)]
+        rows = self._rows_for_run()
+        return None if rows is None else recorded(self, rows, run, ended=self._ended)
 
-    @property
-    def _action_paths(self) -> frozenset[Path]:
-        return frozenset(as_path(key) for key in self.action_keys)
-
-    def _rows_for_run(self, root: TensorDictBase) -> BufferExchange | None:
-        """Give the exchange, if a whole run from a root can be recorded in its rows."""
+    def _rows_for_run(self) -> BufferExchange | None:
+        """Give the exchange, if a whole run can be recorded in its rows."""
         exchange = self._exchange
         if not isinstance(exchange, BufferExchange):
             return None
@@ -233,7 +211,7 @@ class BatchedEnv(AttributeLookup, ResumablePool):
         if not set(self.reward_keys).isdisjoint(self.state_keys):
             return None  # what is carried from `next` must have a root row
         has_begun = exchange.has_begun and self._unshown is None
-        return exchange if has_begun and exchange.looks_like(root) else None
+        return exchange if has_begun else None
 
     def _ended(self, following: TensorDictBase) -> dict[Path, torch.Tensor]:
         """Give masks of what is to be reset, by level; none where nothing is done."""

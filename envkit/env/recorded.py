@@ -6,6 +6,7 @@ Conventions
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import cast
 
 import torch
@@ -39,9 +40,18 @@ def stack_steps(env: Stepping, steps: list[TensorDictBase], *, contiguous: bool)
         return cast(TensorDictBase, torch.stack(cast(list, steps), dim))
     except (RuntimeError, KeyError) as error:
         raise RolloutError(
-            "the steps of this rollout cannot be stacked into one tensor each: "
-            f"{str(error).rstrip('.')}. Pass return_contiguous=False to get a lazy stack along time."
+            f"the steps of this rollout cannot be stacked into one tensor each: {_why(steps, error)}. "
+            "Pass return_contiguous=False to get a lazy stack along time."
         ) from error
+
+
+def _why(steps: list[TensorDictBase], error: Exception) -> str:
+    """Name an entry that only some steps have, as a policy writes it, or else what was raised."""
+    counts = Counter(key for step in steps for key in step.keys(True, True))
+    for key, count in counts.items():
+        if count < len(steps):
+            return f"{key!r} is in {count} of {len(steps)} steps. Write it in every step"
+    return str(error).rstrip(".")
 
 
 def _strays(env: Stepping, first: TensorDictBase) -> list[Key]:

@@ -269,7 +269,7 @@ class Stepping(WholeRuns, SpecNames, ABC):
         td.set("next", following)
         return td
 
-    def _advanced(self, ticket: Ticket) -> tuple[TensorDictBase, TensorDictBase]:
+    def _stepped_and_reset(self, ticket: Ticket) -> tuple[TensorDictBase, TensorDictBase]:
         """Wait for a step, and give the same and the root that follows, in which what was done is reset."""
         data = self._stepped(ticket)
         if ticket.restarts:
@@ -368,7 +368,7 @@ class Stepping(WholeRuns, SpecNames, ABC):
         ticket = self._make_step(tensordict, advance=True)
         env = ticket.env
         env._begin_step(ticket)
-        data, root = env._advanced(ticket)
+        data, root = env._stepped_and_reset(ticket)
         if remembered:
             forget(root, remembered, data.get("next"), self.done_levels)
         return data, root

@@ -66,7 +66,7 @@ class Ticket:
         return self._received()
 
     def _received(self) -> Any:
-        return self.env._advanced(self) if self.advance else self.env._stepped(self)
+        return self.env._stepped_and_reset(self) if self.advance else self.env._stepped(self)
 
 
 @dataclass(slots=True, eq=False)

@@ -22,7 +22,7 @@ from envkit.specs.leaves.choices import Categorical, MultiCategorical, MultiOneH
 from envkit.specs.leaves.unions import Choice
 from envkit.specs.stacks import Stacked
 
-__all__ = ["array_of", "demand_of", "sizes_of", "test_of"]
+__all__ = ["array_of", "demand_of", "has_array", "sizes_of", "test_of"]
 
 Test = Callable[[np.ndarray], bool]
 

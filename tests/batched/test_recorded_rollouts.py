@@ -84,6 +84,22 @@ def test_a_root_with_a_gradient_leaves_none_in_the_rows(envs, name, policy):
     assert not data["observation"].requires_grad and not after["observation"].requires_grad
 
 
+@in_all_ways
+@pytest.mark.parametrize("steps", [1, 5, 200])
+@pytest.mark.parametrize("policy", ACTS.values(), ids=ACTS)
+def test_a_rollout_that_stops_where_a_row_is_done_is_that_of_single_steps(
+    envs, name, steps, policy
+):
+    runs = []
+    for env in (envs[name], envs["slow"]):
+        env.set_seed(SEED)
+        runs.append([env.rollout(steps, policy), env.rollout(steps, policy), env.rand_action()])
+
+    for own, other in zip(*runs, strict=True):
+        assert_same(own, other)
+    assert steps < 200 or runs[0][0]["next", "done"][:, -1].any()
+
+
 def test_a_row_that_is_lost_leaves_no_gradient_in_the_rows(opened):
     env = opened(SerialEnv(2, Chaos, use_buffers=True, on_worker_failure="restart"))
     root = env.reset()

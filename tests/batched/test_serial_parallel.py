@@ -607,7 +607,7 @@ def test_a_policy_that_writes_an_entry_late_is_told_so():
 
     act.calls = 0
     env = ParallelEnv(2, make_count, num_processes=1)
-    with pytest.raises(RuntimeError, match="'note' in 3 of 4 steps"):
+    with pytest.raises(RuntimeError, match="'note' is in 3 of 4 steps"):
         env.rollout(4, act, break_when_any_done=False)
     env.close()
 

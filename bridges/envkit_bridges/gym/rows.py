@@ -141,8 +141,9 @@ class GymRows:
         self._taken = taken_as_they_are(self._rewards[0].dtype)
         flags = [map(_bytes_of, self._nexts[path]) for path in DONE]
         self._flags = list(zip(*flags, strict=True))
+        carried = [(path, root) for path, root in self._roots.items() if path not in DONE]
         self._carried = [
-            (self._nexts[path], root) for path, root in self._roots.items() if path not in DONE
+            [(self._nexts[path][slot], root[slot + 1]) for path, root in carried] for slot in slots
         ]
 
     def replace(self, row: int, env: Any) -> None:
@@ -219,8 +220,8 @@ class GymRows:
         self, slot: int, chosen: slice | Sequence[int], fresh: list[tuple[int, tuple[Any, Any]]]
     ) -> None:
         """Write the roots after a step: what it made, and a fresh episode where one has ended."""
-        for made, root in self._carried:
-            root[slot + 1][chosen] = made[slot][chosen]
+        for made, root in self._carried[slot]:
+            root[chosen] = made[chosen]
         if fresh:
             puts = self._root_writers[slot + 1]
             for index, (observation, info) in fresh:

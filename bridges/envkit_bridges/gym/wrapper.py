@@ -20,14 +20,17 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 from envkit import rules
+from envkit.batched.exchange.one_row import OneRow
+from envkit.batched.exchange.recording import recorded
 from envkit.data.arguments import as_batch_size, as_bool
-from envkit.data.paths import Key, Path, as_key, as_path, nest
+from envkit.data.inference import lasting
+from envkit.data.paths import Key, Path, as_key, nest
 from envkit.data.transition import empty_like, leaves
 from envkit.env.base import EnvBase
-from envkit.env.loops import nonstop, until_any_done
 from envkit.env.options import EnvOptions
 from envkit.env.runs import Run
 from envkit.env.seeding import seed_chain
+from envkit.env.tickets import Ticket
 from envkit.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -42,7 +45,6 @@ from envkit_bridges.gym.codecs import Codec, codec_at, codec_of
 from envkit_bridges.gym.frames import draw, require_frames, shape_of_frame
 from envkit_bridges.gym.info import Outcome, default_info_dict_reader
 from envkit_bridges.gym.like import GymLikeEnv
-from envkit_bridges.gym.recording import Recorder
 from envkit_bridges.gym.rows import GymCore, reward_array
 from envkit_bridges.gym.vector import VectorCore, is_vector
 
@@ -318,6 +320,34 @@ class GymWrapper(GymLikeEnv):
         core.infos = cast("tuple[default_info_dict_reader, ...]", tuple(self.info_dict_reader))
         return core
 
+    @property
+    def _row(self) -> OneRow | None:
+        """The row of memory on which this env steps; None where it needs more than rows hold, see `row_core`."""
+        readers = len(self.info_dict_reader)
+        row, bound = self._declared.cached("row", lambda: (self._made_row(), readers))
+        if bound != readers or self.run_type_checks or not self.convert_actions_to_numpy:
+            row = self._made_row()
+        return row if row is not None and self._steps_by_itself else None
+
+    @lasting()
+    def _made_row(self) -> OneRow | None:
+        core = self.row_core()
+        return None if core is None else OneRow(self, core, self._action_inputs)
+
+    def _reset(self, td: TensorDictBase | None, **kwargs: Any) -> TensorDictBase:
+        mask = None if td is None else td.get(rules.RESET, None)
+        row = self._row if mask is None or bool(mask.all()) else None
+        if row is None:
+            return super()._reset(td, **kwargs)
+        self._has_told()
+        return row.reset(**kwargs)
+
+    def _finish_step(self, ticket: Ticket) -> TensorDictBase:
+        row = None if ticket.mask is not None or self._gave_up else self._row
+        if row is None or not row.take(ticket.td):
+            return super()._finish_step(ticket)
+        return row.step()
+
     # -------------------------------------------------------------------------------------- resuming
 
     @property
@@ -334,6 +364,7 @@ class GymWrapper(GymLikeEnv):
     def _take_log(self, env: Any) -> None:
         super()._take_log(env)
         self.core.take(env)
+        self._declared.cache.pop("row", None)  # it calls what the core called before
 
     def _own_state(self) -> dict[str, Any]:
         return {**super()._own_state(), "static": self._seed_is_static}
@@ -358,26 +389,15 @@ class GymWrapper(GymLikeEnv):
             self._vector.begin_logs()
 
     def _fast_rollout(self, run: Run) -> TensorDictBase | list[TensorDictBase] | None:
-        if self.row_core() is None or run.stop == "all" or self._gave_up:
+        row = None if self._gave_up else self._row
+        if row is None:
             return None
         if self._unshown is not None:
             self._require_shown()
         self._check_batch(run.root)
-        follow = until_any_done if run.stop == "any" else nonstop
-        recorder = Recorder(
-            core=self.core,
-            observation=self.full_observation_spec,
-            done=self.full_done_spec,
-            rewards=[as_path(key) for key in self.reward_keys],
-            paid=self._declared.cached("reward_form", self._reward_form)[1],
-            action=self.action_spec,
-            inputs=self._action_inputs,
-            generator=self._action_generator,
-            device=self.device,
-            go_on=lambda td, left: follow(self, td, run.act, left, acted=True),
-            stops=run.stop == "any",
-        )
-        return recorder.record(run)
+        if any(getattr(leaf, "requires_grad", False) for _, leaf in leaves(run.root)):
+            return None  # rows keep no graph
+        return recorded(self, row, run, ended=lambda following: {})
 
 
 def _writes_rows(reader: Any) -> bool:

@@ -1,314 +1,610 @@
-"""A whole non-stop rollout over shared rows, each step in a slot of its own.
+"""A whole rollout over rows of memory, each step in a slot of its own.
 
-The sub-envs write the roots and outcomes of steps side by side, in two halves of the slots that the exchange has: what
-they wrote into one is copied out at once, while they write into the other. No TensorDict is built for a step but the one
-the policy sees, and none of what the policy sees is ever overwritten. One that acts on rows sees no
-TensorDict, but the rows themselves, and keeps none of them; one that acts on leaves sees copies of those it reads.
+Rows are written side by side, in two halves of the slots that there are: what lies in one is copied out at once, while
+the other is written. No TensorDict is built for a step but the one that a policy sees, and none of what a policy sees
+is ever overwritten. One that acts on rows sees no TensorDict, but the rows themselves, and keeps none of them; one that
+acts on leaves sees copies of those it reads; random actions are drawn beforehand.
 
 Conventions
-    run     the steps of all rows, one after the other.
     window  steps that lie side by side in one half of the slots; ``slots`` says where.
     time    leading axis in memory; the result shows it last.
     others  root entries that neither env nor action keys account for: what the policy writes beside
             its action, or what the caller put there. They are carried as `step_mdp` would.
     asked   an acted root that is to be stepped next, where a run goes on step by step: the policy has written
-            under ``next`` or masked the step, or has used the env itself.
+            under ``next`` or masked the step, has left other entries than before, or has used the env itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 
 from envkit import rules
-from envkit.batched.exchange.actors import Actor, actor_for
-from envkit.batched.exchange.record import Record, Stacks, stacked
+from envkit.batched.exchange.memory import Moment, RowMemory
+from envkit.batched.exchange.one_row import OneRow
 from envkit.batched.exchange.rows import BufferExchange
 from envkit.data.paths import Path, as_key, tensordict_of
 from envkit.data.transition import leaves
-from envkit.env.policy import Policy
+from envkit.env.loops import LOOPS
+from envkit.env.on_leaves import ActsOnLeaves, LeavesPolicy
+from envkit.env.policy import ActsOnRows, Policy, RowsPolicy
+from envkit.env.runs import Run
+from envkit.specs import TensorSpec, draws_in_order
 
-__all__ = ["record_plain", "record_random", "record_rollout"]
+__all__ = ["recorded"]
+
+Leaves = Mapping[Path, torch.Tensor]
+Rows = BufferExchange | OneRow
+
+_FIRST_STEPS = 64  # of a run that may stop early, for which memory is made and actions are drawn
 
 
-class _TensorDictRun:
-    """Steps of a policy that sees TensorDicts; they end where one is ``asked``, see the module."""
+def recorded(
+    env: Any,
+    rows: Rows,
+    run: Run,
+    *,
+    ended: Callable[[TensorDictBase], dict[Path, torch.Tensor]],
+) -> TensorDictBase | list[TensorDictBase] | None:
+    """Make a rollout as `EnvBase._fast_rollout` promises; None where rows cannot hold it.
+
+    Args:
+        env: whose rows they are.
+        rows: stepped; every row is in an episode.
+        run: stops never, or where any row is done.
+        ended: gives, by level, what of an outcome is to begin anew; no masks if nothing is.
+    """
+    if run.stop == "all" or not rows.looks_like(run.root):
+        return None
+    stops = run.stop == "any"
+    if stops and rows.has_large_rows and isinstance(rows, BufferExchange):
+        return None  # to copy them from one moment to the next takes as long as a step by itself
+    table = env._table
+    others = {p: value for p, value in leaves(run.root) if p not in rows.roots[0]}
+    are_tensors = all(isinstance(value, torch.Tensor) for value in others.values())
+    stays = are_tensors and not asks(others) and others.keys().isdisjoint(table.rewards)
+    rows.select_all()
+    actor: Actor | None = None
+    if stays and table.actions == rows.inputs[0].keys():
+        if run.policy is None and not env._action_masks and draws_in_order(env.action_spec):
+            first = _FIRST_STEPS if stops else run.steps
+            actor = Drawn(rows, env.full_action_spec, env._action_generator, run.steps, first)
+        elif not any(value.requires_grad for value in others.values()):
+            actor = _actor_for(rows, run, others={*others}, device=env.device)
+    apart = isinstance(actor, Drawn) and isinstance(rows, BufferExchange) and rows.has_large_rows
+    if actor is None:
+        dropped = table.actions | table.rewards
+        actor, others = OnTensorDicts(rows, run.act, others, dropped, env.device), {}
+    made = _Recording(
+        rows, run, actor, others, env.device, ended=ended, flags=_flags(env), apart=apart
+    )
+    if isinstance(actor, Drawn):  # nobody uses the env meanwhile
+        made.make()
+    else:
+        with rows.recording(made.leave):
+            made.make()
+    if made.asked is None:
+        return made.result()
+    done = made.result()
+    before = [] if done is None else list(done.unbind(len(rows.batch_size)))
+    left = run.steps - made.count
+    return [*before, *LOOPS[run.stop](env, made.asked, run.act, left, None, acted=True)]
+
+
+def _flags(env: Any) -> list[Path]:
+    """Name the flags that say that a row has ended: those of the root where it has some."""
+    levels = env.done_levels
+    return [
+        (*level, name) for level in ([()] if () in levels else levels) for name in levels[level]
+    ]
+
+
+def asks(entries: Iterable[Path]) -> bool:
+    """Say whether what is obeyed step by step only is among entries of a root."""
+    return any(path[0] == "next" or path[-1] in (rules.STEP, rules.RESET) for path in entries)
+
+
+# ------------------------------------------------------------------------------------------ memory
+
+
+class _Stacks(NamedTuple):
+    """Memory for the roots and outcomes of steps, by path: shape (steps, *batch, *leaf)."""
+
+    roots: Leaves
+    nexts: Leaves
+
+    @classmethod
+    def empty(cls, rows: RowMemory, steps: int, device: torch.device | None) -> _Stacks:
+        rows.memory.begin()
+        regions = (
+            {
+                path: rows.memory.empty((steps, *leaf.shape), leaf.dtype, device)
+                for path, leaf in region.items()
+            }
+            for region in (rows.roots[0], rows.nexts[0])
+        )
+        return cls(*regions)
+
+    def __len__(self) -> int:
+        return len(next(iter(self.nexts.values())))
+
+    def grown(self, rows: RowMemory, steps: int, device: torch.device | None) -> _Stacks:
+        """Give room for more steps, with what is there."""
+        larger = _Stacks.empty(rows, steps, device)
+        for mine, more in zip(self, larger, strict=True):
+            for path, stack in mine.items():
+                more[path][: len(stack)] = stack
+        return larger
+
+
+class _Recording:
+    """Roots and outcomes of a rollout, filled window by window.
+
+    Attributes:
+        count: steps that were made.
+        asked: see the module.
+
+    Args:
+        rows, run, ended: see `recorded`.
+        actor: acts on roots.
+        others: what stays as it is at every root.
+        flags: of an outcome, which say that a row has ended.
+        apart: roots do not pass through the rows, as nobody looks at one: those that only repeat what a step made are
+            copied out of its outcome.
+    """
 
     def __init__(
         self,
-        exchange: BufferExchange,
-        root: TensorDictBase,
-        act: Policy,
-        stacks: Stacks,
-        action_paths: frozenset[Path],
-        device: Any,
-    ):
-        self.record = Record(exchange, root, stacks, device)
-        self.asked: TensorDictBase | None = None
-        self._exchange, self._act, self._device = exchange, act, device
-        self._action_paths = action_paths
-        self._written: dict[Path, list[torch.Tensor]] = {}
-        self._others = {p: value for p, value in leaves(root) if p not in self.record.roots}
-        self._count = 0
-        self._at = 0, range(0)  # first step of the window, and its slots before the one acted in
-        self._is_left = False
-
-    def make(self) -> None:
-        """Act and step."""
-        exchange, record = self._exchange, self.record
-        size, axes = exchange.batch_size, exchange.node_axes
-        for start, slots in record.windows():
-            for step, slot in enumerate(slots, start):
-                seen = record.take_root(slot)
-                self._at = start, range(slots.start, slot)
-                td = self._act(tensordict_of({**seen, **self._others}, size, self._device, axes))
-                if not self._take(td, seen) or self._is_left:
-                    self.asked = td
-                    record.keep_seen(start, step + 1 - start)
-                    if not self._is_left:
-                        self.leave()
-                    return
-                exchange.fill(td, None, slot)
-                exchange.wait(exchange.wake(td, None, advance=step < record.steps - 1, slot=slot))
-                self._count += 1
-            record.keep_seen(start, len(slots))
-            record.take_nexts(start, slots)
-
-    def leave(self) -> None:
-        """Take what steps have left in the slots; see `BufferExchange.recording`."""
-        self.record.take_nexts(*self._at)
-        self._is_left = True
-
-    def _take(self, td: TensorDictBase, seen: dict[Path, torch.Tensor]) -> bool:
-        """Keep what the policy has written, or say that it asks for what is obeyed step by step only."""
-        self._others = {}
-        for path, value in leaves(td):
-            known = seen.get(path)
-            if known is None:
-                if path[0] == "next" or path[-1] == rules.STEP:
-                    return False
-                self._written.setdefault(path, []).append(value)
-                if path not in self._action_paths and path[-1] != rules.RESET:
-                    self._others[path] = value
-            elif value is not known:
-                self._put(path, value, known)
-        return True
-
-    def _put(self, path: Path, value: Any, known: torch.Tensor) -> None:
-        """Keep what the policy has put in the place of what it saw: there if it has that form, else beside it."""
-        is_alike = isinstance(value, torch.Tensor) and value.dtype == known.dtype
-        if is_alike and value.shape == known.shape:
-            known.copy_(value)
-        else:
-            self._written.setdefault(path, []).append(value)
-
-    def written(self) -> dict[Path, torch.Tensor]:
-        """Give what the policy has written beside what it saw, or in another form, time in front."""
-        return stacked(self._written, self._count)
-
-    def so_far(self) -> TensorDict | None:
-        """Show the steps before the one that was ``asked``, None if that is the first."""
-        return self.record.first(self._count, self._written)
-
-
-class _PlainRun:
-    """Steps of a policy that needs no TensorDict: none is made for a step. They end where one is ``asked``."""
-
-    def __init__(
-        self,
-        exchange: BufferExchange,
-        root: TensorDictBase,
+        rows: Rows,
+        run: Run,
         actor: Actor,
-        stacks: Stacks,
-        others: dict[Path, torch.Tensor],
-        device: Any,
+        others: Leaves,
+        device: torch.device | None,
+        *,
+        ended: Callable[[TensorDictBase], dict[Path, torch.Tensor]],
+        flags: list[Path],
+        apart: bool,
     ):
-        self.record = Record(exchange, root, stacks, device)
-        self.asked: TensorDictBase | None = None
-        self._exchange, self._actor, self._others = exchange, actor, others
+        self.count, self.asked = 0, None
+        self._rows, self._actor, self._others, self._device = rows, actor, others, device
+        self._steps, self._stops, self._apart = run.steps, run.stop == "any", apart
+        self._ended, self._flags = ended, flags
+        room = min(_FIRST_STEPS, run.steps) if self._stops else run.steps
+        self._stacks = _Stacks.empty(rows, room, device)
         self._at = 0, range(0)  # first step of the window, and its slots before the one acted in
+        self._left: tuple[int, range] | None = None  # a window that is still in the slots
+        self._begun: torch.Tensor | None = None  # rows that began anew after it
         self._is_left = False
+        for path, stack in self._stacks.roots.items():
+            stack[0].copy_(run.root.get(as_key(path)).detach())  # rows would keep a graph for good
+            if not apart:
+                rows.roots[0][path].copy_(stack[0])
 
     def make(self) -> None:
-        """Act and step."""
-        exchange, actor, record = self._exchange, self._actor, self.record
-        for start, slots in record.windows():
+        """Act and step until the end."""
+        rows, actor, last = self._rows, self._actor, self._steps - 1
+        advances = not (self._stops or self._apart)
+        for start, slots in self._windows():
+            actor.open(start, slots)
             for step, slot in enumerate(slots, start):
                 self._at = start, range(slots.start, slot)
-                actor.act(step, slot)
-                if self._is_left:
-                    self.asked = self._acted(step)
+                root = self.root_at(step) if self._apart else None
+                acted = actor.act(step, slot)
+                if self._is_left or actor.asks:
+                    self.asked = acted if acted is not None else self._acted(step)
+                    self.leave()
                     return
-                sent = exchange.wake(None, None, advance=step < record.steps - 1, slot=slot)
-                record.catch_up()
-                exchange.wait(sent)
-            record.put_off(start, slots)
-            actor.take(start, slots)
-        record.catch_up()
+                known = root if acted is None else acted
+                sent = rows.wake(known, None, advance=advances and step < last, slot=slot)
+                self._catch_up()
+                rows.wait(sent)
+                self.count += 1
+                if not advances and step < last and self._ends(slot):
+                    self._finish(start, range(slots.start, slot + 1))
+                    return
+            self._put_off(start, slots)
+            actor.close(start, slots)
+        self._catch_up()
+
+    def _ends(self, slot: int) -> bool:
+        """Say whether a run is over; if not, prepare the root that follows."""
+        rows = self._rows
+        if self._stops:
+            if rows.any_done(slot, self._flags):
+                return True
+            rows.follow(slot)
+            return False
+        made = tensordict_of(rows.nexts[slot], rows.batch_size, None, rows.node_axes)
+        if masks := self._ended(made):
+            assert isinstance(rows, BufferExchange)
+            rows.begin_episodes(None, masks)
+            rows.select_all()
+        return False
+
+    def _finish(self, start: int, slots: range) -> None:
+        """Take what lies in the slots of a window that ends early."""
+        self._catch_up()
+        self._put_off(start, slots)
+        self._actor.close(start, slots)
+        self._catch_up()
 
     def leave(self) -> None:
-        """Take what steps have left in the slots; see `BufferExchange.recording`."""
-        self.record.catch_up()
-        self.record.put_off(*self._at)
-        self.record.catch_up()
-        self._is_left = True
+        """Take what steps have left in the slots; see `RowMemory.recording`."""
+        if not self._is_left:
+            self._is_left = True
+            self._finish(*self._at)
+
+    def _windows(self) -> Iterator[tuple[int, range]]:
+        """Give first step and slots of each window, one half of all slots after the other; the first root is in place."""
+        rows, half = self._rows, self._rows.num_slots // 2
+        for start in range(0, self._steps, half):
+            first = start % (2 * half)
+            if not self._apart and start and not first:
+                for path, root in rows.roots[0].items():
+                    root.copy_(rows.roots[2 * half][path])
+            if (
+                start + half >= len(self._stacks) < self._steps
+            ):  # with room for the root that follows
+                self._catch_up()
+                room = min(2 * len(self._stacks), self._steps)
+                self._stacks = self._stacks.grown(rows, room, self._device)
+            yield start, range(first, first + min(half, self._steps - start))
+
+    def root_at(self, step: int) -> TensorDict:
+        """Show the root of a step, which `_catch_up` may have to write yet."""
+        rows = self._rows
+        shown = {path: stack[step] for path, stack in self._stacks.roots.items()}
+        return tensordict_of(shown, rows.batch_size, self._device, rows.node_axes)
 
     def _acted(self, step: int) -> TensorDictBase:
-        """Give the root of a step as a policy on leaves, which alone can have used the env, has seen and acted on it."""
-        td = self.record.root_at(step)
-        latest = {path: values[-1] for path, values in self._actor.entries().items()}
-        for path, value in {**self._others, **latest}.items():
+        """Give the root of a step as a policy that sees no TensorDict has seen and acted on it."""
+        self.leave()
+        td = self.root_at(step)
+        for path, value in {**self._others, **self._actor.latest()}.items():
             td.set(as_key(path), value)
         return td
 
-    def so_far(self) -> TensorDict | None:
-        """Show the steps before the one that was ``asked``, None if that is the first."""
-        start, slots = self._at
-        count, entries = start + len(slots), self._actor.entries()
-        kept = {path: [value] * count for path, value in self._others.items()}
-        return self.record.first(count, {**kept, **entries})
+    def _put_off(self, start: int, slots: range) -> None:
+        """Leave a window to `_catch_up`, before the window after the next."""
+        self._left = start, slots
+        if self._apart:
+            self._begun = torch.from_numpy(~self._rows.newest_is_next)
 
-    def written(self) -> dict[Path, torch.Tensor]:
-        """Give what the policy has written, and what the caller put beside the root, time in front."""
-        written, steps = self._actor.written(), self.record.steps
+    def _catch_up(self) -> None:
+        """Copy what was put off: outcomes, and the roots that followed. A step of the next window may be under way."""
+        if self._left is None:
+            return
+        (start, slots), self._left = self._left, None
+        rings, stop = self._rows.rings, start + len(slots)
+        for path, stack in self._stacks.nexts.items():
+            stack[start:stop].copy_(rings.nexts[path][slots.start : slots.stop])
+        if not self._actor.roots_from_rows:
+            return
+        for path, stack in self._stacks.roots.items():
+            kept = stack[start + 1 : stop + 1]  # one less at the end: nothing follows the last step
+            at = slice(slots.start + 1, slots.start + 1 + len(kept))
+            if self._begun is None:
+                kept.copy_(rings.roots[path][at])
+            elif len(kept):
+                kept[0].copy_(rings.nexts[path][slots.start])
+                fresh = rings.roots[path][at.start, self._begun]
+                kept[0, self._begun] = fresh.to(self._device)
+
+    def result(self) -> TensorDict | None:
+        """Show the steps that were made with time as the last batch axis; None if there are none."""
+        count, rows = self.count, self._rows
+        if not count:
+            return None
+        written = self._actor.written(count)
         kept = {
-            path: value.expand(steps, *value.shape).clone()
+            path: value.expand(count, *value.shape).clone()
             for path, value in self._others.items()
             if path not in written
         }
-        return {**kept, **written}
+        is_cut = count < len(self._stacks)
+        roots, nexts = (
+            {path: stack[:count].clone() if is_cut else stack for path, stack in part.items()}
+            for part in self._stacks
+        )
+        following = {("next", *path): stack for path, stack in nexts.items()}
+        stacks = {**roots, **kept, **written, **following}
+        dims = len(rows.batch_size)
+        last = {path: stack.movedim(0, dims) for path, stack in stacks.items()}
+        shape = torch.Size((*rows.batch_size, count))
+        return tensordict_of(last, shape, self._device, rows.node_axes)
 
 
-def _plain_actor(
-    exchange: BufferExchange,
-    root: TensorDictBase,
-    act: Policy,
-    steps: int,
-    action_paths: frozenset[Path],
-    device: Any,
-) -> tuple[Actor | None, dict[Path, torch.Tensor]]:
-    """Give what acts in a `_PlainRun`, None where the policy asks for another; and what the caller put beside the root."""
-    others = {path: value for path, value in leaves(root) if path not in exchange.roots[0]}
-    is_plain = all(_is_carried(path, value) for path, value in others.items())
-    if not is_plain or action_paths != exchange.inputs[0].keys():
-        return None, others
-    return actor_for(exchange, root, act, steps, others={*others}, device=device), others
+# -------------------------------------------------------------------------------------- what acts
 
 
-def record_rollout(
-    exchange: BufferExchange,
-    root: TensorDictBase,
-    act: Policy,
-    steps: int,
-    *,
-    action_paths: frozenset[Path],
-    device: Any,
-) -> tuple[TensorDict | None, TensorDictBase | None]:
-    """Act and step ``steps`` times, resetting what is done but after the last step.
+class Actor:
+    """Acts on the roots of a run.
 
-    Args:
-        exchange: rows shared with the sub-envs.
-        root: where to start, nothing in it done; it is not changed.
-        act: the policy.
-        steps: length of the rollout.
-        action_paths: entries that are not carried from one step to the next.
-        device: where the result is.
-
-    Returns:
-        Transitions of batch size (*batch, steps), and None. Where one is ``asked``, see the module, recording
-        ends: the transitions before it (None if there are none), and the acted root that is to be stepped next.
+    Attributes:
+        asks: what it has left last is to be stepped one by one.
+        roots_from_rows: roots are recorded as they lie in the rows; else it tells them with all that it has `written`.
     """
-    exchange.select_all()
-    stacks = Stacks.empty(exchange, steps, device)
-    return _recorded(exchange, _TensorDictRun(exchange, root, act, stacks, action_paths, device))
+
+    asks = False
+    roots_from_rows = True
+
+    def open(self, start: int, slots: range) -> None:
+        """Begin a window."""
+
+    def act(self, step: int, slot: int) -> TensorDictBase | None:
+        """Act on the root in a slot; gives the acted root, if it has made one."""
+        raise NotImplementedError
+
+    def close(self, start: int, slots: range) -> None:
+        """End a window, whose slots are written anew after the next one."""
+
+    def latest(self) -> dict[Path, torch.Tensor]:
+        """Give what was seen and written in the last step."""
+        return {}
+
+    def written(self, count: int) -> dict[Path, torch.Tensor]:
+        """Give what was written in the first ``count`` steps, time in front."""
+        raise NotImplementedError
 
 
-def _recorded(
-    exchange: BufferExchange, run: _TensorDictRun | _PlainRun
-) -> tuple[TensorDict | None, TensorDictBase | None]:
-    """Make the steps of a run, and give what `record_rollout` does."""
-    with exchange.recording(run.leave):
-        run.make()
-    if run.asked is not None:
-        return run.so_far(), run.asked
-    return run.record.result(run.written()), None
+class Drawn(Actor):
+    """Random actions, drawn many at a time: the same that drawing one by one gives."""
+
+    def __init__(
+        self,
+        rows: Rows,
+        spec: TensorSpec,
+        generator: torch.Generator | None,
+        steps: int,
+        first: int,
+    ):
+        self._rows, self._spec, self._generator = rows, spec, generator
+        self._steps, self._next = steps, min(first, steps)
+        self._drawn = 0
+        self._before: list[
+            tuple[int, torch.Tensor]
+        ] = []  # where the generator was, by actions drawn then
+        self._parts: list[dict[Path, torch.Tensor]] = []
+
+    def open(self, start: int, slots: range) -> None:
+        while self._drawn < start + len(slots):
+            self._draw()
+        actions = self._all()
+        for path, ring in self._rows.rings.inputs.items():
+            ring[slots.start : slots.stop].copy_(actions[path][start : start + len(slots)])
+
+    def _draw(self) -> None:
+        count = min(self._next, self._steps - self._drawn)
+        self._before.append((self._drawn, self._source.get_state()))
+        self._parts.append(dict(leaves(self._spec.rand((count,), self._generator))))
+        self._drawn += count
+        self._next = 2 * count
+
+    @property
+    def _source(self) -> torch.Generator:
+        return torch.default_generator if self._generator is None else self._generator
+
+    def _all(self) -> dict[Path, torch.Tensor]:
+        if len(self._parts) > 1:
+            joined = {
+                path: torch.cat([part[path] for part in self._parts]) for path in self._parts[0]
+            }
+            self._parts = [joined]
+        return self._parts[0]
+
+    def act(self, step: int, slot: int) -> None:
+        """Nothing: a window's actions lie in its slots."""
+
+    def written(self, count: int) -> dict[Path, torch.Tensor]:
+        if count < self._drawn:
+            self._rewind(count)
+        return {path: actions[:count].clone() for path, actions in self._all().items()}
+
+    def _rewind(self, count: int) -> None:
+        """Leave the generator as if only ``count`` actions had been drawn."""
+        drawn, state = next(entry for entry in reversed(self._before) if entry[0] <= count)
+        self._source.set_state(state)
+        self._spec.rand((count - drawn,), self._generator)
 
 
-def record_plain(
-    exchange: BufferExchange,
-    root: TensorDictBase,
-    act: Policy,
-    steps: int,
-    *,
-    action_paths: frozenset[Path],
-    device: Any,
-) -> tuple[TensorDict | None, TensorDictBase | None] | None:
-    """Do what `record_rollout` does, where the policy needs no TensorDict: none is made for a step.
+class OnRows(Actor):
+    """A policy that reads the rows themselves and writes its actions there; it keeps none of them."""
 
-    Such is one that acts on rows, or on leaves, as a plain function and a plain TensorDictModule do.
+    def __init__(self, policy: RowsPolicy, rows: Rows, steps: int):
+        self._policy, self._rows = policy, rows
+        self._written = {
+            path: np.empty((steps, *shape), dtype) for path, (shape, dtype) in policy.writes.items()
+        }
+        self._actions = {path: self._written.pop(path) for path in rows.inputs[0]}
+        slots = range(min(steps, rows.num_slots))
+        self._roots = [
+            {path: _as_rows(rows.roots[slot][path], rows) for path in policy.reads}
+            for slot in slots
+        ]
+        self._inputs = [
+            {path: _as_rows(leaf, rows) for path, leaf in rows.inputs[slot].items()}
+            for slot in slots
+        ]
 
-    Returns:
-        None, with nothing done, where the policy must see TensorDicts, reads what only they hold, or
-        writes what is obeyed step by step only.
-    """
-    actor, others = _plain_actor(exchange, root, act, steps, action_paths, device)
-    if actor is None:
-        return None
-    exchange.select_all()
-    stacks = Stacks.empty(exchange, steps, device)
-    return _recorded(exchange, _PlainRun(exchange, root, actor, stacks, others, device))
+    @classmethod
+    def fitting(cls, policy: RowsPolicy | None, rows: Rows, steps: int) -> OnRows | None:
+        """Make one, unless it reads or writes more than lies in rows, or is recorded beside them."""
+        if policy is None:
+            return None
+        roots, inputs, writes = rows.roots[0].keys(), rows.inputs[0], policy.writes
+        is_action = [
+            path in writes
+            and writes[path][0] == _as_rows(leaf, rows).shape
+            and torch.from_numpy(np.empty(0, writes[path][1])).dtype == leaf.dtype
+            for path, leaf in inputs.items()
+        ]
+        fits = roots >= set(policy.reads) and roots.isdisjoint(writes) and all(is_action)
+        return cls(policy, rows, steps) if fits and not asks(writes) else None
+
+    def act(self, step: int, slot: int) -> None:
+        inputs = self._inputs[slot]
+        out = inputs
+        if self._written:
+            out = {**inputs, **{path: values[step] for path, values in self._written.items()}}
+        self._policy(self._roots[slot], out)
+        self._rows.check_actions(inputs)
+
+    def close(self, start: int, slots: range) -> None:
+        for path, actions in self._actions.items():
+            ring = self._rows.rings.inputs[path][slots.start : slots.stop]
+            actions[start : start + len(slots)] = ring.reshape(len(slots), *actions.shape[1:])
+
+    def written(self, count: int) -> dict[Path, torch.Tensor]:
+        entries = {**self._written, **self._actions}
+        batch = tuple(self._rows.batch_size)
+        found = {}
+        for path, values in entries.items():
+            kept = torch.from_numpy(values[:count].copy() if len(values) > count else values)
+            found[path] = kept if batch else kept.squeeze(1)
+        return found
 
 
-def _is_carried(path: Path, value: Any) -> bool:
-    """Say whether a root entry of the caller's does no more than stay as it is."""
+def _as_rows(leaf: torch.Tensor, rows: Rows) -> np.ndarray:
+    """Show an entry of a moment as an array with an axis of rows, also that of one env."""
+    return (leaf if rows.batch_size else leaf.unsqueeze(0)).numpy()
+
+
+class OnLeaves(Actor):
+    """A policy that is called with tensors, which it may keep."""
+
+    def __init__(self, policy: LeavesPolicy, rows: Rows, device: torch.device | None):
+        self._act, self._reads, self._device, self._rows = policy.act, policy.reads, device, rows
+        self._shown = [Moment({path: root[path] for path in policy.reads}) for root in rows.roots]
+        self._seen: dict[Path, list[torch.Tensor]] = {path: [] for path in policy.reads}
+        self._given: dict[Path, list[torch.Tensor]] = {}
+
+    @classmethod
+    def fitting(
+        cls, policy: LeavesPolicy | None, rows: Rows, others: set[Path], device: Any
+    ) -> OnLeaves | None:
+        """Make one, unless it reads more than lies in rows, or writes no action, or more than may stand beside rows."""
+        if policy is None:
+            return None
+        roots, writes = rows.roots[0].keys(), policy.writes
+        fits = roots >= set(policy.reads) and rows.inputs[0].keys() <= set(writes)
+        apart = not any(_overlap(path, known) for path in writes for known in roots)
+        nested = any(path != known and _overlap(path, known) for path in writes for known in others)
+        is_fit = fits and apart and not nested and not asks(writes)
+        return cls(policy, rows, device) if is_fit else None
+
+    def act(self, step: int, slot: int) -> None:
+        given = list(self._shown[slot].copies(self._device).values())
+        written = self._act(given)
+        if self._device is not None:
+            written = {path: value.to(self._device) for path, value in written.items()}
+        for path, value in zip(self._reads, given, strict=True):
+            self._seen[path].append(value)
+        for path, value in written.items():
+            self._given.setdefault(path, []).append(value)
+        self._rows.fill(written, None, slot)
+
+    def latest(self) -> dict[Path, torch.Tensor]:
+        return {path: values[-1] for path, values in {**self._seen, **self._given}.items()}
+
+    def written(self, count: int) -> dict[Path, torch.Tensor]:
+        seen = {path: torch.stack(values[:count]).detach() for path, values in self._seen.items()}
+        return seen | _stacked(self._given, count)
+
+
+class OnTensorDicts(Actor):
+    """A policy that sees TensorDicts."""
+
+    roots_from_rows = False
+
+    def __init__(
+        self,
+        rows: Rows,
+        act: Policy,
+        others: Leaves,
+        dropped: frozenset[Path],
+        device: torch.device | None,
+    ):
+        self._rows, self._act, self._device = rows, act, device
+        self._others: dict[Path, Any] = dict(others)
+        self._dropped, self._needed = dropped, rows.inputs[0].keys() - rows.roots[0].keys()
+        self._acts_alone = len(self._needed) == len(rows.inputs[0])
+        self._seen: dict[Path, list[torch.Tensor]] = {path: [] for path in rows.roots[0]}
+        self._given: dict[Path, list[torch.Tensor]] = {}
+
+    def act(self, step: int, slot: int) -> TensorDictBase:
+        rows, device = self._rows, self._device
+        seen = rows.roots[slot].copies(device)
+        shown = {**seen, **self._others}
+        td = self._act(tensordict_of(shown, rows.batch_size, device, rows.node_axes))
+        given = self._taken(td, seen)
+        if given is None:
+            self.asks = True
+            return td
+        for path, value in seen.items():
+            self._seen[path].append(value)
+        for path, value in given.items():
+            self._given.setdefault(path, []).append(value)
+        self._others = {path: value for path, value in given.items() if path not in self._dropped}
+        rows.fill(given if self._acts_alone else td, None, slot)
+        return td
+
+    def _taken(
+        self, td: TensorDictBase, seen: dict[Path, torch.Tensor]
+    ) -> dict[Path, torch.Tensor] | None:
+        """Give what the policy has left beside what it saw; None where it asks for what is obeyed step by step only."""
+        given: dict[Path, torch.Tensor] = {}
+        replaced = []
+        found = 0
+        for path, value in leaves(td):
+            known = seen.get(path)
+            if known is None:
+                if not isinstance(value, torch.Tensor) or asks([path]):
+                    return None
+                given[path] = value
+                continue
+            found += 1
+            if value is not known:
+                if not _can_replace(value, known):
+                    return None
+                replaced.append((known, value))
+        if found < len(seen) or not given.keys() >= self._needed:
+            return None
+        if self._given and given.keys() != self._given.keys():
+            return None
+        for known, value in replaced:
+            known.copy_(value)
+        return given
+
+    def written(self, count: int) -> dict[Path, torch.Tensor]:
+        seen = {path: torch.stack(values[:count]).detach() for path, values in self._seen.items()}
+        return seen | _stacked(self._given, count)
+
+
+def _can_replace(value: Any, known: torch.Tensor) -> bool:
+    """Say whether what a policy has put in the place of what it saw can be recorded there."""
     is_plain = isinstance(value, torch.Tensor) and not value.requires_grad
-    return is_plain and path[0] != "next" and path[-1] not in (rules.STEP, rules.RESET)
+    return is_plain and value.dtype == known.dtype and value.shape == known.shape
 
 
-def record_random(
-    exchange: BufferExchange,
-    root: TensorDictBase,
-    actions: TensorDictBase,
-    *,
-    ended: Callable[[TensorDictBase], dict[Path, torch.Tensor]],
-    device: Any,
-) -> TensorDict:
-    """Step with actions drawn beforehand; see `record_rollout`.
+def _actor_for(rows: Rows, run: Run, *, others: set[Path], device: Any) -> Actor | None:
+    """Make what acts in a run without a TensorDict; None where the policy must see some, or asks for more than rows do."""
+    act = run.act
+    if isinstance(act, ActsOnLeaves):
+        return OnLeaves.fitting(act.on_leaves(run.root), rows, others, device)
+    if isinstance(act, ActsOnRows):
+        root = run.root if rows.batch_size else run.root.unsqueeze(0)
+        return OnRows.fitting(act.on_rows(root), rows, run.steps)
+    return None
 
-    Nobody looks at a root, so large ones do not pass through the rows: those that only repeat what a step made are
-    copied out of its outcome.
 
-    Args:
-        actions: batch size (steps, *batch), all that the sub-envs take as input.
-        ended: gives, by level, what of an outcome is to begin anew; no masks if nothing is.
-    """
-    steps, apart = len(actions), exchange.has_large_rows
-    exchange.select_all()
-    stacks = Stacks.empty(exchange, steps, device)
-    record = Record(exchange, root, stacks, device, has_root_rows=not apart)
-    drawn = dict(leaves(actions))
-    for start, slots in record.windows():
-        for path, ring in exchange.rings.inputs.items():
-            ring[slots.start : slots.stop].copy_(drawn[path][start : start + len(slots)])
-        for step, slot in enumerate(slots, start):
-            known = record.root_at(step) if apart else None
-            sent = exchange.wake(known, None, advance=not apart and step < steps - 1, slot=slot)
-            record.catch_up()
-            exchange.wait(sent)
-            if apart and step < steps - 1:
-                size, axes = exchange.batch_size, exchange.node_axes
-                made = tensordict_of(exchange.nexts[slot], size, None, axes)
-                if masks := ended(made):
-                    exchange.begin_episodes(None, masks)
-                    exchange.select_all()
-        record.put_off(start, slots)
-    record.catch_up()
-    others = {
-        path: value.expand(steps, *value.shape).clone()
-        for path, value in leaves(root)
-        if path not in record.roots
-    }
-    return record.result({**others, **drawn})
+def _stacked(given: Mapping[Path, list[torch.Tensor]], count: int) -> dict[Path, torch.Tensor]:
+    return {path: torch.stack(values[:count]) for path, values in given.items()}
+
+
+def _overlap(one: Path, other: Path) -> bool:
+    """Say whether two entries are the same, or one stands below the other."""
+    return all(a == b for a, b in zip(one, other, strict=False))

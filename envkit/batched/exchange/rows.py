@@ -11,8 +11,7 @@ Conventions
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -21,19 +20,19 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 from envkit import rules
+from envkit.batched.action_checks import ActionRows
 from envkit.batched.exchange.buffers import SLOT, BufferPlan
-from envkit.batched.exchange.delivery import can_wait
-from envkit.batched.exchange.lent_memory import LentMemory
+from envkit.batched.exchange.memory import Moment, Rings, RowMemory
 from envkit.batched.exchange.saved import require_leaves
 from envkit.batched.exchange.selection import refuse_early_part, rows_of
-from envkit.batched.exchange.shared_rows import Rings, SharedRows, fill
 from envkit.batched.host import ADVANCE, RESET, RESTART, STEP
 from envkit.batched.metadata import EnvMetaData
 from envkit.batched.recovery import Recovery
-from envkit.data.paths import Path, as_key, node_of, shaped
+from envkit.data.paths import Path, as_key, tensordict_of
 from envkit.data.plain import from_plain, plain
 from envkit.errors import StaleDataError, WorkerError
 from envkit.specs import TensorSpec
+from envkit.specs.inputs import ActionInput, require_input
 from envkit.transport import Layout, Pool, Traffic
 from envkit.transport.pool import call_by_row
 
@@ -49,12 +48,27 @@ class Round(NamedTuple):
     advance: bool
 
 
-class BufferExchange(SharedRows):
+class Input(NamedTuple):
+    """Where an input of a step lies.
+
+    Attributes:
+        rows, memory: its rows, as a tensor and, if it has a rule, as an array.
+        is_action: it is converted to what its spec says; all else must be that.
+        rule: of an action, see `ActionRows.rule_of_all`.
+    """
+
+    path: Path
+    rows: torch.Tensor
+    memory: Any
+    is_action: bool
+    rule: ActionInput | None
+
+
+class BufferExchange(RowMemory):
     """Steps and resets through rows in memory that parent and hosts share.
 
     Stepping one by one leaves ``slot`` as it is; `recording` moves it. ``more_inputs`` are sent beside what the
-    specs ask for. Actions are converted, or refused, here: the sub-envs trust their rows. ``has_begun`` says that
-    every row has been reset once; ``memory`` is where results of many steps are recorded; ``lost`` are the rows
+    specs ask for. Actions are converted, or refused, here: the sub-envs trust their rows. ``lost`` are the rows
     of which the last step told that they were lost, see `recovery`.
 
     Args:
@@ -79,11 +93,17 @@ class BufferExchange(SharedRows):
         super().__init__(
             Rings(*(plan.tensors(arrays, region) for region in ("in", "root", "next"))),
             arrays[SLOT.name],
-            metadata,
+            torch.Size((num_rows, *model.batch_size)),
+            model.node_axes(),
+            device,
         )
         self.pool = pool
         self.recovery = recovery
-        self._device, self._non_blocking = device, False
+        self.metadata = metadata
+        self._actions = ActionRows(metadata)
+        self._filled = [
+            [self._input(path, rows) for path, rows in inputs.items()] for inputs in self.inputs
+        ]
         self.has_large_rows = plan.has_large_rows
         self.masks = plan.tensors(arrays, "mask")
         for mask in self.masks.values():
@@ -91,11 +111,13 @@ class BufferExchange(SharedRows):
         self._masks_are_full = True
         self._states = tuple(model.paths("state"))
         self._has_roots = np.zeros(num_rows, bool)
-        self.has_begun = False
         self.lost: set[int] = set()
         self._rounds = 0  # steps and resets so far
-        self._leave: Callable[[], None] | None = None  # of a run, see `recording`
-        self.memory = LentMemory()
+
+    def _input(self, path: Path, rows: torch.Tensor) -> Input:
+        rule = self._actions.rule_of_all(path)
+        memory = None if rule is None else rows.numpy()
+        return Input(path, rows, memory, path in self._actions.paths, rule)
 
     # --------------------------------------------------------------------------------------- step
 
@@ -116,7 +138,17 @@ class BufferExchange(SharedRows):
             The rows that are stepped, for `wake`; None: all.
         """
         rows = None if mask is None else rows_of(mask, len(mask))
-        self.write(given, self.slots[0] if slot is None else slot, rows)
+        for path, own, memory, is_action, rule in self._filled[
+            self.slots[0] if slot is None else slot
+        ]:
+            value = given.get(path, None)
+            found = None if rule is None else rule.values_of(value, own.shape)
+            if found is not None:
+                np.copyto(memory, found)
+            elif is_action:
+                self._actions.write(path, value, own, rows)
+            else:
+                fill(own, value, path)
         if mask is not None and mask.ndim > 1:
             return self._select({(rules.STEP,): mask})
         if not self._masks_are_full:
@@ -138,7 +170,7 @@ class BufferExchange(SharedRows):
         if slot is not None:
             self.slot = slot
         elif self._leave:
-            self._hand_over()
+            self.hand_over()
         self._rounds += 1
         sent = Round(self._rounds, rows, root, advance)
         if self.recovery.unstarted:
@@ -147,7 +179,7 @@ class BufferExchange(SharedRows):
         self.pool.send(ADVANCE if advance else STEP, rows)
         return sent
 
-    def wait(self, sent: Round) -> dict[Path, torch.Tensor]:
+    def wait(self, sent: Round) -> Moment:
         """Wait for the step, and give the rows of its `next`; those that were not stepped hold anything.
 
         Raises:
@@ -172,26 +204,22 @@ class BufferExchange(SharedRows):
 
     def _tell_lost(self, sent: Round) -> set[int]:
         """Write `next` of those rows of a step that were lost, and their root where the others have one."""
-        lost = self.recovery.tell(sent.rows)
-        self.write_lost(lost, sent.root)
+        lost, root = self.recovery.tell(sent.rows), sent.root
+        with torch.no_grad():
+            if root is None:
+                root = tensordict_of(self.roots[self.slot], self.batch_size, None, self.node_axes)
+            for row in lost:
+                outcome = self.metadata[0].lost_next(root[row])
+                for path, tensor in self.nexts[self.slot].items():
+                    tensor[row].copy_(outcome.get(as_key(path)))
         if sent.advance:
             self.recovery.begin(lost, self._reset_rows)
         return lost
 
-    @contextmanager
-    def recording(self, leave: Callable[[], None]) -> Iterator[None]:
-        """Hold the slots for a run; ``leave`` saves what it has left there before anybody else writes into them."""
-        self._leave = leave
-        try:
-            yield
-        finally:
-            self._leave = None
-
-    def _hand_over(self) -> None:
-        """Have a run that holds the slots save what it has left there: its policy uses the env for something else."""
-        leave, self._leave = self._leave, None
-        if leave is not None:
-            leave()
+    def check_actions(self, rows: Mapping[Path, np.ndarray]) -> None:
+        """Check actions that were written into the rows of a slot; see `fill`."""
+        for path, value in rows.items():
+            self._actions.check(path, value)
 
     def fresh_rows(self) -> TensorDict:
         """Give the root rows as the last reset or advance left them."""
@@ -216,7 +244,7 @@ class BufferExchange(SharedRows):
         kwargs: list[dict[str, Any]] | None = None,
     ) -> None:
         """Reset what the masks select, all where there are none, and leave the roots in the rows."""
-        self._hand_over()
+        self.hand_over()
         self._rounds += 1
         rows = self._select({(*level, rules.RESET): mask for level, mask in masks.items()})
         chosen = set(range(len(self._has_roots)) if rows is None else rows)
@@ -275,13 +303,12 @@ class BufferExchange(SharedRows):
         if not self.newest_is_next.any():
             return self.deliver(root)
         stale = torch.from_numpy(self.newest_is_next)
-        return self.deliver(
-            {path: rules.choose(stale, made[path], kept) for path, kept in root.items()}
-        )
+        newest = {path: rules.choose(stale, made[path], kept) for path, kept in root.items()}
+        return self.deliver(Moment(newest))
 
     def select_all(self) -> None:
         """Have steps that nothing is filled for move every part of every row; a run that is under way is left."""
-        self._hand_over()
+        self.hand_over()
         if not self._masks_are_full:
             self._select({})
 
@@ -303,16 +330,6 @@ class BufferExchange(SharedRows):
         assert touched is not None
         return touched.nonzero().squeeze(-1).tolist()
 
-    def deliver(self, region: Mapping[Path, torch.Tensor]) -> TensorDict:
-        """Copy rows of memory into a TensorDict of its own, where data is delivered."""
-        device, later = self._device, self._non_blocking
-        owned: dict[str, Any] = {}
-        for path, tensor in region.items():
-            node = owned if len(path) == 1 else node_of(owned, path)
-            node[path[-1]] = tensor.to(device, copy=True, non_blocking=later)
-        td = TensorDict._new_unsafe(owned, batch_size=self.batch_size, device=device)
-        return shaped(td, self.node_axes) if self.node_axes else td
-
     # ----------------------------------------------------------------------------------- resuming
 
     def state(self) -> list[Any]:
@@ -326,7 +343,7 @@ class BufferExchange(SharedRows):
         Raises:
             ResumeError: it has other entries.
         """
-        self._hand_over()
+        self.hand_over()
         for row, known in enumerate(state):
             self._has_roots[row] = self.newest_is_next[row] = known is not None
             if known is None:
@@ -337,10 +354,6 @@ class BufferExchange(SharedRows):
             for path, leaf in rows.items():
                 leaf.copy_(found.get(as_key(path)))
         self.has_begun = bool(self._has_roots.all())
-
-    def deliver_to(self, device: torch.device | None, *, non_blocking: bool) -> None:
-        """Copy what comes out to ``device`` from now on."""
-        self._device, self._non_blocking = device, can_wait(device, non_blocking)
 
 
 def _layout(plan: BufferPlan, num_rows: int) -> Layout:
@@ -354,3 +367,10 @@ def _layout(plan: BufferPlan, num_rows: int) -> Layout:
         **dict.fromkeys((RESET, RESTART, "reset_rows"), reset),
     }
     return Layout(tuple(plan.fields()), num_rows, traffic, SLOT.name)
+
+
+def fill(rows: torch.Tensor, value: torch.Tensor | None, path: Path) -> None:
+    """Write an input of the form of its rows, or say what is wrong with it."""
+    require_input(as_key(path), value, rows.shape, rows.dtype)
+    assert value is not None
+    rows.copy_(value.detach() if value.requires_grad else value)

@@ -12,7 +12,7 @@ from gymnasium import spaces, wrappers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envkit import EnvBase
+from envkit import EnvBase, compile_policy
 from envkit.env.runs import Run
 from envkit.errors import BatchSizeError, ClosedEnvError
 from envkit_bridges.gym.env import GymEnv
@@ -119,7 +119,6 @@ POLICIES = {
     "random": lambda env: None,
     "writes": Writes,
     "looks": Looks,
-    "in place": in_place,
     "replaces": replaces,
     "returns another": returns_another,
     "presets next": presets_next,
@@ -172,6 +171,46 @@ def test_what_has_no_room_in_a_record_is_stepped(policy, stops):
 
     for left, right in zip(at_once, stepped, strict=True):
         assert_same(left, right)
+
+
+@pytest.mark.parametrize("stops", [True, False])
+def test_a_root_that_a_policy_changes_in_place_leaves_what_the_step_before_gave(stops):
+    def raw(env):
+        return env.rollout(40, env.rand_action, break_when_any_done=stops)
+
+    changed, untouched = MAKERS["CartPole"](), MAKERS["CartPole"]()
+    changed.set_seed(3), untouched.set_seed(3)
+
+    data = changed.rollout(40, in_place(changed), break_when_any_done=stops)
+
+    wanted = raw(untouched)
+    assert_same(data["next"], wanted["next"])
+    assert data["observation"].equal(wanted["observation"] * 0.5)
+
+
+@pytest.mark.parametrize("stops", [True, False])
+def test_a_compiled_policy_acts_on_the_row_as_it_does_step_by_step(stops):
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+
+    class Leans(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = net
+
+        def forward(self, observation):
+            return (self.net(observation)[..., 0] > 0).long()
+
+    runs = []
+    for callback in (None, lambda env, td: None):
+        env = GymEnv("CartPole-v1", categorical_action_encoding=True)
+        env.set_seed(3)
+        with torch.no_grad():
+            policy = compile_policy(Leans())
+            runs.append(env.rollout(100, policy, callback, break_when_any_done=stops))
+
+    assert_same(*runs)
+    assert runs[0]["next", "done"].any()
 
 
 @settings(max_examples=30, deadline=None)

@@ -18,16 +18,17 @@ import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from envkit.data.paths import as_key, tensordict_of
+from envkit import rules
+from envkit.data.paths import Path, as_key, tensordict_of
 from envkit.data.transition import leaves
 from envkit_bridges.gym.codecs import Codec
-from envkit_bridges.gym.recording import Leaves, Written, is_plain
 from envkit_bridges.gym.rows import DONE
 from envkit_bridges.worlds.envpool.rows import RowPool
 
 __all__ = ["Recorder"]
 
 REWARD = ("reward",)
+Leaves = dict[Path, torch.Tensor]
 
 
 class Recorder:
@@ -141,3 +142,50 @@ def begun(rows: RowPool, observed: Codec, known: Leaves, ended: np.ndarray) -> L
 
 def _stacked(steps: list[Leaves], path: Any) -> torch.Tensor:
     return torch.stack([step[path] for step in steps])
+
+
+def is_plain(path: Path, value: Any) -> bool:
+    """Say whether an entry does no more than stand at the root of a step."""
+    return (
+        isinstance(value, torch.Tensor)
+        and path[0] != "next"
+        and path[-1] not in (rules.STEP, rules.RESET)
+    )
+
+
+class Written:
+    """What the policy leaves at the root, step by step."""
+
+    def __init__(self, dropped: set[Path]):
+        self._dropped = dropped
+        self._values: dict[Path, list[torch.Tensor]] = {}
+        self.others: Leaves = {}
+
+    def take(self, td: TensorDictBase, current: Leaves) -> Leaves | None:
+        """Note the entries that the env has not made itself, and give them.
+
+        Returns:
+            None, with nothing noted, when ``td`` holds what must be stepped one by one: other
+            entries than before, roots that were replaced or taken out, masks, a preset ``next``.
+        """
+        given: Leaves = {}
+        roots = 0
+        for path, value in leaves(td):
+            known = current.get(path)
+            if known is value:
+                roots += 1
+            elif known is not None or not is_plain(path, value):
+                return None
+            else:
+                given[path] = value
+        if roots < len(current) or (self._values and given.keys() != self._values.keys()):
+            return None
+        for path, value in given.items():
+            self._values.setdefault(path, []).append(value)
+        dropped = self._dropped
+        self.others = {path: value for path, value in given.items() if path not in dropped}
+        return given
+
+    def stacks(self, count: int) -> Leaves:
+        """Stack the entries of the first ``count`` steps along time."""
+        return {path: torch.stack(values[:count]) for path, values in self._values.items()}
