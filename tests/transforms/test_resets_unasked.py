@@ -25,10 +25,10 @@ from envkit import (
     TransformedEnv,
     UnsqueezeTransform,
 )
-from envkit.transforms.core import steps as transform_steps
+from envkit.transforms.core import stepping as transform_steps
 from envkit.transforms.core.fusable import FusableTransform
 from envkit_bridges.jax import fusing, handoff
-from envkit_bridges.jax import steps as bridge_steps
+from envkit_bridges.jax import stepping as bridge_steps
 from envkit_bridges.jax.env import JaxEnv
 from tests.bridges.jax.test_order import HostReads, on_gpu
 from tests.zoo.walkers import Walker
