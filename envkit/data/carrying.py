@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase, is_non_tensor
@@ -40,13 +40,14 @@ class Carrying:
     keep_other: bool = True
     keeps_empty_nodes: bool = False
     """Whether nodes of the root that hold no entries stand at the next root."""
-    _known: dict[tuple[Path, bool], bool] = field(default_factory=dict, init=False, compare=False)
+    known: dict[tuple[Path, bool], bool] = field(default_factory=dict, init=False, compare=False)
+    """What was asked before, by path and ``from_next``."""
 
     def __call__(self, path: Path, *, from_next: bool) -> bool:
         """Say whether the entry at ``path`` is carried; see `rules.is_carried`."""
-        known = self._known.get((path, from_next))
+        known = self.known.get((path, from_next))
         if known is None:
-            known = self._known[path, from_next] = rules.is_carried(
+            known = self.known[path, from_next] = rules.is_carried(
                 path,
                 from_next=from_next,
                 reward_keys=self.reward_keys,
@@ -92,13 +93,11 @@ def carry(
         ):
             return fresh
     source: dict[str, Any] = {}
-    root = (entry for entry in td.items() if entry[0] != "next")
-    kept = partial(is_carried, from_next=False)
-    _collect(root, (), kept, source, keeps_empty=is_carried.keeps_empty_nodes)
-    _collect(following.items(), (), partial(is_carried, from_next=True), source)
+    _collect(td, (), is_carried, False, source)
+    _collect(following, (), is_carried, True, source)
     if fresh is None:
         return _rebuild(source, td, following)
-    _collect(fresh.items(), (), lambda path: True, source)
+    _collect(fresh, (), None, True, source)
     return _rebuild(source, td, fresh, following)
 
 
@@ -124,34 +123,41 @@ def _replaces(
 
 
 def _collect(
-    entries: Iterable[tuple[str, Any]],
+    node: TensorDictBase,
     path: Path,
-    is_carried: Callable[..., bool],
+    is_carried: Carrying | None,
+    from_next: bool,
     into: dict[str, Any],
-    keeps_empty: bool = False,
 ) -> None:
-    """Put those entries of the node at ``path`` that are carried into nested dicts, and take out the others."""
-    for name, value in entries:
+    """Put those entries of the node at ``path`` that are carried, all without a rule, into nested dicts; take out others."""
+    known = None if is_carried is None else is_carried.known
+    keeps_empty = is_carried is not None and not from_next and is_carried.keeps_empty_nodes
+    for name, value in node.items():
         here = (*path, name)
-        if not _is_leaf(value):
+        if not (type(value) is torch.Tensor or _is_leaf(value)):
+            if not path and not from_next and name == "next":
+                continue
             below = into.get(name)
             if isinstance(value, LazyStackedTensorDict) and is_uneven(value):
                 into[name] = _Parts.of(value, below)
-                into[name].collect(value, here, is_carried, keeps_empty)
+                into[name].collect(value, here, is_carried, from_next)
                 continue
             below = dict(below) if isinstance(below, dict) else {}
-            _collect(value.items(), here, is_carried, below, keeps_empty)
-            if below or (keeps_empty and value.is_empty()):
+            _collect(value, here, is_carried, from_next, below)
+            if below or (keeps_empty and cast(TensorDictBase, value).is_empty()):
                 into[name] = below
-        elif is_carried(here):
+            continue
+        carried = True if known is None else known.get((here, from_next))
+        if carried is None:
+            assert is_carried is not None
+            carried = is_carried(here, from_next=from_next)
+        if carried:
             into[name] = value
         else:
             into.pop(name, None)
 
 
 def _is_leaf(value: Any) -> bool:
-    if type(value) is torch.Tensor:  # most are, and the question below is slow
-        return True
     return not isinstance(value, TensorDictBase) or is_non_tensor(value)
 
 
@@ -174,12 +180,12 @@ class _Parts:
         self,
         value: LazyStackedTensorDict,
         path: Path,
-        is_carried: Callable[..., bool],
-        keeps_empty: bool,
+        is_carried: Carrying | None,
+        from_next: bool,
     ) -> None:
         """Put what is carried of each part into its dict, and take out the others."""
         for entries, part in zip(self.entries, value.tensordicts, strict=True):
-            _collect(part.items(), path, is_carried, entries, keeps_empty)
+            _collect(part, path, is_carried, from_next, entries)
 
     def stacked(self) -> LazyStackedTensorDict:
         """Give the parts as a stack again."""

@@ -219,10 +219,11 @@ def any_done(td: TensorDictBase, done_levels: Mapping[Path, list[str]]) -> bool:
     leaves, in their shape.
     """
     masks = _what_ended(td, done_levels)
-    if not any(bool(mask.any()) for mask in masks.values()):
-        return False
-    _ask_for(td, masks)
-    return True
+    for mask in masks.values():
+        if bool(mask.any()):
+            _ask_for(td, masks)
+            return True
+    return False
 
 
 def mark_done(td: TensorDictBase, done_levels: Mapping[Path, list[str]]) -> None:
@@ -245,8 +246,12 @@ def _what_ended(
             for level, names in done_levels.items()
             if rules.governing_level(level, done_levels) == level
         }
-    masks = {level: _ended(td, level, names) for level, names in done_levels.items()}
-    return {level: mask for level, mask in masks.items() if mask is not None}
+    masks = {}
+    for level, names in done_levels.items():
+        mask = _ended(td, level, names)
+        if mask is not None:
+            masks[level] = mask
+    return masks
 
 
 def done_outside(mask: torch.Tensor, td: TensorDictBase, done_keys: Iterable[Key]) -> bool:
@@ -264,7 +269,7 @@ def done_outside(mask: torch.Tensor, td: TensorDictBase, done_keys: Iterable[Key
 def _ended(td: TensorDictBase, level: Path, names: Iterable[str]) -> torch.Tensor | None:
     ended = None
     for name in names:
-        flag = td.get(as_key((*level, name)), None)
+        flag = td.get((*level, name) if level else name, None)
         if flag is not None:
             ended = flag if ended is None else ended | flag
     return ended

@@ -332,14 +332,15 @@ class Stepping(WholeRuns, SpecNames, ABC):
 
     def step_mdp(self, next_tensordict: TensorDictBase) -> EnvData:
         """Give the root of the next step: ``next`` over root, rewards and actions dropped."""
-        return carry(next_tensordict, self._table.carrying)
+        return carry(next_tensordict, (self._declared.table or self._table).carrying)
 
     def any_done(self, tensordict: TensorDictBase) -> bool:
         """Say whether anything is done, and if so write the `_reset` masks into ``tensordict``.
 
         Where the flags of a level decide for levels below it, what is done there alone does not count.
         """
-        return any_done(tensordict, self.done_levels)
+        table = self._declared.table
+        return any_done(tensordict, self.done_levels if table is None else table.levels)
 
     def maybe_reset(self, tensordict: TensorDictBase) -> EnvData:
         """Reset what is done in a root (the output of `step_mdp`); the rest is returned unchanged."""
@@ -360,8 +361,11 @@ class Stepping(WholeRuns, SpecNames, ABC):
             ``(data, data_)``: the transition, whose ``next`` keeps the true last observation, and
             the root of the following transition, fresh where an episode ended.
         """
-        require_tensordict("what step_and_maybe_reset() was given", tensordict)
-        remembered = undeclared(tensordict.get("next", None), self._table.known)
+        if not isinstance(tensordict, TensorDictBase):
+            require_tensordict("what step_and_maybe_reset() was given", tensordict)
+        preset, remembered = tensordict.get("next", None), ()
+        if preset is not None:
+            remembered = undeclared(preset, self._table.known)
         if not self._steps_by_itself:
             data = self.step(tensordict)
             return data, self._root_after(data, remembered)
