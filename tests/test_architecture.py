@@ -151,7 +151,6 @@ STAND_APART = {
     "envkit.env.module",
     "envkit.env.opaque",
     # envkit.transforms.core
-    "envkit.transforms.core.stepping",
     "envkit.transforms.core.transformed_rows",
     # envkit.transport
     "envkit.transport.processes",

@@ -222,7 +222,7 @@ class CopyIn:
         def write(value: Any) -> None:
             try:
                 view[:] = value  # the fastest way, which takes equal shapes and dtypes only
-            except (OverflowError, TypeError, ValueError):
+            except (BufferError, OverflowError, TypeError, ValueError):
                 self(row, value)
 
         return write

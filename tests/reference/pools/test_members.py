@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from functools import partial
 
 import pytest
@@ -58,6 +59,12 @@ def closed(env, result):
 def members(env) -> set[str]:
     named = set(dir(type(env))) | set(vars(env))
     return {name for name in named if name[0] != "_"} - set(dir(torch.nn.Module()))
+
+
+@pytest.fixture(autouse=True)
+def no_pool_is_left() -> None:
+    """TorchRL's pools shut down when they are collected, in whichever thread that is, and wait for their workers there."""
+    gc.collect()
 
 
 @pytest.mark.parametrize("kind", KINDS)
