@@ -211,18 +211,18 @@ _OTHER_NAMES = {f"_{name}": name for name in ("apply_to_composite", "apply_to_co
 
 
 class _NameOfBefore:
-    """Explain the error of whoever loads a pickle of version 0.1.0, in which `envkit_bridges` was called `bridges`.
+    """Explain the error of whoever loads a pickle of version 0.1.0: `envkit_bridges` was called `bridges`, and modules have moved.
 
     Python asks here last, so the modules of another project's `bridges` are found first.
     """
 
     @staticmethod
     def find_spec(name: str, path: object = None, target: object = None) -> None:
-        if name.partition(".")[0] == "bridges":
+        if name.partition(".")[0] in ("bridges", "envkit"):
             raise ModuleNotFoundError(
-                f"there is no module {name!r}. If this is a pickle of an env: envkit 0.1.0 wrote it, and later versions "
-                "call that package envkit_bridges. Load it with envkit 0.1.0, or make the env anew and load its state "
-                "from a file of envkit.save, which all versions read.",
+                f"there is no module {name!r}. If a pickle names it: envkit 0.1.0 wrote that, and modules have moved and "
+                "been renamed since (`bridges` is `envkit_bridges`). Load the pickle with envkit 0.1.0, or make what it "
+                "holds anew; files of envkit.save are read by all versions.",
                 name=name,
             )
 
