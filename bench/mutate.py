@@ -42,7 +42,6 @@ T = TypeVar("T")
 MODULES = (
     "envkit/rules.py",
     "envkit/data/transition.py",
-    "envkit/data/carrying.py",
     "envkit/env/stepping.py",
     "envkit/env/outputs.py",
     "envkit/env/rollout.py",

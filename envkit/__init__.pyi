@@ -23,9 +23,9 @@ from envkit.collectors.multi_sync import MultiSyncCollector as MultiSyncCollecto
 from envkit.collectors.multi_sync import MultiSyncDataCollector as MultiSyncDataCollector
 from envkit.collectors.profiling import ProfileConfig as ProfileConfig
 from envkit.collectors.sync import SyncDataCollector as SyncDataCollector
-from envkit.data.carrying import step_mdp as step_mdp
+from envkit.data.episodes import split_trajectories as split_trajectories
 from envkit.data.resets import terminated_or_truncated as terminated_or_truncated
-from envkit.data.trajectories import split_trajectories as split_trajectories
+from envkit.data.transition import step_mdp as step_mdp
 from envkit.env.base import EnvBase as EnvBase
 from envkit.env.checks import check_env_specs as check_env_specs
 from envkit.env.drawing import make_tensordict as make_tensordict
@@ -36,11 +36,11 @@ from envkit.env.policy import RandomPolicy as RandomPolicy
 from envkit.env.policy import exploration_type as exploration_type
 from envkit.env.policy import set_exploration_type as set_exploration_type
 from envkit.envs.llm_hashing import LLMHashingEnv as LLMHashingEnv
-from envkit.envs.model_based.base import ModelBasedEnvBase as ModelBasedEnvBase
-from envkit.envs.model_based.dreamer import DreamerDecoder as DreamerDecoder
-from envkit.envs.model_based.dreamer import DreamerEnv as DreamerEnv
-from envkit.envs.model_based.imagined import ImaginedEnv as ImaginedEnv
-from envkit.envs.model_based.world_model import WorldModelEnv as WorldModelEnv
+from envkit.envs.model_based import DreamerDecoder as DreamerDecoder
+from envkit.envs.model_based import DreamerEnv as DreamerEnv
+from envkit.envs.model_based import ImaginedEnv as ImaginedEnv
+from envkit.envs.model_based import ModelBasedEnvBase as ModelBasedEnvBase
+from envkit.envs.model_based import WorldModelEnv as WorldModelEnv
 from envkit.envs.pendulum import PendulumEnv as PendulumEnv
 from envkit.envs.tictactoe import TicTacToeEnv as TicTacToeEnv
 from envkit.envs.trading import FinancialRegimeEnv as FinancialRegimeEnv
@@ -97,7 +97,6 @@ from envkit.transforms.actions import DiscreteActionProjection as DiscreteAction
 from envkit.transforms.autoreset import AutoResetEnv as AutoResetEnv
 from envkit.transforms.autoreset import AutoResetTransform as AutoResetTransform
 from envkit.transforms.autoreset import VecGymEnvTransform as VecGymEnvTransform
-from envkit.transforms.averages import VecNormV2 as VecNormV2
 from envkit.transforms.batch import BatchSizeTransform as BatchSizeTransform
 from envkit.transforms.core.base import Transform as Transform
 from envkit.transforms.core.compose import Compose as Compose
@@ -117,6 +116,7 @@ from envkit.transforms.ends import RandomTruncationTransform as RandomTruncation
 from envkit.transforms.ends import TerminateTransform as TerminateTransform
 from envkit.transforms.episodes import InitTracker as InitTracker
 from envkit.transforms.episodes import StepCounter as StepCounter
+from envkit.transforms.episodes import TrajCounter as TrajCounter
 from envkit.transforms.flow import ConditionalPolicySwitch as ConditionalPolicySwitch
 from envkit.transforms.flow import ConditionalSkip as ConditionalSkip
 from envkit.transforms.flow import FrameSkipTransform as FrameSkipTransform
@@ -127,11 +127,6 @@ from envkit.transforms.frames import TimeMaxPool as TimeMaxPool
 from envkit.transforms.frames import cat_frames as cat_frames
 from envkit.transforms.functions import Hash as Hash
 from envkit.transforms.functions import UnaryTransform as UnaryTransform
-from envkit.transforms.images import CenterCrop as CenterCrop
-from envkit.transforms.images import Crop as Crop
-from envkit.transforms.images import GrayScale as GrayScale
-from envkit.transforms.images import Resize as Resize
-from envkit.transforms.images import ToTensorImage as ToTensorImage
 from envkit.transforms.join import CatTensors as CatTensors
 from envkit.transforms.join import Stack as Stack
 from envkit.transforms.keys import ExcludeTransform as ExcludeTransform
@@ -142,27 +137,32 @@ from envkit.transforms.macro import MultiAction as MultiAction
 from envkit.transforms.module import ModuleTransform as ModuleTransform
 from envkit.transforms.normalise import ObservationNorm as ObservationNorm
 from envkit.transforms.normalise import RewardScaling as RewardScaling
+from envkit.transforms.pixels import CenterCrop as CenterCrop
+from envkit.transforms.pixels import Crop as Crop
+from envkit.transforms.pixels import GrayScale as GrayScale
+from envkit.transforms.pixels import PixelRenderTransform as PixelRenderTransform
+from envkit.transforms.pixels import Resize as Resize
+from envkit.transforms.pixels import ToTensorImage as ToTensorImage
+from envkit.transforms.pixels import VideoRecorder as VideoRecorder
+from envkit.transforms.postprocess import BurnInTransform as BurnInTransform
 from envkit.transforms.postprocess import MultiStep as MultiStep
 from envkit.transforms.postprocess import MultiStepTransform as MultiStepTransform
+from envkit.transforms.postprocess import RandomCropTensorDict as RandomCropTensorDict
 from envkit.transforms.postprocess import Reward2GoTransform as Reward2GoTransform
 from envkit.transforms.primer import TensorDictPrimer as TensorDictPrimer
-from envkit.transforms.primer import gSDENoise as gSDENoise
-from envkit.transforms.recorder import VideoRecorder as VideoRecorder
-from envkit.transforms.recurrent import (
+from envkit.transforms.primer import (
     get_env_transforms_from_module as get_env_transforms_from_module,
 )
-from envkit.transforms.render import PixelRenderTransform as PixelRenderTransform
+from envkit.transforms.primer import gSDENoise as gSDENoise
 from envkit.transforms.returns import RewardSum as RewardSum
 from envkit.transforms.returns import TargetReturn as TargetReturn
 from envkit.transforms.running import VecNorm as VecNorm
-from envkit.transforms.sequences import BurnInTransform as BurnInTransform
-from envkit.transforms.sequences import RandomCropTensorDict as RandomCropTensorDict
+from envkit.transforms.running import VecNormV2 as VecNormV2
 from envkit.transforms.shapes import ExpandAs as ExpandAs
 from envkit.transforms.shapes import FlattenObservation as FlattenObservation
 from envkit.transforms.shapes import PermuteTransform as PermuteTransform
 from envkit.transforms.shapes import SqueezeTransform as SqueezeTransform
 from envkit.transforms.shapes import UnsqueezeTransform as UnsqueezeTransform
-from envkit.transforms.trajectory_numbers import TrajCounter as TrajCounter
 from envkit.transforms.values import BinarizeReward as BinarizeReward
 from envkit.transforms.values import ClipTransform as ClipTransform
 from envkit.transforms.values import DoubleToFloat as DoubleToFloat
@@ -186,11 +186,11 @@ from envkit_bridges.exports.parquet import to_parquet as to_parquet
 from envkit_bridges.exports.plots import plot_returns as plot_returns
 from envkit_bridges.exports.plots import plot_rollout as plot_rollout
 from envkit_bridges.exports.sb3 import to_sb3 as to_sb3
+from envkit_bridges.exports.torchrl import TorchRLWrapper as TorchRLWrapper
 from envkit_bridges.exports.torchrl import for_replay_buffer as for_replay_buffer
 from envkit_bridges.exports.torchrl import to_torchrl as to_torchrl
 from envkit_bridges.exports.torchrl_specs import from_torchrl_spec as from_torchrl_spec
 from envkit_bridges.exports.torchrl_specs import to_torchrl_spec as to_torchrl_spec
-from envkit_bridges.exports.torchrl_wrapper import TorchRLWrapper as TorchRLWrapper
 from envkit_bridges.exports.video import Video as Video
 from envkit_bridges.exports.video import VideoFolder as VideoFolder
 from envkit_bridges.exports.video import record as record
@@ -217,7 +217,7 @@ from envkit_bridges.worlds.gymnax import GymnaxEnv as GymnaxEnv
 from envkit_bridges.worlds.gymnax import GymnaxWrapper as GymnaxWrapper
 from envkit_bridges.worlds.jumanji import JumanjiEnv as JumanjiEnv
 from envkit_bridges.worlds.jumanji import JumanjiWrapper as JumanjiWrapper
-from envkit_bridges.worlds.native.chess.env import ChessEnv as ChessEnv
+from envkit_bridges.worlds.native.chess import ChessEnv as ChessEnv
 from envkit_bridges.worlds.native.pendulum import PendulumJaxEnv as PendulumJaxEnv
 from envkit_bridges.worlds.pettingzoo.env import PettingZooEnv as PettingZooEnv
 from envkit_bridges.worlds.pettingzoo.wrapper import PettingZooWrapper as PettingZooWrapper

@@ -19,7 +19,7 @@ _NOT_PUBLIC = {
     "from_torchrl_transform": "envkit_bridges.exports.torchrl",
     "transform_and_sampler": "envkit_bridges.exports.torchrl_subclasses",
     "register_gym": "envkit_bridges.exports.gym_registry",
-    "with_policy_transforms": "envkit.transforms.recurrent",
+    "with_policy_transforms": "envkit.transforms.primer",
 }
 
 PRELOADED = ("torch", "tensordict", "gymnasium", "envkit.batched.host", "envkit_bridges.gym.env")

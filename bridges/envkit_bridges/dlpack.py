@@ -45,7 +45,7 @@ from jax.core import Tracer
 from jax.sharding import SingleDeviceSharding
 from torch.utils.dlpack import from_dlpack as _from_capsule
 
-from envkit.arrays.dtypes import NARROWER
+from envkit.arrays.elementwise import NARROWER
 from envkit.errors import DeviceNameError, HandoffError
 
 __all__ = [

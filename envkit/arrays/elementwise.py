@@ -1,7 +1,8 @@
 """What transforms compute on values: casts, scales, bounds, signs, other shapes, windows of frames.
 
 Pure functions of leaves in any array namespace (NumPy, torch, JAX, also inside `jax.jit`), so that
-transforms and compiled steps can share them. They know neither keys, nor specs, nor episodes.
+transforms and compiled steps can share them. They know neither keys, nor specs, nor episodes. Where a namespace has
+no 64-bit numbers (JAX, unless told otherwise), those of 32 bits stand in for them, see `dtype_named`.
 
 Conventions
     value   array of shape (*batch, *event); unless said otherwise a function is element-wise.
@@ -18,8 +19,10 @@ from typing import Any
 from array_api_compat import array_namespace
 
 __all__ = [
+    "NARROWER",
     "cast",
     "clipped",
+    "dtype_named",
     "flattened",
     "is_positive",
     "joined",
@@ -156,3 +159,22 @@ def peak(window: Any, count: int, axis: int) -> Any:
     size = window.shape[axis] // count
     shape = (*window.shape[:axis], count, size, *window.shape[axis + 1 :])
     return xp.max(xp.reshape(window, shape), axis=axis)
+
+
+NARROWER = {"int64": "int32", "uint64": "uint32", "float64": "float32", "complex128": "complex64"}
+
+
+def dtype_named(value: Any, name: str) -> Any:
+    """Give the dtype called ``name``, e.g. "int64", in the namespace of ``value``."""
+    xp = array_namespace(value)
+    if name in NARROWER and not _has_64_bits(xp):
+        name = NARROWER[name]
+    return getattr(xp, name)
+
+
+def _has_64_bits(xp: Any) -> bool:
+    """Say whether a namespace has 64-bit numbers, by the dtype it gives integers.
+
+    Asked which dtypes there are, array_api_compat makes a tensor of each below a bare ``except``, where a Ctrl-C is lost.
+    """
+    return xp.__array_namespace_info__().default_dtypes()["integral"] == xp.int64

@@ -16,7 +16,7 @@ from typing import Any
 
 from array_api_compat import array_namespace
 
-from envkit.arrays.dtypes import dtype_named
+from envkit.arrays.elementwise import dtype_named
 
 __all__ = [
     "added",

@@ -29,7 +29,6 @@ from envkit.batched.stacking import stack_rows
 from envkit.batched.workers import cores_of, ray_workers, usable_options, worker_processes
 from envkit.data.arguments import as_int
 from envkit.data.paths import Key, as_key
-from envkit.data.results import EnvData
 from envkit.env.base import EnvBase
 from envkit.env.drawing import allow_options
 from envkit.env.runs import Run
@@ -37,6 +36,7 @@ from envkit.env.tickets import Ticket
 from envkit.errors import ArgumentError, BusyEnvError, UnsupportedError
 from envkit.lazy_imports import late
 from envkit.specs import Composite, NonTensor, TensorSpec, draws_in_order
+from envkit.specs.annotations import EnvData
 from envkit.transport import Pool
 from envkit.transport.jobs import ProcessJobPool
 from envkit.transport.pool import call_by_row

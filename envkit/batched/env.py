@@ -30,7 +30,6 @@ from envkit.batched.stacking import by_row, empty_rows, keep_unstepped, stack_ro
 from envkit.data.arguments import require_tensordict
 from envkit.data.paths import Path, as_path
 from envkit.data.resets import collect_reset_masks, merge_reset
-from envkit.data.results import EnvData
 from envkit.env.base import EnvBase
 from envkit.env.in_place import InPlace
 from envkit.env.input_checks import in_functorch, require_values
@@ -45,6 +44,7 @@ from envkit.errors import (
     NotResetError,
     WorkerError,
 )
+from envkit.specs.annotations import EnvData
 from envkit.transport.pool import call_by_row
 
 __all__ = ["BatchedEnv"]

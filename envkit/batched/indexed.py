@@ -25,7 +25,6 @@ from envkit.batched.env import BatchedEnv
 from envkit.batched.stacking import by_row, stack_rows
 from envkit.data.arguments import require_tensordict
 from envkit.data.paths import as_key
-from envkit.data.results import EnvData
 from envkit.data.transition import leaves
 from envkit.env.base import EnvBase
 from envkit.env.seeding import seed_chain
@@ -39,6 +38,7 @@ from envkit.errors import (
     RowIndexError,
     UnsupportedError,
 )
+from envkit.specs.annotations import EnvData
 from envkit.transport import Pool
 from envkit.transport.pool import call_by_row
 

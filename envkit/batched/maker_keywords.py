@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
-from envkit.data.keywords import refuse_unknown
+from envkit.data.arguments import refuse_unknown
 from envkit.env.base import EnvBase
 
 __all__ = ["require_known"]

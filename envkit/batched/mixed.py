@@ -29,7 +29,6 @@ from envkit.data.arguments import require_state_dict, require_tensordict
 from envkit.data.paths import Path, as_path
 from envkit.data.plain import from_plain, plain
 from envkit.data.resets import collect_reset_masks
-from envkit.data.results import EnvData
 from envkit.env.base import EnvBase
 from envkit.env.declared import OUTPUTS
 from envkit.env.exclusive import InUse
@@ -48,7 +47,7 @@ from envkit.errors import (
     SpecError,
 )
 from envkit.specs import Composite, Unbounded
-from envkit.specs.annotations import Destination, Device
+from envkit.specs.annotations import Destination, Device, EnvData
 from envkit.specs.devices import destination, require_memory
 from envkit.specs.inputs import counted_from
 

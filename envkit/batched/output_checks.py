@@ -12,7 +12,7 @@ from tensordict import TensorDictBase
 from envkit.data.forms import require_form
 from envkit.data.paths import Key, as_key, leaf_paths
 from envkit.env.base import EnvBase
-from envkit.specs.trees.helpers import contains_lazy_spec
+from envkit.specs.consolidation import contains_lazy_spec
 
 __all__ = ["OutputForms"]
 

@@ -37,9 +37,8 @@ from envkit.batched.settings import (
     require_usable,
 )
 from envkit.batched.threads import ThreadLimit
-from envkit.data.arguments import as_int
+from envkit.data.arguments import as_int, completed, known_to, refuse_unknown
 from envkit.data.inference import lasting
-from envkit.data.keywords import completed, known_to, refuse_unknown
 from envkit.env.base import EnvBase
 from envkit.env.declared import OUTPUTS
 from envkit.env.html import Told

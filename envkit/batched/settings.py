@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal, TypedDict, get_args
 
-from envkit.data.arguments import as_bool, as_int
-from envkit.data.keywords import Default, refuse_unknown
+from envkit.data.arguments import Default, as_bool, as_int, refuse_unknown
 from envkit.errors import ArgumentError, ArgumentTypeError, MemoryKindError, OptionError
 from envkit.specs.annotations import Device
 

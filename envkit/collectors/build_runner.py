@@ -44,7 +44,7 @@ from envkit.errors import (
 )
 from envkit.transforms.core.env import TransformedEnv
 from envkit.transforms.episodes import StepCounter
-from envkit.transforms.recurrent import with_policy_transforms
+from envkit.transforms.primer import with_policy_transforms
 
 __all__ = ["Parts", "build_runner", "recorded_leaves"]
 

@@ -17,9 +17,9 @@ from typing import Any
 from tensordict import TensorDictBase
 
 from envkit.collectors.runner import COLLECTOR, OWN_STEP_COUNT
+from envkit.data.episodes import split_trajectories
 from envkit.data.paths import Key, Path, as_key
 from envkit.data.plain import from_plain, plain
-from envkit.data.trajectories import split_trajectories
 from envkit.errors import ArgumentTypeError, MissingKeyError
 
 __all__ = ["Delivery"]

@@ -16,10 +16,10 @@ from envkit.collectors.settings import CollectorOptions, runner_options
 from envkit.collectors.thread_guard import in_turn
 from envkit.collectors.weights import as_weights
 from envkit.data.arguments import as_bool
-from envkit.data.results import EnvData
 from envkit.env.base import EnvBase
 from envkit.env.policy import HasParams, PolicyLike
 from envkit.errors import ArgumentTypeError, OptionError
+from envkit.specs.annotations import EnvData
 
 __all__ = ["SyncDataCollector"]
 

@@ -17,8 +17,8 @@ import torch
 from tensordict import TensorDictBase
 
 from envkit.collectors.trajectory_ids import abandoned
+from envkit.data.episodes import split_trajectories
 from envkit.data.plain import from_plain, plain
-from envkit.data.trajectories import split_trajectories
 from envkit.data.transition import leaves
 
 __all__ = ["EpisodeStore"]

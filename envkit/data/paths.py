@@ -15,7 +15,7 @@ from tensordict import TensorDict, TensorDictBase
 
 from envkit.specs import Composite
 from envkit.specs.annotations import Key, Path
-from envkit.specs.trees.walk import as_path
+from envkit.specs.trees import as_path
 
 Axes = tuple[int, ...]
 

@@ -23,11 +23,15 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import nn
 
-from envkit.data.arguments import as_batch_size, require_tensordict
-from envkit.data.keywords import completed, known_to, refuse_unknown
+from envkit.data.arguments import (
+    as_batch_size,
+    completed,
+    known_to,
+    refuse_unknown,
+    require_tensordict,
+)
 from envkit.data.paths import Key
 from envkit.data.plain import from_plain, plain
-from envkit.data.results import EnvData
 from envkit.env.declared import Declared
 from envkit.env.drawing import allow_options, fake_step
 from envkit.env.exclusive import InUse
@@ -41,7 +45,7 @@ from envkit.env.seeding import next_seed
 from envkit.env.stepping import Stepping
 from envkit.errors import ClosedEnvError, NotCallableError
 from envkit.lazy_imports import late
-from envkit.specs.annotations import Destination, Device
+from envkit.specs.annotations import Destination, Device, EnvData
 from envkit.specs.devices import as_device, destination
 
 __all__ = ["EnvBase", "OutputLeaf"]

@@ -20,7 +20,6 @@ from tensordict import TensorDictBase
 from envkit import rules
 from envkit.data.arguments import as_int, require_tensordict
 from envkit.data.paths import Key, as_key
-from envkit.data.results import EnvData
 from envkit.data.transition import leaves
 from envkit.env.loops import steps_of
 from envkit.env.policy import PolicyLike, as_policy, on_device, policy_device, replay
@@ -34,7 +33,7 @@ from envkit.errors import (
     OptionError,
     RolloutError,
 )
-from envkit.specs.annotations import Device
+from envkit.specs.annotations import Device, EnvData
 
 __all__ = ["rollout"]
 

@@ -23,7 +23,6 @@ from tensordict import TensorDict, TensorDictBase
 
 from envkit import rules
 from envkit.data.arguments import require_tensordict
-from envkit.data.carrying import carry
 from envkit.data.paths import Path, as_path, infos_in
 from envkit.data.resets import (
     any_done,
@@ -34,13 +33,14 @@ from envkit.data.resets import (
     shape_masks_like_done,
     undeclared,
 )
-from envkit.data.results import EnvData
+from envkit.data.transition import carry
 from envkit.env.input_checks import in_functorch, require_actions, require_values, tell_missing
 from envkit.env.runs import WholeRuns
 from envkit.env.set_state import refuse_state_left_out, start_keywords
 from envkit.env.spec_names import SpecNames
 from envkit.env.tickets import OverriddenTicket, Ticket
 from envkit.errors import BatchSizeError, ClosedEnvError, NotResetError
+from envkit.specs.annotations import EnvData
 
 __all__ = ["Stepping"]
 

@@ -16,9 +16,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from envkit.data.carrying import Carrying
 from envkit.data.paths import Key, Path, as_key, as_path, leaf_paths
-from envkit.data.transition import OutputLeaf
+from envkit.data.transition import Carrying, OutputLeaf
 from envkit.specs import Composite, exclusive_paths
 
 __all__ = ["Scalar", "SpecTable", "levels_of"]

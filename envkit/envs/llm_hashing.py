@@ -20,11 +20,10 @@ from tensordict import TensorDict, TensorDictBase
 from envkit.arrays.siphash import siphash
 from envkit.data.arguments import as_int
 from envkit.data.paths import Key
-from envkit.data.results import EnvData
 from envkit.env.base import EnvBase
 from envkit.env.options import EnvOptions
+from envkit.envs.base import Undrawn
 from envkit.envs.texts import written
-from envkit.envs.undrawn import Undrawn
 from envkit.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -34,7 +33,7 @@ from envkit.errors import (
     UnknownStateError,
 )
 from envkit.specs import Categorical, Composite, NonTensor, Unbounded
-from envkit.specs.annotations import Device
+from envkit.specs.annotations import Device, EnvData
 from envkit.specs.devices import require_memory
 
 __all__ = ["LLMHashingEnv", "Tokenizer"]

@@ -21,8 +21,8 @@ from typing import Any
 import torch
 
 from envkit.data.paths import Key
-from envkit.data.results import EnvData
 from envkit.errors import ArgumentError, BatchSizeError, MissingKeyError
+from envkit.specs.annotations import EnvData
 
 __all__ = ["Comparison", "Difference", "Evaluation"]
 

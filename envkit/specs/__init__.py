@@ -6,6 +6,15 @@ This package knows torch and TensorDict only.
 import torch
 
 from envkit.specs.base import TensorSpec, index_select, on_torch_function, squeeze, unsqueeze
+from envkit.specs.composite import Composite
+from envkit.specs.consolidation import (
+    check_no_exclusive_keys,
+    consolidate_spec,
+    contains_lazy_spec,
+    draws_in_order,
+    exclusive_paths,
+    make_composite_from_td,
+)
 from envkit.specs.leaves.boxes import (
     Binary,
     Bounded,
@@ -27,15 +36,6 @@ from envkit.specs.leaves.objects import NonTensor
 from envkit.specs.leaves.unions import Choice
 from envkit.specs.registration import register_when_imported
 from envkit.specs.stacks import Stacked, StackedComposite, stack
-from envkit.specs.trees.composite import Composite
-from envkit.specs.trees.helpers import (
-    check_no_exclusive_keys,
-    consolidate_spec,
-    contains_lazy_spec,
-    draws_in_order,
-    exclusive_paths,
-    make_composite_from_td,
-)
 
 on_torch_function(torch.stack, stack)
 on_torch_function(torch.index_select, index_select)

@@ -1,10 +1,15 @@
-"""What the arguments of specs and envs may be: the names that their annotations use."""
+"""What the arguments of specs and envs may be, and what an env hands out: the names that annotations use.
+
+tensordict ships no types that a checker can follow to the end: one base class of `TensorDictBase` stays
+unknown, so any attribute of it passes, and it passes for any other class. `EnvData` names what only a
+tensor has. At run time it is `TensorDictBase`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from types import EllipsisType
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self, overload
 
 import numpy as np
 import torch
@@ -16,6 +21,7 @@ __all__ = [
     "BatchSize",
     "Destination",
     "Device",
+    "EnvData",
     "Key",
     "Numbers",
     "Path",
@@ -53,3 +59,39 @@ Numbers = float | np.number | np.ndarray | Tensor | Sequence[Any]
 
 Value = Tensor | TensorDictBase
 """A value of a spec: a tensor of a leaf, a TensorDict of a composite."""
+
+
+if TYPE_CHECKING:
+
+    class EnvData(TensorDictBase):  # type: ignore[misc]
+        """A TensorDict that an env gives or takes; its entries are the tensors: ``td["next", "reward"]``.
+
+        An entry may be anything; what axes are indexed with gives the same kind of data. The other members
+        are those of tensors that no TensorDict has; a checker reports their use.
+        """
+
+        @overload
+        def __getitem__(self, index: Key) -> Any: ...
+        @overload
+        def __getitem__(self, index: AxisIndex) -> Self: ...
+        def __getitem__(self, index: Any) -> Any: ...
+        def get(self, key: Key, *default: Any, **options: Any) -> Any: ...
+
+        argmax: None
+        argmin: None
+        argsort: None
+        cumsum: None
+        grad_fn: None
+        index_select: None
+        is_leaf: None
+        item: None
+        long: None
+        matmul: None
+        nonzero: None
+        relu: None
+        sort: None
+        square: None
+        topk: None
+
+else:
+    EnvData = TensorDictBase

@@ -34,9 +34,9 @@ from torch import Tensor
 
 from envkit.errors import InputError, MissingKeyError
 from envkit.specs.base import TensorSpec
+from envkit.specs.composite import Composite
 from envkit.specs.membership import array_of, demand_of, sizes_of, test_of
 from envkit.specs.stacks import Stacked
-from envkit.specs.trees.composite import Composite
 
 __all__ = ["ActionInput", "action_inputs", "counted_from", "require_input"]
 

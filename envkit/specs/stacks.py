@@ -33,12 +33,11 @@ from envkit.errors import (
 )
 from envkit.specs.annotations import Key, Numbers, Place, Shape, Value
 from envkit.specs.base import TensorSpec
+from envkit.specs.composite import Composite
 from envkit.specs.leaves.domains import BoxList
 from envkit.specs.leaves.order import digits
 from envkit.specs.shapes import Expand, Index, Reshape, ShapeOp, lead, names_after
-from envkit.specs.trees.branch import Child
-from envkit.specs.trees.composite import Composite
-from envkit.specs.trees.walk import as_path, at_member, is_key
+from envkit.specs.trees import Child, as_path, at_member, is_key
 
 __all__ = ["Stack", "Stacked", "StackedComposite", "refuse_ragged", "stack"]
 

@@ -1,17 +1,18 @@
 """Values standardised by statistics that keep following the data.
 
-Every row counts for the statistics of all rows, and of all copies that share them. This is the one
-thing here that cannot be computed row by row. Which rows are new is decided in `coupled`; `VecNorm`
-measures them together, once each; what follows is element-wise.
+Which rows are new is decided in `coupled`. For `VecNorm` every row counts for the statistics of all rows, and of all copies
+that share them; it measures them together, once each. `VecNormV2` keeps averages, of each row or of all rows, in the
+transform or in the data. The arithmetic stands in `arrays.moments` and `arrays.averages`; what follows is element-wise.
 
 Conventions
-    moments  see the module of that name.
-    event    axes of a value that have statistics of their own; all axes before are rows.
+    moments   see the module of that name.
+    averages  they have the shape of the entry, or of one row of it where rows are averaged.
+    event     axes of a value that have statistics of their own; all axes before are rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -19,13 +20,15 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import nn
 
-from envkit.arrays import elementwise, moments
+from envkit import rules
+from envkit.arrays import averages, elementwise, moments
+from envkit.arrays.averages import Averages
 from envkit.arrays.leaves import Changes, Leaves
+from envkit.data.arguments import as_bool
 from envkit.data.inference import lasting
-from envkit.data.paths import Key, Path, as_path
-from envkit.errors import ArgumentError, StatisticsError
-from envkit.specs import Composite, TensorSpec
-from envkit.transforms.averages import VecNormV2
+from envkit.data.paths import Key, Path, as_key, as_path
+from envkit.errors import ArgumentError, StatisticsError, UnsupportedError
+from envkit.specs import Composite, TensorSpec, Unbounded
 from envkit.transforms.core.base import Keys, Transform
 from envkit.transforms.core.compose import Compose
 from envkit.transforms.core.coupled import (
@@ -37,9 +40,389 @@ from envkit.transforms.core.coupled import (
 )
 from envkit.transforms.core.fusable import MomentTransform
 from envkit.transforms.core.leafwise import ArrayTransform, as_float, float_leaf, require_regular
+from envkit.transforms.episodes import EpisodeTransform
 from envkit.transforms.normalise import ObservationNorm
 
-__all__ = ["VecNorm"]
+__all__ = ["VecNorm", "VecNormV2"]
+
+Masks = Callable[[Key], torch.Tensor | None]
+
+
+class _Kept(LateBuffers):
+    """Averages of one entry in the transform."""
+
+    names = ("loc", "var", "count")
+    loc: torch.Tensor
+    var: torch.Tensor
+    count: torch.Tensor
+
+    @property
+    def now(self) -> Averages:
+        return self.loc, self.var, self.count
+
+
+class VecNormV2(SkipsRows, EpisodeTransform):
+    """Standardise values by running averages, with a mean and a deviation for each row unless rows are averaged.
+
+    A step updates the averages of the rows that were stepped, a reset those of the rows that were reset; then
+    values become ``(value - loc) / scale``. Integers are cast to the default float dtype. A row that holds NaN or an infinite
+    number stays as it is, and updates nothing: ``skipped_rows`` counts them, and the first one gives a warning (none
+    where the statistics are on a GPU).
+
+    Args:
+        in_keys: entries to standardise, observations or rewards.
+        out_keys: where they go; in place by default.
+        lock: held while averages are read and written back.
+        stateful: the averages are buffers of the transform. False: they travel in the data, as ``_vecnorm_loc``,
+            ``_vecnorm_var`` and ``_vecnorm_count``, and begin anew with each episode.
+        decay: weight of what was seen before, at each update; 1 weighs all updates alike.
+        eps: least deviation.
+        shared_data: ``statistics`` of another VecNormV2, which are shared with it.
+        reduce_batch_dims: all rows update averages that they share, each as one update.
+
+    `clone` and `frozen_copy` have averages of their own; envs of one `EnvCreator` share theirs, with a lock.
+
+    Raises:
+        ArgumentError: (a ValueError) ``decay`` is outside (0, 1], or there are not as many out_keys as in_keys.
+        UnsupportedError: (a NotImplementedError) what needs averages in the transform
+            is asked of one that has none.
+        StatisticsError: (a RuntimeError) there are none yet, or they were kept for rows of another batch size.
+    """
+
+    learns = True
+
+    def __init__(
+        self,
+        in_keys: Keys,
+        out_keys: Keys = None,
+        *,
+        lock: Any = None,
+        stateful: bool = True,
+        decay: float = 0.9999,
+        eps: float = 1e-4,
+        shared_data: TensorDictBase | None = None,
+        reduce_batch_dims: bool = False,
+    ):
+        super().__init__(in_keys, out_keys)
+        if len(self.in_keys) != len(self.out_keys):
+            raise ArgumentError(
+                f"VecNormV2 has in_keys {self.in_keys}, but out_keys {out_keys}. Pass one each."
+            )
+        if not 0 < decay <= 1:
+            raise ArgumentError(f"decay is {decay}, but must lie in (0, 1]; 1 forgets nothing.")
+        self.stateful = as_bool("stateful", stateful)
+        self.decay, self.eps = decay, eps
+        self.reduce_batch_dims = as_bool("reduce_batch_dims", reduce_batch_dims)
+        self.frozen = False
+        self._begin_count()
+        self.shared_lock: AbstractContextManager = nullcontext() if lock is None else lock
+        self.kept = torch.nn.ModuleDict(
+            {module_name(key): _Kept() for key in (self.in_keys if stateful else ())}
+        )
+        if reduce_batch_dims:
+            self._require_stateful("reduce_batch_dims=True")
+        if shared_data is not None:
+            self._share(shared_data)
+
+    def _share(self, statistics: TensorDictBase) -> None:
+        self._require_stateful("shared_data")
+        for key in self.in_keys:
+            own = {name: statistics.get((name, *as_path(key))) for name in _Kept.names}
+            if len({tuple(tensor.shape) for tensor in own.values()}) > 1:
+                shapes = {name: tuple(tensor.shape) for name, tensor in own.items()}
+                raise ArgumentError(
+                    f"loc, var and count of {key!r} in shared_data have the shapes {shapes}, but must have one. "
+                    "Pass what `statistics` of another VecNormV2 gave."
+                )
+            self._kept(key).begin(own)
+
+    def _kept(self, key: Key) -> _Kept:
+        return self.kept[module_name(key)]  # type: ignore[return-value]
+
+    @property
+    def lock(self) -> AbstractContextManager:
+        """Held while averages are used."""
+        return self.shared_lock
+
+    # ----------------------------------------------------------------------------- in an env, on data
+
+    def _step(self, td: TensorDictBase, next_td: TensorDictBase) -> TensorDictBase:
+        stepped = td.get(rules.STEP, None)
+        return self._normalised(next_td, td, lambda key: stepped)
+
+    def _reset(self, td: TensorDictBase, td_reset: TensorDictBase) -> TensorDictBase:
+        self._normalised(td_reset, None, lambda key: self._reset_mask(td, as_path(key)[:-1]))
+        for key in () if self.stateful else self.in_keys:
+            level = self._level_of(key)
+            for path in self._places(key):
+                td_reset.set(path, self._kept_elsewhere(td, level, path, td_reset.get(path)))
+        return td_reset
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Update the averages by data, all rows, and standardise it."""
+        return self._normalised(tensordict, tensordict, lambda key: None)
+
+    def _normalised(
+        self, td: TensorDictBase, before: TensorDictBase | None, mask_of: Masks
+    ) -> TensorDictBase:
+        """Update and standardise the entries that ``td`` has; ``before`` may hold averages, ``td`` will."""
+        values = [(key, td.get(key, None)) for key in self.in_keys]
+        with self.shared_lock:
+            for (key, value), target in zip(values, self.out_keys, strict=True):
+                if self.stateful and value is not None:
+                    own = self._update_kept(key, as_float(value), mask_of(key), td.batch_dims)
+                elif not self.stateful:
+                    own = self._update_carried(key, value, mask_of(key), td, before)
+                if value is not None:
+                    loc, scale = self._loc_and_scale(own)
+                    td.set(target, (as_float(value) - loc) / scale)
+        return td
+
+    @torch.no_grad()
+    def _update_kept(
+        self, key: Key, value: torch.Tensor, mask: torch.Tensor | None, batch_dims: int
+    ) -> Averages:
+        kept, event = self._kept(key), value.shape[batch_dims:]
+        if self.frozen and not kept.exist:
+            return averages.nothing(value)
+        self._begin(
+            key, event if self.reduce_batch_dims else value.shape, value.dtype, value.device
+        )
+        if self.frozen:
+            return kept.now
+        if self.reduce_batch_dims:
+            rows, is_new = by_rows(value, event, mask, batch_dims)
+            rows = rows if is_new is None else rows[is_new]
+            is_finite = moments.are_finite(rows)
+            self._count_skipped(~is_finite)
+            after = averages.with_rows(kept.now, rows[is_finite], self.decay)
+        else:
+            self._require_rows(key, value)
+            after = self._with_masked(kept.now, value, mask, batch_dims)
+        for tensor, new in zip(kept.now, after, strict=True):
+            tensor.copy_(new)
+        return kept.now
+
+    def _update_carried(
+        self,
+        key: Key,
+        value: torch.Tensor | None,
+        mask: torch.Tensor | None,
+        td: TensorDictBase,
+        before: TensorDictBase | None,
+    ) -> Averages:
+        places = self._places(key)
+        own = None if before is None else _found(before, places)
+        if own is None:
+            own = averages.nothing(self._zero_of(key, td) if value is None else as_float(value))
+        if value is not None and not self.frozen:
+            own = self._with_masked(own, as_float(value).detach(), mask, td.batch_dims)
+        for path, tensor in zip(places, own, strict=True):
+            td.set(path, tensor)
+        return own
+
+    def _zero_of(self, key: Key, td: TensorDictBase) -> torch.Tensor:
+        """Give a value of an entry that is absent, a reward at a reset say."""
+        env = self._env()
+        spec = next(
+            spec
+            for spec in (env.full_observation_spec, env.full_reward_spec)
+            if key in spec.keys(True)
+        )
+        return as_float(spec[key].zero(() if env.batch_locked else td.batch_size))
+
+    def _begin(self, key: Key, shape: Sequence[int], dtype: torch.dtype, device: Any) -> None:
+        if not self._kept(key).exist:
+            with lasting():
+                own = averages.nothing(torch.zeros(tuple(shape), dtype=dtype, device=device))
+            self._kept(key).begin(dict(zip(_Kept.names, own, strict=True)))
+
+    def _require_rows(self, key: Key, value: torch.Tensor) -> None:
+        known = self._kept(key).loc.shape
+        if known != value.shape:
+            raise StatisticsError(
+                f"{key!r} has shape {tuple(value.shape)}, but VecNormV2 keeps averages of shape {tuple(known)}: one "
+                "for each row. Pass reduce_batch_dims=True for averages of all rows."
+            )
+
+    def _with_masked(
+        self, own: Averages, value: torch.Tensor, mask: torch.Tensor | None, batch_dims: int
+    ) -> Averages:
+        """Count one value in each row that ``mask`` selects and that is finite."""
+        after = averages.with_values(own, value, self.decay)
+        mask = None if mask is None else rules.reduce_mask(mask, value.shape, batch_dims)
+        is_finite = moments.are_finite(value, batch_dims if mask is None else mask.ndim)
+        mask = torch.ones_like(is_finite) if mask is None else mask
+        self._count_skipped(mask & ~is_finite)
+        chosen = (
+            rules.choose(mask & is_finite, new, old) for new, old in zip(after, own, strict=True)
+        )
+        return tuple(chosen)  # type: ignore[return-value]
+
+    def _loc_and_scale(self, own: Averages) -> tuple[torch.Tensor, torch.Tensor]:
+        return averages.loc_and_scale(own, self.decay, self.eps)
+
+    # --------------------------------------------------------------------------------------- specs
+
+    @property
+    def _prefix(self) -> str:
+        """What the names in the data begin with: another one where an earlier VecNormV2 has taken it."""
+        return self._read_once("prefix", self._free_prefix)
+
+    def _free_prefix(self) -> str:
+        if self.container is None:
+            return "_vecnorm"
+        taken = set(self._env().full_observation_spec.keys())
+        names = ("_vecnorm", *(f"_vecnorm{number}" for number in range(2, 2 + len(taken))))
+        return next(name for name in names if f"{name}_loc" not in taken)
+
+    def _places(self, key: Key) -> list[Path]:
+        """Where the data has the averages of an entry."""
+        return [(f"{self._prefix}_{name}", *as_path(key)) for name in _Kept.names]
+
+    def transform_observation_spec(self, observation_spec: Composite) -> Composite:
+        known = [key for key in self.in_keys if key in observation_spec.keys(True)]
+        self._declare_carried(observation_spec)
+        return self._written(observation_spec, known)
+
+    def transform_reward_spec(self, reward_spec: Composite) -> Composite:
+        return self._written(
+            reward_spec, [key for key in self.in_keys if key in reward_spec.keys(True)]
+        )
+
+    def transform_state_spec(self, state_spec: Composite) -> Composite:
+        self._declare_carried(state_spec)
+        return state_spec
+
+    def _written(self, spec: Composite, known: Sequence[Key]) -> Composite:
+        for key in known:
+            leaf = float_leaf(spec[key])
+            if self.stateful and self._env().batch_locked:
+                shape = leaf.shape[spec.ndim :] if self.reduce_batch_dims else leaf.shape
+                self._begin(key, shape, leaf.dtype, leaf.device)  # type: ignore[arg-type]
+            spec[self.out_keys[self.in_keys.index(key)]] = leaf
+        return spec
+
+    def _declare_carried(self, spec: Composite) -> None:
+        env = self._env()
+        for key in () if self.stateful else self.in_keys:
+            for kind in (env.full_observation_spec, env.full_reward_spec):
+                if key in kind.keys(True):
+                    leaf = float_leaf(kind[key])
+                    count = Unbounded(leaf.shape, leaf.device, torch.int64)
+                    for path, own in zip(
+                        self._places(key), (leaf, leaf.clone(), count), strict=True
+                    ):
+                        spec[as_key(path)] = own
+
+    # ---------------------------------------------------------------------------- the statistics
+
+    def _require_stateful(self, what: str) -> None:
+        if not self.stateful:
+            raise UnsupportedError(
+                f"{what} needs averages in the transform, but those of VecNormV2(stateful=False) travel in the "
+                "data. Pass stateful=True."
+            )
+
+    def _require_kept(self, what: str) -> None:
+        self._require_stateful(what)
+        unseen = [key for key in self.in_keys if not self._kept(key).exist]
+        if unseen:
+            raise StatisticsError(
+                f"{what} needs averages of {unseen}, but there are none yet. Step its env first."
+            )
+
+    @property
+    def statistics(self) -> TensorDict:
+        """The averages themselves below ``loc``, ``var`` and ``count``, to be shared."""
+        self._require_kept("statistics")
+        return TensorDict(
+            {
+                (name, *as_path(key)): getattr(self._kept(key), name)
+                for key in self.in_keys
+                for name in _Kept.names
+            }
+        )
+
+    @property
+    def loc(self) -> TensorDict:
+        """Running means by in_key."""
+        self._require_kept("loc")
+        return self._by_key(0)
+
+    @property
+    def scale(self) -> TensorDict:
+        """Running deviations by in_key."""
+        self._require_kept("scale")
+        return self._by_key(1)
+
+    def _by_key(self, which: int) -> TensorDict:
+        found = {key: self._loc_and_scale(self._kept(key).now)[which] for key in self.in_keys}
+        container = None if self.reduce_batch_dims else self.container
+        return TensorDict(found, () if container is None else container.batch_size).clone()
+
+    standard_normal = True  # as ObservationNorm calls the form that it computes
+
+    def denorm(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Compute the values before, from the out_keys of data, in a shallow copy of it."""
+        self._require_kept("denorm")
+        data = tensordict.copy()
+        for source, target in zip(self.in_keys, self.out_keys, strict=True):
+            value = data.get(target, None)
+            if value is not None:
+                loc, scale = self._loc_and_scale(self._kept(source).now)
+                data.set(source, value * scale + loc)
+        return data
+
+    def freeze(self) -> VecNormV2:
+        """Update nothing any more; returns self."""
+        self.frozen = True
+        return self
+
+    def unfreeze(self) -> VecNormV2:
+        """Update again; returns self."""
+        self.frozen = False
+        return self
+
+    def clone(self) -> VecNormV2:
+        """Copy the transform with its averages; those of the copy go their own way."""
+        twin = super().clone()
+        assert isinstance(twin, VecNormV2)
+        twin.skipped_rows = self.skipped_rows.clone()
+        twin.kept = torch.nn.ModuleDict(
+            {
+                module_name(key): self._kept(key).copied()
+                for key in (self.in_keys if self.stateful else ())
+            }
+        )
+        return twin
+
+    def frozen_copy(self) -> VecNormV2:
+        """Give a clone that standardises by the averages of this moment, and updates nothing."""
+        self._require_kept("frozen_copy()")
+        return self.clone().freeze()
+
+    def to_observation_norm(self) -> Transform:
+        """Give a transform by the averages of this moment."""
+        self._require_kept("to_observation_norm()")
+        loc, scale = self.loc, self.scale
+        fixed = [
+            ObservationNorm(
+                loc[key], scale[key], [key], [target], standard_normal=True, eps=self.eps
+            )
+            for key, target in zip(self.in_keys, self.out_keys, strict=True)
+        ]
+        return fixed[0] if len(fixed) == 1 else Compose(*fixed)
+
+    def extra_repr(self) -> str:
+        return (
+            f"stateful={self.stateful}, decay={self.decay}, eps={self.eps}, {super().extra_repr()}"
+        )
+
+
+def _found(td: TensorDictBase, places: Sequence[Path]) -> Averages | None:
+    loc, var, count = (td.get(path, None) for path in places)
+    return None if loc is None or var is None or count is None else (loc, var, count)
 
 
 class _Moments(LateBuffers):

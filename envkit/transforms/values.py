@@ -13,7 +13,7 @@ import torch
 from tensordict import TensorDictBase
 
 from envkit.arrays import elementwise
-from envkit.arrays.dtypes import dtype_named
+from envkit.arrays.elementwise import dtype_named
 from envkit.data.paths import Key, as_key
 from envkit.data.transition import leaves
 from envkit.errors import ArgumentError, ArgumentTypeError, SpecError, UnsupportedError

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from envkit.arrays.dtypes import NARROWER, dtype_named
+from envkit.arrays.elementwise import NARROWER, dtype_named
 
 
 @pytest.mark.parametrize("name", [*NARROWER, "int8", "float32"])

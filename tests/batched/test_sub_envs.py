@@ -14,10 +14,9 @@ from envkit import EnvCreator, ParallelEnv, SerialEnv, check_env_specs
 from envkit.env.base import EnvBase
 from envkit.specs import Bounded, Categorical, Composite, NonTensor, Unbounded
 from envkit.transforms.core.env import TransformedEnv
-from envkit.transforms.episodes import StepCounter
+from envkit.transforms.episodes import StepCounter, TrajCounter
 from envkit.transforms.flow import ConditionalSkip, RemoveEmptySpecs
 from envkit.transforms.returns import RewardSum
-from envkit.transforms.trajectory_numbers import TrajCounter
 from tests.zoo.envs import Count
 
 F, T = False, True

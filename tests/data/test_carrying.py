@@ -9,7 +9,7 @@ import pytest
 import torch
 from tensordict import NonTensorStack, TensorDict, lazy_stack
 
-from envkit.data.carrying import Carrying, carry, step_mdp
+from envkit.data.transition import Carrying, carry, step_mdp
 
 T, F = True, False
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
-from envkit.evaluation.tally import Tally
+from envkit.evaluation.evaluate import Tally
 
 
 def by_hand(rewards, ended, chunks, quota, max_steps):

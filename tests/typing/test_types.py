@@ -14,7 +14,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from envkit.data import results
+from envkit.specs import annotations
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
@@ -84,7 +84,7 @@ def test_a_checker_finds_each_planted_mistake_on_its_line_and_no_other(
 
 
 def test_what_marks_a_tensor_for_checkers_no_tensordict_has():
-    source = Path(results.__file__).read_text()
+    source = Path(annotations.__file__).read_text()
     names = re.findall(r"^        (\w+): None$", source, re.MULTILINE)
     data = TensorDict({"x": torch.zeros(2)}, [2])
 

@@ -40,7 +40,7 @@ from envkit import (
     evaluate,
     step_mdp,
 )
-from envkit.data.results import EnvData
+from envkit.specs.annotations import EnvData
 
 
 def make() -> GymEnv:

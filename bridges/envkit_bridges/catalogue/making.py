@@ -13,8 +13,7 @@ from typing import Any
 from envkit.batched.async_pool import AsyncEnvPool, ProcessorAsyncEnvPool
 from envkit.batched.parallel import ParallelEnv
 from envkit.batched.serial import SerialEnv
-from envkit.data.arguments import as_int
-from envkit.data.keywords import known_to
+from envkit.data.arguments import as_int, known_to
 from envkit.env.base import EnvBase
 from envkit.errors import ArgumentError, ArgumentTypeError, OptionError
 from envkit.specs.annotations import Device
@@ -23,8 +22,7 @@ from envkit.transforms.core.base import Transform
 from envkit.transforms.core.compose import Compose
 from envkit.transforms.core.env import TransformedEnv
 from envkit.transforms.episodes import StepCounter
-from envkit_bridges.catalogue.ids import Found, find
-from envkit_bridges.catalogue.table import WORLDS
+from envkit_bridges.catalogue.ids import WORLDS, Found, find
 
 __all__ = ["made_by", "make"]
 

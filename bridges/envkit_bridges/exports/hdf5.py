@@ -27,8 +27,8 @@ from tensordict import TensorDictBase
 from envkit.data.episodes import EpisodeNumbers
 from envkit.data.files import file_to_read, telling, undamaged, whole_file
 from envkit.data.paths import Path
-from envkit.data.results import EnvData
 from envkit.errors import ArgumentError
+from envkit.specs.annotations import EnvData
 from envkit_bridges.exports.columns import TEXT, Column, Layout, arrays_of, data_of, read_batches
 from envkit_bridges.libraries import require
 

@@ -26,15 +26,15 @@ import torch
 from tensordict import TensorDictBase
 from typing_extensions import Unpack
 
+from envkit.data.arguments import refuse_unknown
 from envkit.data.episodes import EpisodeNumbers, Piece
 from envkit.data.files import telling, undamaged, whole_folder
-from envkit.data.keywords import refuse_unknown
 from envkit.data.paths import Path, as_key, infos_in, leaf_paths, nest
-from envkit.data.results import EnvData
 from envkit.env.base import EnvBase
 from envkit.env.wrapper_hints import wrapping_of
 from envkit.errors import ArgumentError, ArgumentTypeError, MissingFileError, MissingKeyError
 from envkit.specs import Categorical, MultiCategorical, MultiOneHot, OneHot, TensorSpec
+from envkit.specs.annotations import EnvData
 from envkit_bridges.exports.columns import TEXT, Column, Layout, arrays_of, data_of, read_batches
 from envkit_bridges.exports.gym_spaces import asked_space, shown_space
 from envkit_bridges.exports.hdf5 import append, hdf5_file, quoted

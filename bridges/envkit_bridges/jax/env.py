@@ -24,17 +24,15 @@ import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from envkit.data.arguments import require_tensordict
-from envkit.data.keywords import completed
+from envkit.data.arguments import completed, require_tensordict
 from envkit.data.paths import Key, Path, as_key, leaf_paths, tensordict_of
-from envkit.data.results import EnvData
 from envkit.env.base import EnvBase
 from envkit.errors import ArgumentError, ArgumentTypeError, MissingKeyError
 from envkit.functional import (
     StatelessEnv,
 )
 from envkit.specs import Composite, Unbounded
-from envkit.specs.annotations import Destination, Device
+from envkit.specs.annotations import Destination, Device, EnvData
 from envkit.specs.devices import as_device, destination
 from envkit.transforms.core.base import Transform
 from envkit.transforms.core.memory import memory_of

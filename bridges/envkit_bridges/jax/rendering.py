@@ -22,8 +22,7 @@ import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from envkit.data.arguments import as_int, require_tensordict
-from envkit.data.keywords import refuse_unknown
+from envkit.data.arguments import as_int, refuse_unknown, require_tensordict
 from envkit.data.transition import leaves
 from envkit.errors import ArgumentError, MissingKeyError, UnsupportedError
 from envkit.functional import EnvWrapper, WrapperState

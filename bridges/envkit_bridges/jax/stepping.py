@@ -20,11 +20,9 @@ from tensordict import TensorDictBase
 
 from envkit import rules
 from envkit.data.arguments import as_int, require_tensordict
-from envkit.data.carrying import carry
 from envkit.data.paths import as_key
 from envkit.data.resets import collect_reset_masks
-from envkit.data.results import EnvData
-from envkit.data.transition import leaves, selected_rows
+from envkit.data.transition import carry, leaves, selected_rows
 from envkit.env.base import EnvBase
 from envkit.env.fragments import Begun
 from envkit.env.input_checks import require_actions
@@ -34,6 +32,7 @@ from envkit.env.seeding import checked_seed, drawn_seed
 from envkit.env.tickets import Ticket
 from envkit.errors import ArgumentError, GradientError
 from envkit.rules import STEP
+from envkit.specs.annotations import EnvData
 from envkit.specs.devices import reading_waits
 from envkit_bridges.dlpack import adopted, number_to_jit, to_jit, to_torch
 from envkit_bridges.jax.gradients import is_wanted

@@ -23,8 +23,8 @@ from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import Node
 
 from envkit.errors import TranslationError
+from envkit_bridges.policy.core_aten import Library, Op
 from envkit_bridges.policy.errors import STEPWISE, is_own
-from envkit_bridges.policy.operators import Library, Op
 
 __all__ = ["Graph", "Step", "filled", "packet_of"]
 

@@ -21,8 +21,8 @@ import torch
 from torch.fx import Node
 from torch.utils._pytree import tree_any, tree_map
 
+from envkit_bridges.policy.core_aten import STORAGE
 from envkit_bridges.policy.graph import Graph, Step, filled
-from envkit_bridges.policy.operators import STORAGE
 
 __all__ = ["Program", "straightened"]
 

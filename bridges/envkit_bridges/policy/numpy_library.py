@@ -14,8 +14,7 @@ import torch
 from torch.fx import Node
 from torch.utils._pytree import tree_map
 
-from envkit_bridges.policy.core_aten import RULES, in_range
-from envkit_bridges.policy.operators import Library, Op, bound, namespace
+from envkit_bridges.policy.core_aten import RULES, Library, Op, bound, in_range, namespace
 
 __all__ = ["NUMPY", "table_for"]
 

@@ -18,8 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from envkit.data.arguments import as_bool
-from envkit.data.keywords import Default
+from envkit.data.arguments import Default, as_bool
 from envkit.errors import ArgumentError, ArgumentTypeError, SpecTypeError, UnsupportedError
 from envkit.functional import Box, Discrete, Timestep, WrapperState
 from envkit.specs.annotations import Device

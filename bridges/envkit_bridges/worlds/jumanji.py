@@ -22,8 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from tensordict import TensorDict
 
-from envkit.data.arguments import as_bool
-from envkit.data.keywords import Default
+from envkit.data.arguments import Default, as_bool
 from envkit.data.paths import tensordict_of
 from envkit.errors import ArgumentError, ArgumentTypeError, SpecTypeError
 from envkit.functional import Box, Discrete, MultiDiscrete, Timestep, name_of

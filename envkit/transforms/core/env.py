@@ -15,7 +15,6 @@ from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 
 from envkit.data.arguments import require_state_dict
 from envkit.data.paths import Key, Path
-from envkit.data.results import EnvData
 from envkit.env.base import EnvBase
 from envkit.env.declared import OUTPUTS, require_names
 from envkit.env.drawing import fake_step
@@ -25,7 +24,7 @@ from envkit.env.own_state import OWN, put_back_on_failure
 from envkit.env.wrapper_hints import known_wrapping_of
 from envkit.errors import ArgumentTypeError, ResumeError, SpecError
 from envkit.specs import Composite, StackedComposite
-from envkit.specs.annotations import Destination
+from envkit.specs.annotations import Destination, EnvData
 from envkit.transforms.core.base import Transform, TransformLike
 from envkit.transforms.core.compose import Compose, as_transform
 from envkit.transforms.core.memory import KeptMemory, kept_before

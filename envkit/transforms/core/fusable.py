@@ -62,7 +62,7 @@ class LeavesOf(Leaves):
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """Give the name a dtype has in every namespace; see `envkit.arrays.dtypes`."""
+    """Give the name a dtype has in every namespace; see `envkit.arrays.elementwise`."""
     return str(dtype).removeprefix("torch.")
 
 

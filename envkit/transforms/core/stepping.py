@@ -24,13 +24,13 @@ from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 from envkit import rules
 from envkit.data.paths import Key, as_key, as_path, leaf_paths
 from envkit.data.resets import collect_reset_masks, mark_done, merge_reset
-from envkit.data.results import EnvData
 from envkit.data.transition import leaves
 from envkit.env.base import EnvBase, OutputLeaf
 from envkit.env.policy import PolicyLike
 from envkit.env.runs import Run
 from envkit.env.tickets import Ticket
 from envkit.specs import Composite
+from envkit.specs.annotations import EnvData
 from envkit.specs.devices import reading_waits
 from envkit.transforms.core.base import Transform
 from envkit.transforms.core.route import Route, kept_where_skipped

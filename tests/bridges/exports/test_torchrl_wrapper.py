@@ -20,8 +20,7 @@ from envkit import (
     check_env_specs,
 )
 from envkit.errors import ArgumentError, ArgumentTypeError, InputError, WorkerError
-from envkit_bridges.exports.torchrl import to_torchrl
-from envkit_bridges.exports.torchrl_wrapper import TorchRLWrapper
+from envkit_bridges.exports.torchrl import TorchRLWrapper, to_torchrl
 from tests.bridges.compare import assert_same
 from tests.zoo.envs import Count
 from tests.zoo.shaped_envs import Groups, Several, Wordy

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from envkit_bridges.policy.core_aten import RULES
+from envkit_bridges.policy.core_aten import RULES, bound
 from envkit_bridges.policy.numpy_library import NUMPY
-from envkit_bridges.policy.operators import bound
 from tests.bridges.jax.policy.test_ops import BAD_INDEX, CASES, X, wanted_of
 
 TABLE = bound(RULES, NUMPY)

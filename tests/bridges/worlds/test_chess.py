@@ -20,8 +20,7 @@ from envkit.errors import (
     UnknownStateError,
     UnsupportedError,
 )
-from envkit_bridges.worlds.native.chess.env import ChessEnv
-from envkit_bridges.worlds.native.chess.notation import san_moves
+from envkit_bridges.worlds.native.chess import ChessEnv, san_moves
 
 NUMBER = {san: index for index, san in enumerate(san_moves())}
 EVERYTHING = dict.fromkeys(

@@ -8,7 +8,7 @@ from tensordict import TensorDict
 
 from envkit import FinancialRegimeEnv, PendulumEnv, TicTacToeEnv
 from envkit.errors import InputError
-from envkit_bridges.worlds.native.chess.notation import san_moves
+from envkit_bridges.worlds.native.chess import san_moves
 from tests.envs.model_based.models import latent, linear, moments
 from tests.reference.compare import OURS, THEIRS, check_same, check_works_alike, differs
 

@@ -17,8 +17,7 @@ import jax.numpy as jnp
 import torch
 from jax.scipy import special
 
-from envkit_bridges.policy.core_aten import in_range
-from envkit_bridges.policy.operators import Library, namespace
+from envkit_bridges.policy.core_aten import Library, in_range, namespace
 
 __all__ = ["FULL", "JAX", "matmul", "picked"]
 

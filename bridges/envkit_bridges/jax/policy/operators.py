@@ -25,8 +25,7 @@ import torch
 from jax.scipy.linalg import expm
 
 from envkit_bridges.jax.policy.jax_library import FULL, JAX, matmul, picked
-from envkit_bridges.policy.core_aten import RULES, in_width
-from envkit_bridges.policy.operators import Op, bound, by_name
+from envkit_bridges.policy.core_aten import RULES, Op, bound, by_name, in_width
 
 __all__ = ["DRAWING", "TABLE", "table"]
 

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch.fx import Node
 
-from envkit.arrays.dtypes import NARROWER
+from envkit.arrays.elementwise import NARROWER
 from envkit.data.paths import Path
 from envkit.errors import TranslationError
 from envkit_bridges.dlpack import to_jax, to_jit

@@ -8,7 +8,7 @@ from typing import Any
 
 from envkit.batched.async_pool import AsyncEnvPool
 from envkit.batched.host import BUILDING, COMMAND_NAMES, Maker
-from envkit.data.keywords import known_to, refuse_unknown
+from envkit.data.arguments import known_to, refuse_unknown
 from envkit.env.base import EnvBase
 from envkit.errors import ArgumentError, ArgumentTypeError, OptionError
 from envkit.transport import Pool

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from envkit.data.keywords import known_to
+from envkit.data.arguments import known_to
 from envkit_bridges.worlds.envpool.env import MultiThreadedEnv
 from envkit_bridges.worlds.envpool.library import import_envpool, require_name
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from envkit.data.keywords import refuse_unknown
+from envkit.data.arguments import refuse_unknown
 from envkit.env.seeding import drawn_seed, seed_chain
 from envkit.errors import ArgumentError, ArgumentTypeError
 from envkit_bridges.libraries import require

@@ -10,7 +10,7 @@ from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
 
-from envkit.data.keywords import known_to, refuse_unknown
+from envkit.data.arguments import known_to, refuse_unknown
 from envkit.env.base import EnvBase
 from envkit.errors import ArgumentError
 from envkit_bridges.libraries import explained, get_available_libraries
@@ -18,7 +18,7 @@ from envkit_bridges.libraries import explained, get_available_libraries
 __all__ = ["build", "env_names", "fetching_names"]
 
 _HOMES = {
-    "Chess": ("envkit_bridges.worlds.native.chess.env", "ChessEnv"),
+    "Chess": ("envkit_bridges.worlds.native.chess", "ChessEnv"),
     "FinancialRegime": ("envkit.envs.trading", "FinancialRegimeEnv"),
     "LLMHashing": ("envkit.envs.llm_hashing", "LLMHashingEnv"),
     "Pendulum": ("envkit.envs.pendulum", "PendulumEnv"),

@@ -16,14 +16,12 @@ import jax
 import jax.numpy as jnp
 from tensordict import TensorDict, TensorDictBase
 
-from envkit.data.arguments import as_number, require_tensordict
-from envkit.data.keywords import refuse_unknown
-from envkit.data.results import EnvData
+from envkit.data.arguments import as_number, refuse_unknown, require_tensordict
 from envkit.envs.pendulum import PARAMETERS
 from envkit.errors import ArgumentTypeError
 from envkit.functional import Box, Timestep
 from envkit.specs import Bounded
-from envkit.specs.annotations import Device
+from envkit.specs.annotations import Device, EnvData
 from envkit_bridges.jax.env import JaxEnv
 from envkit_bridges.jax.options import JaxOptions
 

@@ -1,4 +1,4 @@
-"""Envs whose random numbers come from one torch generator of their own, saved with them.
+"""What envs of our own share: no picture of them is drawn, and their random numbers come from one torch generator, saved with them.
 
 Conventions
     generator  None until the first seed: numbers then come from torch's global generator.
@@ -7,7 +7,7 @@ Conventions
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any, ClassVar, NoReturn, Self
 
 import torch
 from tensordict import TensorDictBase
@@ -15,10 +15,31 @@ from tensordict import TensorDictBase
 from envkit.data.plain import from_plain, plain
 from envkit.env.base import EnvBase
 from envkit.env.seeding import checked_seed
-from envkit.envs.undrawn import Undrawn
+from envkit.errors import UnsupportedError
 from envkit.specs.annotations import Destination
 
-__all__ = ["SeededEnv"]
+__all__ = ["SeededEnv", "Undrawn"]
+
+
+class Undrawn:
+    """Base of an env that draws no picture.
+
+    Attributes:
+        shows: what to do in place of drawing it, for the message.
+    """
+
+    shows: ClassVar[str] = "Plot what it observes, with plot_rollout(data)"
+
+    def render(self, *args: object, **kwargs: object) -> NoReturn:
+        """Refuse to draw.
+
+        Raises:
+            UnsupportedError: (a NotImplementedError) always; the message says what to do instead.
+        """
+        raise UnsupportedError(
+            f"{self!r} cannot be drawn: it has no method `render() -> frame`, a uint8 array of shape (H, W, 3). "
+            f"{self.shows}, or write one in a subclass."
+        )
 
 
 class SeededEnv(Undrawn, EnvBase):

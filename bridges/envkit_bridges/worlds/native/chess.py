@@ -1,9 +1,19 @@
-"""Chess by the rules of python-chess, with every move an action of one fixed list.
+"""Chess by the rules of python-chess, with every move an action of one fixed list, and positions and moves as text.
+
+The order of `san_moves` is that of the actions of `ChessEnv`. A move is named by its piece, the square it goes to, and as
+much of the square it comes from as tells it from moves of like pieces: nothing, the file, else the rank, else both. So a
+string is in the list if pieces can stand so that it is a move's name; each is there plain, with check (+) and with mate
+(#). Source: PGN standard, 8.2.3.
 
 Conventions
-    action   int64, shape (*batch,): place in `notation.san_moves`, the same for both colours.
+    fen      a position; it knows no move before, so that no position counts as repeated.
+    pgn      a whole game, from its first position.
+    san      a move; "<start>" where there was none.
+    square   (file, rank), each in range(8).
+    order    of moves: short strings first, those of one length by their characters.
+    action   int64, shape (*batch,): place in `san_moves`, the same for both colours.
     turn     bool, shape (*batch,): White is to move.
-    text     an entry of strings, see `notation` and `envkit.envs.texts`: san, fen, pgn.
+    text     an entry of strings, see `envkit.envs.texts`: san, fen, pgn.
     picture  uint8, shape (3, 390, 390): squares of 45 pixels in a margin of 15, White at the bottom; rows from the
              top, columns from the left.
     glyph    15 rows of 15 characters, "#" where a piece is; each is drawn 3 x 3 pixels large.
@@ -11,8 +21,10 @@ Conventions
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import io
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
+from itertools import product
 from typing import Any, Unpack
 
 import torch
@@ -20,26 +32,189 @@ from tensordict import TensorDict, TensorDictBase
 
 from envkit.data.arguments import as_bool
 from envkit.data.paths import Key
-from envkit.data.results import EnvData
 from envkit.env.base import EnvBase
 from envkit.env.options import EnvOptions
+from envkit.envs.base import Undrawn
 from envkit.envs.texts import Repertoire, strings_in, written
-from envkit.envs.undrawn import Undrawn
 from envkit.errors import (
     ArgumentError,
     BatchSizeError,
+    InputError,
     MissingKeyError,
     NotResetError,
     UnknownStateError,
 )
 from envkit.specs import Binary, Bounded, Categorical, Composite, NonTensor, Unbounded
-from envkit.specs.annotations import Device
+from envkit.specs.annotations import Device, EnvData
 from envkit.specs.devices import require_memory
 from envkit_bridges.libraries import require
-from envkit_bridges.worlds.native.chess import notation
-from envkit_bridges.worlds.native.chess.notation import san_moves
 
-__all__ = ["ChessEnv"]
+__all__ = ["ChessEnv", "san_moves"]
+
+Square = tuple[int, int]
+
+_STRAIGHT = [(1, 0), (-1, 0), (0, 1), (0, -1)]
+_SLANTED = [(1, 1), (1, -1), (-1, 1), (-1, -1)]
+_JUMPS = [(a, b) for a, b in product((-2, -1, 1, 2), repeat=2) if abs(a) != abs(b)]
+_REACH = {  # piece: directions, and how many steps it takes in each
+    "B": (_SLANTED, 7),
+    "N": (_JUMPS, 1),
+    "Q": (_STRAIGHT + _SLANTED, 7),
+    "R": (_STRAIGHT, 7),
+}
+
+
+@cache
+def san_moves() -> tuple[str, ...]:
+    """List them all, 29274 strings."""
+    plain = {"O-O", "O-O-O"}
+    for target in product(range(8), repeat=2):
+        plain.update(_of_pawns(target))
+        plain.update(f"K{takes}{_name(target)}" for takes in ("", "x"))
+        for piece, takes in product(_REACH, ("", "x")):
+            plain.update(
+                f"{piece}{origin}{takes}{_name(target)}" for origin in _origins(piece, target)
+            )
+    named = (move + end for move, end in product(plain, ("", "+", "#")))
+    return tuple(sorted(named, key=lambda move: (len(move), move)))
+
+
+def _of_pawns(target: Square) -> Iterator[str]:
+    """Name the pawn moves to a square, of both colours."""
+    file, rank = target
+    promoted = [""] if 0 < rank < 7 else [f"={piece}" for piece in "BNQR"]
+    neighbours = [f"{_file(near)}x" for near in (file - 1, file + 1) if 0 <= near < 8]
+    for origin, end in product(["", *neighbours], promoted):
+        yield f"{origin}{_name(target)}{end}"
+
+
+def _origins(piece: str, target: Square) -> Iterator[str]:
+    """Say in which ways the origin of a move may have to be told."""
+    lines = list(_lines_to(piece, target))
+    yield ""
+    for index, line in enumerate(lines):
+        others = [square for other in lines[:index] + lines[index + 1 :] for square in other]
+        for file, rank in line:
+            shares_file = any(other[0] == file for other in others)
+            shares_rank = any(other[1] == rank for other in others)
+            if any(other[0] != file for other in others):
+                yield _file(file)
+            if shares_file:
+                yield _rank(rank)
+            if shares_file and shares_rank:
+                yield _name((file, rank))
+
+
+def _lines_to(piece: str, target: Square) -> Iterator[list[Square]]:
+    """Give the squares from which a piece reaches another, by direction: only the nearest piece of each can."""
+    directions, steps = _REACH[piece]
+    for across, up in directions:
+        line = [(target[0] + across * n, target[1] + up * n) for n in range(1, steps + 1)]
+        yield [square for square in line if min(square) >= 0 and max(square) < 8]
+
+
+def _file(file: int) -> str:
+    return "abcdefgh"[file]
+
+
+def _rank(rank: int) -> str:
+    return str(rank + 1)
+
+
+def _name(square: Square) -> str:
+    return _file(square[0]) + _rank(square[1])
+
+
+START = "<start>"
+
+
+def board_of(name: str, text: str) -> Any:
+    """Give the board that a text says.
+
+    Args:
+        name: "fen" or "pgn".
+        text: of that kind.
+
+    Raises:
+        ArgumentError: it says none.
+    """
+    if name == "fen":
+        try:
+            return require("chess").Board(text)
+        except ValueError as error:
+            raise ArgumentError(f"fen is {text!r}, which is no position: {error}.") from error
+    game = require("chess.pgn").read_game(io.StringIO(text))
+    if game is None or game.errors:
+        fault = "it is empty" if game is None else str(game.errors[0])
+        raise ArgumentError(f"pgn is {text!r}, which is no game: {fault}.")
+    return game.end().board()
+
+
+def first_board() -> Any:
+    """Give the board a game begins with."""
+    return require("chess").Board()
+
+
+def pgn_of(board: Any) -> str:
+    """Write a game down."""
+    return str(require("chess.pgn").Game.from_board(board))
+
+
+def last_san(board: Any) -> str:
+    """Name the last move."""
+    if not board.move_stack:
+        return START
+    before = board.copy()
+    return before.san(before.pop())
+
+
+def is_over(board: Any) -> bool:
+    """Say whether a game has ended, the fifty-move rule included."""
+    return board.is_game_over() or board.is_fifty_moves()
+
+
+def worth(board: Any) -> float:
+    """Give what the last move earned: 1 for mate, 0.5 for a draw, else 0."""
+    if board.is_checkmate():
+        return 1.0
+    return 0.5 if is_over(board) else 0.0
+
+
+@cache
+def index_of() -> dict[str, int]:
+    """Give the number of each move."""
+    return {san: index for index, san in enumerate(san_moves())}
+
+
+def legal_indices(board: Any) -> list[int]:
+    """Number the legal moves, in the order of python-chess."""
+    numbers = index_of()
+    return [numbers[board.san(move)] for move in board.legal_moves]
+
+
+def played(board: Any, action: int) -> str:
+    """Make a move on a board, and name it.
+
+    Raises:
+        InputError: it is not legal there by exactly this name: python-chess would also read one that says check, mate
+            or an origin which are not so, or need not be told.
+    """
+    named = san_moves()[action]
+    try:
+        move = board.parse_san(named)
+    except ValueError:
+        move = None
+    if move is None or board.san(move) != named:
+        legal = (
+            ", ".join(board.san(move) for move in board.legal_moves) or "nothing, the game is over"
+        )
+        raise InputError(
+            f"action {action} is {named!r}, but legal in {board.fen()!r} is "
+            f"{legal}. Choose among env.all_actions(td), as env.rand_action(td) does."
+        )
+    board.push(move)
+    return named
+
 
 SIDE, _SQUARE, _MARGIN = 390, 45, 15
 _LIGHT, _DARK, _FRAME = (240, 217, 181), (181, 136, 99), (33, 33, 33)
@@ -188,10 +363,10 @@ class ChessEnv(Undrawn, EnvBase):
     def _declare(self) -> None:
         count, place = len(san_moves()), {"device": self.device}
         shown: dict[str, Any] = {"turn": Categorical(2, (), dtype=torch.bool, **place)}
-        start = notation.first_board()
-        examples = {"san": notation.START, "fen": start.fen()}
+        start = first_board()
+        examples = {"san": START, "fen": start.fen()}
         for name in self._texts:
-            example = notation.pgn_of(start) if name == "pgn" else examples[name]
+            example = pgn_of(start) if name == "pgn" else examples[name]
             shown[name] = NonTensor(
                 (), self.device, example_data=example, batched=None if self.stateful else True
             )
@@ -223,7 +398,7 @@ class ChessEnv(Undrawn, EnvBase):
             for board in boards:
                 _require_open(board)
         else:
-            boards = [notation.first_board() for _ in range(shape.numel())]
+            boards = [first_board() for _ in range(shape.numel())]
         if self.stateful:
             self._board = boards[0]
         return TensorDict(self._shown(boards, shape), shape, device=self.device)
@@ -232,9 +407,9 @@ class ChessEnv(Undrawn, EnvBase):
         boards = [self._own_board()] if self.stateful else self._boards_in(td)
         chosen = self._action_inputs["action"].take(td.get("action", None), td.batch_size)
         actions = chosen.flatten().tolist()
-        sans = [notation.played(board, act) for board, act in zip(boards, actions, strict=True)]
-        over = torch.tensor([notation.is_over(board) for board in boards])
-        reward = torch.tensor([notation.worth(board) for board in boards], dtype=torch.float32)
+        sans = [played(board, act) for board, act in zip(boards, actions, strict=True)]
+        over = torch.tensor([is_over(board) for board in boards])
+        reward = torch.tensor([worth(board) for board in boards], dtype=torch.float32)
         over, reward = (value.reshape(*td.batch_size, 1) for value in (over, reward))
         out = {**self._shown(boards, td.batch_size, sans), "reward": reward}
         flags = {"done": over, "terminated": over.clone()}
@@ -247,9 +422,9 @@ class ChessEnv(Undrawn, EnvBase):
         turn = torch.tensor([board.turn for board in boards])
         out: dict[str, Any] = {"turn": turn.reshape(shape)}
         read: dict[str, Callable[[Any], str]] = {
-            "san": notation.last_san,
+            "san": last_san,
             "fen": lambda board: board.fen(),
-            "pgn": notation.pgn_of,
+            "pgn": pgn_of,
         }
         for name in self._texts:
             known = sans if name == "san" else None
@@ -268,7 +443,7 @@ class ChessEnv(Undrawn, EnvBase):
         count, out = len(san_moves()), {}
         numbers = torch.full((len(boards), MOST_MOVES), count)
         for row, board in enumerate(boards):
-            legal = notation.legal_indices(board)
+            legal = legal_indices(board)
             numbers[row, : len(legal)] = torch.tensor(legal, dtype=torch.int64)
         if self.include_legal_moves:
             out["legal_moves"] = numbers.reshape(*shape, MOST_MOVES)
@@ -294,7 +469,7 @@ class ChessEnv(Undrawn, EnvBase):
         """Draw a legal move in each row, and any move where there is none."""
         rows: Any = td if part == () else td[part]
         drawn = []
-        for legal in map(notation.legal_indices, self._boards_at(rows)):
+        for legal in map(legal_indices, self._boards_at(rows)):
             at = torch.randint(max(len(legal), 1), (), generator=generator)
             drawn.append(legal[int(at)] if legal else 0)
         action = torch.tensor(drawn, dtype=torch.int64, device=self.device)
@@ -313,9 +488,7 @@ class ChessEnv(Undrawn, EnvBase):
                 "mask_actions=False was given, so that all_actions() cannot know which actions are legal. "
                 "Build ChessEnv(mask_actions=True), or list all: env.full_action_spec.enumerate()."
             )
-        legal = torch.tensor(
-            notation.legal_indices(self._one_board(tensordict)), device=self.device
-        )
+        legal = torch.tensor(legal_indices(self._one_board(tensordict)), device=self.device)
         return TensorDict({"action": legal.long()}, [len(legal)], device=self.device)
 
     def cardinality(self, tensordict: TensorDictBase | None = None) -> int:
@@ -329,7 +502,7 @@ class ChessEnv(Undrawn, EnvBase):
 
         Args:
             tensordict: where a stateless env reads the position.
-            uci: as squares, "e2e4", instead of standard algebraic notation.
+            uci: as squares, "e2e4", instead of standard algebraic
 
         Raises:
             MissingKeyError: (a KeyError) a stateless env is given no position.
@@ -366,10 +539,10 @@ class ChessEnv(Undrawn, EnvBase):
         """
         for name in self._starts:
             if (strings := strings_in(td, name)) is not None:
-                return [notation.board_of(name, string) for string in strings]
+                return [board_of(name, string) for string in strings]
         for name, seen in self._repertoires.items():
             if seen.remembers and (hashes := td.get(f"{name}_hash", None)) is not None:
-                return [notation.board_of(name, string) for string in seen.found(hashes)]
+                return [board_of(name, string) for string in seen.found(hashes)]
         names = self._state_names() or ["nothing: pass include_fen=True"]
         raise MissingKeyError(
             f"the data says no position: it has {sorted(map(str, td.keys()))}, and this env reads "
@@ -392,7 +565,7 @@ class ChessEnv(Undrawn, EnvBase):
     def _take_own_state(self, state: Mapping[str, Any], *, strict: bool) -> None:
         super()._take_own_state(state, strict=strict)
         fen, *moves = state.get("game") or [None]
-        self._board = None if fen is None else notation.board_of("fen", fen)
+        self._board = None if fen is None else board_of("fen", fen)
         for move in moves:
             self._board.push_uci(move)
         for name, strings in state.get("texts", {}).items():
@@ -401,7 +574,7 @@ class ChessEnv(Undrawn, EnvBase):
 
 def _require_open(board: Any) -> None:
     """Check that a game that is to begin is not over."""
-    if notation.is_over(board):
+    if is_over(board):
         raise ArgumentError(
             f"a reset was given a game that is over: {board.fen()!r}. Pass a position in which there is a move to "
             "make, or set_state=False to begin a game of chess."

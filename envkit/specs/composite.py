@@ -27,8 +27,7 @@ from envkit.specs.base import TensorSpec
 from envkit.specs.devices import as_device
 from envkit.specs.leaves.order import digits
 from envkit.specs.shapes import Names, ShapeOp, as_shape, lead
-from envkit.specs.trees.branch import Branch, Child
-from envkit.specs.trees.walk import at_entry
+from envkit.specs.trees import Branch, Child, at_entry
 
 __all__ = ["Composite"]
 
