@@ -526,7 +526,7 @@ def test_rows_that_are_not_reset_keep_all_they_had(env):
     root = env.rand_action(env.step_mdp(td))
     mask = half(env)
     asked = root.clone().set("_reset", mask[..., None])
-    if isinstance(env, GymLikeEnv) and not env.batch_size:  # R14
+    if isinstance(env, GymLikeEnv) and not env.batch_size:
         with pytest.raises(ResetMaskError, match="one simulator cannot be reset in part"):
             env.reset(asked)
         return

@@ -102,7 +102,7 @@ def test_an_unknown_name_is_an_attribute_error():
 
 
 @pytest.mark.slow
-def test_a_star_import_brings_all_names_and_leaves_the_process_as_it_is():  # B10
+def test_a_star_import_brings_all_names_and_leaves_the_process_as_it_is():
     done = run("""
         import multiprocessing, sys
         from envkit import *
@@ -122,7 +122,7 @@ def test_a_star_import_brings_all_names_and_leaves_the_process_as_it_is():  # B1
         (("torchrl", "gymnasium"), set(), {"GymEnv", "for_replay_buffer", "Box"}),
     ],
 )
-def test_a_star_import_brings_what_is_installed(libraries, missing, there):  # B10
+def test_a_star_import_brings_what_is_installed(libraries, missing, there):
     done = run_without(
         *libraries,
         code=f"""

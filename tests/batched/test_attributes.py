@@ -52,7 +52,7 @@ def pendulums(request):
     env.close()
 
 
-def test_an_attribute_is_a_list_of_one_value_for_each_sub_env(rich):  # V04, V27
+def test_an_attribute_is_a_list_of_one_value_for_each_sub_env(rich):
     first, second, third = rich.maxs
 
     assert (first, second, third) == (3, 7, 3)
@@ -65,7 +65,7 @@ def test_an_attribute_is_a_list_of_one_value_for_each_sub_env(rich):  # V04, V27
     assert list(rich.maybe) == [None, {}, None]
 
 
-def test_a_method_is_called_on_every_sub_env(rich):  # V28
+def test_a_method_is_called_on_every_sub_env(rich):
     assert rich.hello(5) == [8, 12, 8]
     assert rich.note(1, times=2) == [2, 2, 2]
     assert list(rich.log) == [[1, 1]] * 3
@@ -76,7 +76,7 @@ def test_what_is_nested_is_reached_step_by_step(rich):
     assert rich.levels.deep.double(2) == [12, 28, 12]
 
 
-def test_attributes_of_wrapped_simulators_are_found(pendulums):  # V29
+def test_attributes_of_wrapped_simulators_are_found(pendulums):
     a, b = pendulums.g
 
     assert (a, b) == (9.81, 9.81)
@@ -84,7 +84,7 @@ def test_attributes_of_wrapped_simulators_are_found(pendulums):  # V29
     assert list(pendulums.unwrapped.max_torque) == [2.0, 2.0]
 
 
-def test_unknown_names_are_told_with_their_path(rich):  # V30
+def test_unknown_names_are_told_with_their_path(rich):
     with pytest.raises(AttributeError, match="'nope'"):
         _ = rich.nope
     with pytest.raises(AttributeError, match=r"'levels\.deep\.nope'"):
@@ -92,7 +92,7 @@ def test_unknown_names_are_told_with_their_path(rich):  # V30
     assert not hasattr(rich, "nope")
 
 
-def test_private_names_are_not_looked_up(rich):  # V30
+def test_private_names_are_not_looked_up(rich):
     for name in ("__nope__", "_out", "_ipython_display_", "_repr_html_"):
         with pytest.raises(AttributeError):
             getattr(rich.levels, name)
@@ -148,7 +148,7 @@ def test_a_name_of_its_own_that_is_misspelt_is_guessed_before_the_start(make):
 
 
 @pytest.mark.parametrize("make", ON_BOTH.values(), ids=ON_BOTH)
-def test_nothing_can_be_asked_before_the_start_nor_after_the_end(make):  # V30
+def test_nothing_can_be_asked_before_the_start_nor_after_the_end(make):
     env = make(2, partial(Rich, 3))
 
     with pytest.raises(NotStartedError, match=r"'maxs'.*reset"):

@@ -54,7 +54,7 @@ class Born(Count):
 # -------------------------------------------------------------------------------------- metadata
 
 
-def test_metadata_can_be_pickled_expanded_and_indexed():  # E42
+def test_metadata_can_be_pickled_expanded_and_indexed():
     found = EnvMetaData.metadata_from_env(Count(5))
 
     loaded = pickle.loads(pickle.dumps(found))
@@ -70,7 +70,7 @@ def test_metadata_can_be_pickled_expanded_and_indexed():  # E42
     assert expanded[0].specs == found.specs
 
 
-def test_metadata_can_be_copied_and_moved():  # E42
+def test_metadata_can_be_copied_and_moved():
     found = EnvMetaData.metadata_from_env(Count(5))
 
     cloned, moved = found.clone(), found.to("meta")
@@ -125,7 +125,7 @@ def test_the_shorthand_is_a_decorator():
 
 
 @pytest.mark.parametrize("make", ON_BOTH.values(), ids=ON_BOTH)
-def test_batched_envs_trust_the_metadata_of_a_creator(make):  # V39
+def test_batched_envs_trust_the_metadata_of_a_creator(make):
     class Told(Count):
         described = 0
 
@@ -145,7 +145,7 @@ def test_batched_envs_trust_the_metadata_of_a_creator(make):  # V39
 
 
 @pytest.mark.slow
-def test_a_creator_of_a_lambda_works_under_spawn():  # V39
+def test_a_creator_of_a_lambda_works_under_spawn():
     env = ParallelEnv(2, EnvCreator(lambda: Tally(5)), num_processes=1, mp_start_method="spawn")
 
     assert env.rollout(3).shape == (2, 3)
@@ -172,7 +172,7 @@ def test_construction_leaves_statistics_as_in_a_fresh_env():
 
 
 @pytest.mark.parametrize("make", ON_BOTH.values(), ids=ON_BOTH)
-def test_what_one_copy_updates_the_others_see(make):  # V40
+def test_what_one_copy_updates_the_others_see(make):
     creator = EnvCreator(Tally)
     env = make(4, creator)
 

@@ -73,7 +73,7 @@ def assert_equal(left: TensorDict, right: TensorDict) -> None:
 
 @buffers
 @both
-def test_a_policy_on_the_gpu_drives_envs_on_the_cpu(batched, use_buffers):  # V36
+def test_a_policy_on_the_gpu_drives_envs_on_the_cpu(batched, use_buffers):
     env = batched(3, partial(Drift, "cpu"), device="cuda", use_buffers=use_buffers)
 
     with torch.no_grad():
@@ -87,7 +87,7 @@ def test_a_policy_on_the_gpu_drives_envs_on_the_cpu(batched, use_buffers):  # V3
 
 @buffers
 @both
-def test_envs_on_the_gpu_give_the_same_with_and_without_a_device(batched, use_buffers):  # V37
+def test_envs_on_the_gpu_give_the_same_with_and_without_a_device(batched, use_buffers):
     runs = []
     for more in ({}, {"device": "cuda"}):
         env = batched(3, partial(Drift, "cuda"), use_buffers=use_buffers, **more)

@@ -99,7 +99,7 @@ def private_keys(td: TensorDict) -> list:
 # -------------------------------------------------------------------------------- specs and layout
 
 
-def test_specs_are_stacks_of_those_of_the_sub_envs(unlike):  # V11, V32
+def test_specs_are_stacks_of_those_of_the_sub_envs(unlike):
     assert isinstance(unlike.observation_spec, StackedComposite)
     assert set(unlike.observation_spec.keys()) == {"obs", "deep"}
     assert unlike.observation_spec["obs"].shape == (2, -1)
@@ -141,7 +141,7 @@ def test_the_fake_step_has_the_layout_of_a_rollout(unlike):
 
 
 @pytest.mark.parametrize("make", ON_BOTH.values(), ids=ON_BOTH)
-def test_dense_results_of_unlike_sub_envs_are_refused(make):  # V11
+def test_dense_results_of_unlike_sub_envs_are_refused(make):
     with pytest.raises(ValueError, match=r"'obs' is \(2,\).*share_individual_td=None"):
         make(2, OTHER_KEYS, share_individual_td=False).reset()
 
@@ -158,7 +158,7 @@ def test_asking_for_rows_for_unlike_sub_envs_warns(make):
 # --------------------------------------------------------------------------------------- rollouts
 
 
-def test_a_rollout_shows_shared_keys_and_each_row_its_own(unlike):  # V31, V32
+def test_a_rollout_shows_shared_keys_and_each_row_its_own(unlike):
     data = unlike.rollout(4, break_when_any_done=False)
 
     assert isinstance(data, LazyStackedTensorDict)
@@ -175,7 +175,7 @@ def test_a_rollout_ends_with_the_first_episode(unlike):
     assert unlike.rollout(9).shape == (2, 2)
 
 
-def test_finished_sub_envs_repeat_their_last_transition(unlike):  # P14
+def test_finished_sub_envs_repeat_their_last_transition(unlike):
     data = unlike.rollout(9, break_when_all_done=True)
 
     assert data.shape == (2, 4)
@@ -186,7 +186,7 @@ def test_finished_sub_envs_repeat_their_last_transition(unlike):  # P14
     assert not private_keys(data)
 
 
-def test_finished_sub_envs_begin_anew_each_for_itself(unlike):  # R12
+def test_finished_sub_envs_begin_anew_each_for_itself(unlike):
     data = unlike.rollout(5, break_when_any_done=False)
 
     assert data[0]["next", "obs"][:, 0].tolist() == [1, 2, 1, 2, 1]
@@ -379,7 +379,7 @@ def test_unlike_sub_envs_may_have_a_batch_of_their_own(make):
 
 
 @pytest.mark.parametrize("where", ON_BOTH)
-def test_gradients_flow_through_unlike_sub_envs_in_this_process_only(where):  # V34, V35
+def test_gradients_flow_through_unlike_sub_envs_in_this_process_only(where):
     env = ON_BOTH[where](2, OTHER_KEYS)
     action = torch.full((2, 1), 0.5, requires_grad=True)
 

@@ -65,7 +65,7 @@ class Described(Count):
 
 
 @both
-def test_metadata_is_read_once_for_each_task(opened, batched):  # V05, V07
+def test_metadata_is_read_once_for_each_task(opened, batched):
     one, other = partial(Described, 3), partial(Described, 4)
     env = opened(batched(4, [one, one, other, one]))
     env.start()
@@ -74,7 +74,7 @@ def test_metadata_is_read_once_for_each_task(opened, batched):  # V05, V07
 
 
 @both
-def test_keywords_that_differ_make_another_task(opened, batched):  # V08, V09
+def test_keywords_that_differ_make_another_task(opened, batched):
     env = opened(batched(3, Described, create_env_kwargs=[{"n": 1}, {"n": 2}, {"n": 1}]))
     env.start()
 
@@ -83,7 +83,7 @@ def test_keywords_that_differ_make_another_task(opened, batched):  # V08, V09
 
 
 @both
-def test_equal_list_entries_give_plain_specs(opened, batched):  # V07
+def test_equal_list_entries_give_plain_specs(opened, batched):
     env = opened(batched(2, [make_count, make_count]))
 
     assert type(env.observation_spec) is Composite
@@ -121,7 +121,7 @@ def test_an_env_that_does_not_fit_its_task_is_named(opened, batched):
 
 @pytest.mark.parametrize("use_buffers", [True, False])
 @both
-def test_individual_tds_are_lazy_stacks_of_the_same_data(opened, batched, use_buffers):  # V10
+def test_individual_tds_are_lazy_stacks_of_the_same_data(opened, batched, use_buffers):
     dense = opened(batched(3, make_cartpole, use_buffers=use_buffers))
     own = opened(batched(3, make_cartpole, use_buffers=use_buffers, share_individual_td=True))
 
@@ -137,7 +137,7 @@ def test_individual_tds_are_lazy_stacks_of_the_same_data(opened, batched, use_bu
 
 
 @both
-def test_results_of_a_single_task_are_dense(opened, batched):  # V11
+def test_results_of_a_single_task_are_dense(opened, batched):
     env = opened(batched(2, make_count))
 
     assert env.share_individual_td is None
@@ -158,7 +158,7 @@ def test_results_of_a_single_task_are_dense(opened, batched):  # V11
     ],
     ids=["default", "no buffers", "memmap", "no shared memory"],
 )
-def test_data_is_the_same_however_it_travels(opened, options, uses):  # V13, V22, V23
+def test_data_is_the_same_however_it_travels(opened, options, uses):
     serial = opened(SerialEnv(3, make_cartpole))
     env = opened(ParallelEnv(3, make_cartpole, num_processes=2, **options))
 
@@ -180,7 +180,7 @@ def mapped_files() -> set[str]:
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/maps"), reason="asks Linux for its mappings")
-def test_memmap_rows_lie_in_an_unlinked_file(opened, tmp_path, monkeypatch):  # V13
+def test_memmap_rows_lie_in_an_unlinked_file(opened, tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     env = opened(ParallelEnv(2, make_count, num_processes=1, memmap=True, shared_memory=False))
 
@@ -191,7 +191,7 @@ def test_memmap_rows_lie_in_an_unlinked_file(opened, tmp_path, monkeypatch):  # 
 
 
 @both
-def test_memmap_and_shared_memory_exclude_each_other(batched):  # V13
+def test_memmap_and_shared_memory_exclude_each_other(batched):
     with pytest.raises(RuntimeError, match="shared_memory=False with memmap=True"):
         batched(2, make_count, memmap=True, shared_memory=True)
 
@@ -201,7 +201,7 @@ def test_rows_without_memory_to_share_are_refused():
         ParallelEnv(2, make_count, shared_memory=False, use_buffers=True)
 
 
-def test_a_workers_write_is_seen_without_a_message(opened):  # V12
+def test_a_workers_write_is_seen_without_a_message(opened):
     env = opened(ParallelEnv(2, make_count, num_processes=1))
     env.reset()
     counts = env._exchange.nexts[0][("count",)]
@@ -244,7 +244,7 @@ class Named(Count):
 
 
 @both
-def test_dynamic_specs_travel_as_tensordicts(opened, batched):  # V22
+def test_dynamic_specs_travel_as_tensordicts(opened, batched):
     env = opened(batched(2, [Wide, partial(Wide, (1, 2, 3))]))
 
     data = env.rollout(2, return_contiguous=False)
@@ -255,7 +255,7 @@ def test_dynamic_specs_travel_as_tensordicts(opened, batched):  # V22
 
 
 @both
-def test_rows_are_used_where_specs_are_fixed(opened, batched):  # V22
+def test_rows_are_used_where_specs_are_fixed(opened, batched):
     env = opened(batched(2, make_count))
 
     before = env.use_buffers
@@ -378,7 +378,7 @@ class Watcher(Count):
 
 @pytest.mark.parametrize("use_buffers", [True, False])
 @both
-def test_entries_of_a_policy_travel_through_step_and_reset(opened, batched, use_buffers):  # V14
+def test_entries_of_a_policy_travel_through_step_and_reset(opened, batched, use_buffers):
     policy = Memory()
     makers = [partial(Watcher, 2), partial(Watcher, 9)]
     env = opened(batched(2, makers, policy_proof=policy, use_buffers=use_buffers))
@@ -446,7 +446,7 @@ def test_a_policy_without_entries_of_its_own_adds_nothing(opened, batched):
 
 
 @both
-def test_sub_envs_on_different_devices_need_a_device_of_delivery(batched):  # V15
+def test_sub_envs_on_different_devices_need_a_device_of_delivery(batched):
     makers = [partial(Count, device="cpu"), partial(Count, device="meta")]
 
     with pytest.raises(ValueError, match=r"different devices.*device="):
@@ -455,7 +455,7 @@ def test_sub_envs_on_different_devices_need_a_device_of_delivery(batched):  # V1
 
 @pytest.mark.parametrize("use_buffers", [True, False])
 @both
-def test_data_is_delivered_to_the_device_given(opened, batched, use_buffers):  # V16
+def test_data_is_delivered_to_the_device_given(opened, batched, use_buffers):
     env = opened(batched(2, make_count, device="cpu", use_buffers=use_buffers))
     plain = opened(batched(2, make_count))
 
@@ -470,7 +470,7 @@ def test_data_is_delivered_to_the_device_given(opened, batched, use_buffers):  #
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("use_buffers", [True, False])
 @both
-def test_cpu_envs_deliver_to_a_gpu_and_take_actions_from_it(opened, batched, use_buffers):  # V16
+def test_cpu_envs_deliver_to_a_gpu_and_take_actions_from_it(opened, batched, use_buffers):
     env = opened(batched(3, make_cartpole, device="cuda", use_buffers=use_buffers))
     host = opened(batched(3, make_cartpole, use_buffers=use_buffers))
     env.set_seed(3)
@@ -485,7 +485,7 @@ def test_cpu_envs_deliver_to_a_gpu_and_take_actions_from_it(opened, batched, use
 
 
 @both
-def test_moving_changes_where_data_goes_and_returns_the_env(opened, batched):  # V51
+def test_moving_changes_where_data_goes_and_returns_the_env(opened, batched):
     env = opened(batched(2, make_count))
 
     moved = env.to("cpu")
@@ -500,7 +500,7 @@ def test_moving_changes_where_data_goes_and_returns_the_env(opened, batched):  #
 
 @pytest.mark.parametrize("use_buffers", [True, False])
 @both
-def test_a_running_env_can_be_moved(opened, batched, use_buffers):  # V51
+def test_a_running_env_can_be_moved(opened, batched, use_buffers):
     env = opened(batched(2, make_count, use_buffers=use_buffers))
     td = env.step_mdp(env.rand_step(env.reset()))
 
@@ -543,7 +543,7 @@ def test_naming_the_device_that_the_data_is_on_anyway_begins_nothing_anew(opened
     assert env.rand_step(root)["next", "count"].tolist() == [[1], [1]]
 
 
-def test_threads_of_the_parent_are_limited_while_workers_run(opened):  # V17
+def test_threads_of_the_parent_are_limited_while_workers_run(opened):
     before = torch.get_num_threads()
     wanted = before + 1
     env = opened(ParallelEnv(2, make_count, num_processes=1, num_threads=wanted))
@@ -564,14 +564,14 @@ class Threads(Count):
         return os.sched_getaffinity(0)
 
 
-def test_threads_of_workers_are_set(opened):  # V18
+def test_threads_of_workers_are_set(opened):
     env = opened(ParallelEnv(2, Threads, num_processes=1, num_sub_threads=2))
     env.start()
 
     assert env.threads() == [2, 2]
 
 
-def test_serial_env_leaves_threads_alone(opened):  # V17, V18
+def test_serial_env_leaves_threads_alone(opened):
     before = torch.get_num_threads()
     env = opened(SerialEnv(2, Threads, num_threads=before + 1, num_sub_threads=before + 2))
     env.start()
@@ -601,7 +601,7 @@ def test_as_many_workers_as_cores_keep_to_one_each(opened, options, own):
 # ---------------------------------------------------------------------------------- which env
 
 
-def test_one_sub_env_may_be_served_in_this_process(opened):  # V19
+def test_one_sub_env_may_be_served_in_this_process(opened):
     options = {"serial_for_single": True, "mp_start_method": "spawn"}
     single = opened(ParallelEnv(1, make_count, spec_locked=False, **options))
     several = opened(ParallelEnv(2, make_count, num_processes=1, serial_for_single=True))
@@ -613,7 +613,7 @@ def test_one_sub_env_may_be_served_in_this_process(opened):  # V19
 
 
 @both
-def test_keywords_can_be_read_back(batched):  # V20
+def test_keywords_can_be_read_back(batched):
     env = batched(2, make_count, timeout=9.0, start_timeout=90.0, num_threads=None)
 
     assert env.non_blocking is True
@@ -674,7 +674,7 @@ def test_start_does_nothing_where_the_env_has_started_by_itself(opened, batched)
 
 
 @both
-def test_sub_envs_may_be_done_after_a_reset_if_they_say_so(opened, batched):  # R15
+def test_sub_envs_may_be_done_after_a_reset_if_they_say_so(opened, batched):
     class Ended(Count):
         def _reset(self, td, **kwargs):
             self.c = self.n
@@ -687,7 +687,7 @@ def test_sub_envs_may_be_done_after_a_reset_if_they_say_so(opened, batched):  # 
         opened(batched(2, Ended)).reset()
 
 
-def test_an_instance_that_cannot_be_pickled_is_refused_with_advice():  # V38
+def test_an_instance_that_cannot_be_pickled_is_refused_with_advice():
     env = Count(5)
     env.lock = threading.Lock()
 
@@ -696,7 +696,7 @@ def test_an_instance_that_cannot_be_pickled_is_refused_with_advice():  # V38
 
 
 @both
-def test_an_instance_in_a_list_is_copied_too(opened, batched):  # V38
+def test_an_instance_in_a_list_is_copied_too(opened, batched):
     model = Count(5)
     env = opened(batched(2, [model, model]))
 
@@ -706,7 +706,7 @@ def test_an_instance_in_a_list_is_copied_too(opened, batched):  # V38
 
 
 @both
-def test_keywords_for_an_instance_are_refused(batched):  # V38
+def test_keywords_for_an_instance_are_refused(batched):
     with pytest.raises(
         (ArgumentError, WorkerError), match=r"\['n'\] were given with an env instance"
     ):
@@ -727,7 +727,7 @@ def test_keywords_that_cannot_be_compared_do_no_harm(opened, batched):
 
 
 @both
-def test_one_sub_env_takes_masks_like_any_other(opened, batched):  # P16
+def test_one_sub_env_takes_masks_like_any_other(opened, batched):
     env = opened(batched(1, make_count, **({} if batched is SerialEnv else {"num_processes": 1})))
     td = env.step_mdp(env.rand_step(env.reset()))
 

@@ -472,7 +472,7 @@ class Learned(Mover):
     "options", [{}, {"use_buffers": False}, {"share_individual_td": True}], ids=str
 )
 @pytest.mark.parametrize("make", [Mover, Learned])
-def test_parallel_env_gives_no_gradients(opened, make, options):  # V34
+def test_parallel_env_gives_no_gradients(opened, make, options):
     env = opened(ParallelEnv(2, make, num_processes=1, **options))
     action = torch.ones(2, 1, requires_grad=True)
 

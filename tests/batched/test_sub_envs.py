@@ -73,7 +73,7 @@ class EverySecond:
 
 
 @in_all_ways
-def test_a_skip_decided_outside_reaches_the_sub_envs(make):  # P10, P15
+def test_a_skip_decided_outside_reaches_the_sub_envs(make):
     base = make(2, partial(Count, 99))
     env = TransformedEnv(base, ConditionalSkip(EverySecond()))
 
@@ -86,7 +86,7 @@ def test_a_skip_decided_outside_reaches_the_sub_envs(make):  # P10, P15
 
 
 @in_all_ways
-def test_a_skip_decided_inside_leaves_the_simulator_alone(make):  # P10
+def test_a_skip_decided_inside_leaves_the_simulator_alone(make):
     env = make(2, lambda: TransformedEnv(Count(99), ConditionalSkip(EverySecond())))
 
     data = env.rollout(6)
@@ -122,7 +122,7 @@ def test_the_advice_about_empty_nodes_works(make):
 
 
 @pytest.mark.parametrize("make", ON_BOTH.values(), ids=ON_BOTH)
-def test_trajectories_of_all_workers_are_numbered_without_gaps(make):  # V40
+def test_trajectories_of_all_workers_are_numbered_without_gaps(make):
     creator = EnvCreator(lambda: TransformedEnv(Count(3), TrajCounter()))
     env = make(4, creator)
 
@@ -185,7 +185,7 @@ class Pair(EnvBase):
 
 
 @in_all_ways
-def test_a_locked_sub_env_gets_its_part_of_a_step_mask(make):  # P13
+def test_a_locked_sub_env_gets_its_part_of_a_step_mask(make):
     env = make(2, Pair)
     td = env.rand_action(env.reset())
 
@@ -200,7 +200,7 @@ def test_a_locked_sub_env_gets_its_part_of_a_step_mask(make):  # P13
 
 @pytest.mark.parametrize("shape", [(2,), (2, 1)])
 @pytest.mark.parametrize("wrapped", [False, True])
-def test_a_batch_of_its_own_gets_a_step_mask_in_its_shape(shape, wrapped):  # P06, P13
+def test_a_batch_of_its_own_gets_a_step_mask_in_its_shape(shape, wrapped):
     class Seeing(Pair):
         def _step(self, td):
             self.seen = td.get("_step")
@@ -313,7 +313,7 @@ class Groups(EnvBase):
 
 @pytest.mark.parametrize(("whole", "ends_at"), [(torch.any, 2), (torch.all, 3)])
 @in_all_ways
-def test_the_root_flag_decides_when_groups_begin_anew(make, whole, ends_at):  # R04, R13
+def test_the_root_flag_decides_when_groups_begin_anew(make, whole, ends_at):
     env = make(2, partial(Groups, whole))
 
     ended = env.rollout(9)
@@ -392,7 +392,7 @@ def counters(request):
     max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(moves=st.lists(STEPS | RESETS, max_size=8), keep=st.booleans())
-def test_masks_do_to_rows_what_the_rules_say(counters, moves, keep):  # P06, P07, R01, R08, R11
+def test_masks_do_to_rows_what_the_rules_say(counters, moves, keep):
     """The model is one integer for each row; ``keep`` passes the current data to a reset."""
     env = counters
     td, counts = env.reset(), [0, 0, 0]

@@ -259,7 +259,7 @@ def test_the_newest_limit_that_is_left_holds():
 # --------------------------------------------------------------------------------------- processes
 
 
-def test_a_serial_env_starts_no_process():  # V02
+def test_a_serial_env_starts_no_process():
     before = psutil.Process().children(recursive=True)
 
     SerialEnv(3, lambda: GymEnv("CartPole-v1")).rollout(5)
@@ -267,7 +267,7 @@ def test_a_serial_env_starts_no_process():  # V02
     assert psutil.Process().children(recursive=True) == before
 
 
-def test_a_fork_server_is_the_default_where_there_is_one(monkeypatch):  # V21
+def test_a_fork_server_is_the_default_where_there_is_one(monkeypatch):
     assert choose_start_method(None) == "forkserver"
 
     monkeypatch.delattr("os.fork")
@@ -280,7 +280,7 @@ def test_an_unknown_start_method_is_told_when_the_env_is_made(more):
         ParallelEnv(1, Count, mp_start_method="nonsense", **more)
 
 
-def test_fork_is_refused_once_jax_is_there():  # V21
+def test_fork_is_refused_once_jax_is_there():
     pytest.importorskip("jax")
 
     with pytest.raises(ArgumentError, match=r"'fork' was asked for, but JAX has been imported"):
@@ -336,7 +336,7 @@ def make_normed():
 
 
 @both
-def test_what_a_transform_has_learned_is_saved_and_loaded(opened, batched):  # V49
+def test_what_a_transform_has_learned_is_saved_and_loaded(opened, batched):
     trained, fresh = opened(SerialEnv(2, make_normed)), opened(batched(2, make_normed))
     trained.rollout(20)
 
@@ -359,7 +359,7 @@ def test_a_state_dict_of_another_number_of_envs_is_refused(count):
 
 
 @both
-def test_new_keywords_win_over_those_of_a_creator(opened, batched):  # V50
+def test_new_keywords_win_over_those_of_a_creator(opened, batched):
     env = opened(batched(2, EnvCreator(Count, {"n": 3})))
     seen = []
 
@@ -466,7 +466,7 @@ def remember(td):
 
 
 @pytest.mark.parametrize("use_buffers", [True, False])
-def test_writing_into_what_a_policy_wrote_changes_nothing_else(use_buffers):  # V55
+def test_writing_into_what_a_policy_wrote_changes_nothing_else(use_buffers):
     env = SerialEnv(2, Count, policy_proof=remember, use_buffers=use_buffers)
     td = env.step(remember(env.reset()))
     following = env.step_mdp(td)

@@ -1,4 +1,4 @@
-"""Small public helpers: checklist rows H02 to H06 and H08."""
+"""Small public helpers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ T, F = True, False
 
 
 @pytest.mark.parametrize("kind", list(ExplorationType))
-def test_a_type_holds_inside_the_block_only(kind):  # H02, H03
+def test_a_type_holds_inside_the_block_only(kind):
     before = exploration_type()
 
     with set_exploration_type(kind):
@@ -58,7 +58,7 @@ def test_a_type_is_restored_after_an_error():
     assert exploration_type() is before
 
 
-def test_the_types():  # H04
+def test_the_types():
     assert {kind.name for kind in ExplorationType} >= {
         *("DETERMINISTIC", "RANDOM", "MODE", "MEAN", "MEDIAN")
     }
@@ -67,14 +67,14 @@ def test_the_types():  # H04
 # ---------------------------------------------------------------------------------------- libraries
 
 
-def test_installed_libraries_are_known():  # H05
+def test_installed_libraries_are_known():
     libraries = get_available_libraries()
 
     assert libraries["gymnasium"] and libraries["jax"] and libraries["brax"]
     assert all(isinstance(value, bool) for value in libraries.values())
 
 
-def test_specs_are_made_from_data():  # H06
+def test_specs_are_made_from_data():
     td = TensorDict({"a": torch.zeros(()), "b": {"c": torch.zeros(3, dtype=torch.int64)}})
 
     spec = make_composite_from_td(td)
@@ -91,7 +91,7 @@ def flags(**leaves) -> TensorDict:
     return TensorDict({name: torch.tensor(value) for name, value in leaves.items()}, [2])
 
 
-def test_flags_become_a_mask():  # H08
+def test_flags_become_a_mask():
     td = flags(done=[[T], [F]])
 
     assert terminated_or_truncated(td) is True

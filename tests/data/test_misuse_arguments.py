@@ -1,7 +1,6 @@
 """What is no argument of a call: the class of the error, and what its message says.
 
-`tests/env/test_misuse_env.py` holds what is wrong with envs and data. Rows follow the sections of
-spec/envbase.md, then spec/wrappers.md.
+`tests/env/test_misuse_env.py` holds what is wrong with envs and data.
 """
 
 from __future__ import annotations

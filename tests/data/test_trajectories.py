@@ -1,4 +1,4 @@
-"""One row a trajectory: spec/collectors.md section 4, checklist rows H09 and H10."""
+"""One row a trajectory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def seven_frames() -> TensorDict:
     return Count(5).rollout(7, break_when_any_done=False)
 
 
-def test_the_worked_example():  # H09, C19
+def test_the_worked_example():
     split = split_trajectories(seven_frames())
 
     assert split.shape == (2, 5)
@@ -173,7 +173,7 @@ def test_every_step_stands_in_one_row_and_in_order(flags):
     assert not (ends & ~last).any()
 
 
-def test_slices_of_the_flat_layout_stay_within_a_trajectory():  # H10
+def test_slices_of_the_flat_layout_stay_within_a_trajectory():
     from torchrl.data import LazyTensorStorage, SliceSampler, TensorDictReplayBuffer
 
     make = partial(lambda n: TransformedEnv(Count(n), TrajCounter()), 5)

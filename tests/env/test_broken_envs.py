@@ -341,7 +341,7 @@ class Everything_at_once(Sound):
         return super()._step(td).set("extra", torch.zeros(1))
 
 
-# ------------------------------------------------------- right data, wrong conduct (B22)
+# ------------------------------------------------------- right data, wrong conduct
 
 
 @broken("'place' holds NaN", "('next', 'place') holds NaN")

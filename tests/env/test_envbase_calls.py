@@ -1,4 +1,4 @@
-"""One reset and one step: spec/envbase.md sections 5 and 6, checklist rows M01 to M08 and M26 to M36."""
+"""One reset and one step."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_the_worked_reset():
     }
 
 
-def test_a_reset_holds_observations_states_and_flags(env):  # M01
+def test_a_reset_holds_observations_states_and_flags(env):
     td = env.reset()
 
     declared = {
@@ -171,7 +171,7 @@ def test_an_output_has_the_batch_size_of_the_env(call):
         env.step(env.rand_action(env.reset()))
 
 
-def test_flags_that_are_set_after_a_reset_are_refused():  # R15
+def test_flags_that_are_set_after_a_reset_are_refused():
     ended = TensorDict({"x": torch.zeros(1), "done": torch.ones(1, dtype=torch.bool)})
 
     with pytest.raises(DoneError, match=r"'done' is set right after a reset.*allow_done_after"):
@@ -203,7 +203,7 @@ def test_a_flag_the_input_lacks_is_kept_with_a_warning():
     assert td["done"].equal(flags) and td["terminated"].equal(flags)
 
 
-def test_a_batch_locked_env_refuses_other_batches(env):  # P01
+def test_a_batch_locked_env_refuses_other_batches(env):
     if not env.batch_locked:
         pytest.skip("takes any batch size")
     other = TensorDict(batch_size=(7, *env.batch_size))
@@ -216,7 +216,7 @@ def test_a_batch_locked_env_refuses_other_batches(env):  # P01
 
 @pytest.mark.parametrize("size", [(), (1,), (7,), (2, 5)])
 @pytest.mark.parametrize("kind", ["stateless", "brax"])
-def test_an_unlocked_env_takes_any_batch(kind, size):  # P02
+def test_an_unlocked_env_takes_any_batch(kind, size):
     env = KINDS[kind]()
 
     td = env.rand_step(env.reset(TensorDict(batch_size=size)))
@@ -227,7 +227,7 @@ def test_an_unlocked_env_takes_any_batch(kind, size):  # P02
     assert not env.batch_locked
 
 
-def test_a_rollout_has_the_batch_that_a_stateless_env_is_given():  # P02, P05
+def test_a_rollout_has_the_batch_that_a_stateless_env_is_given():
     env = BraxEnv("fast", device="cpu")
 
     assert env.batch_locked is False
@@ -237,7 +237,7 @@ def test_a_rollout_has_the_batch_that_a_stateless_env_is_given():  # P02, P05
 # ----------------------------------------------------------------------------------------- 6. step
 
 
-def test_a_step_writes_next_into_what_it_is_given(env):  # M03
+def test_a_step_writes_next_into_what_it_is_given(env):
     td = acted(env)
 
     out = env.step(td)
@@ -250,7 +250,7 @@ def test_a_step_writes_next_into_what_it_is_given(env):  # M03
     }
 
 
-def test_what_is_under_next_wins():  # M04
+def test_what_is_under_next_wins():
     env = Count(5)
     td = acted(env)
     td["next"] = TensorDict({"count": torch.tensor([77]), "mine": torch.ones(2)})
@@ -368,7 +368,7 @@ def transition() -> TensorDict:
         ({"exclude_action": False}, {"obs", "other", "done", "action"}),
     ],
 )
-def test_the_table_of_step_mdp(options, keys):  # H07
+def test_the_table_of_step_mdp(options, keys):
     root = step_mdp(transition(), **options)
 
     assert set(root.keys()) == keys
@@ -435,7 +435,7 @@ def test_masks_are_no_part_of_the_next_root():
     assert not {"_step", "_reset"} & set(step_mdp(td).keys())
 
 
-def test_the_next_root_of_an_env(env):  # M08
+def test_the_next_root_of_an_env(env):
     td = env.step(acted(env).set("mine", torch.zeros(env.batch_size)))
 
     root = env.step_mdp(td)
@@ -490,7 +490,7 @@ def test_any_done_writes_nothing_when_nothing_is():
     assert not any("_reset" in key for key in root.keys(True, True))
 
 
-def test_maybe_reset_leaves_what_goes_on():  # M07
+def test_maybe_reset_leaves_what_goes_on():
     env = Count(5)
     going = TensorDict({"count": torch.tensor([9]), "done": torch.tensor([F])})
     ended = TensorDict({"count": torch.tensor([9]), "done": torch.tensor([T])})
@@ -529,7 +529,7 @@ def test_a_batch_ends_its_rows_as_each_env_alone_does(make, batched):
         assert rows[key][0].equal(alone[key])
 
 
-def test_the_worked_step_and_maybe_reset():  # M05
+def test_the_worked_step_and_maybe_reset():
     env = SerialEnv(2, [partial(Count, 1), partial(Count, 3)])
 
     data, root = env.step_and_maybe_reset(env.rand_action(env.reset()))
@@ -539,7 +539,7 @@ def test_the_worked_step_and_maybe_reset():  # M05
     assert root["count"].tolist() == [[0], [1]]
 
 
-def test_a_loop_that_never_stops_makes_a_rollout():  # M06
+def test_a_loop_that_never_stops_makes_a_rollout():
     env = ParallelEnv(2, mk, num_processes=1)
     td, result = env.reset(), []
     for _ in range(2):
@@ -553,7 +553,7 @@ def test_a_loop_that_never_stops_makes_a_rollout():  # M06
 # ------------------------------------------------------------------------------------- actions
 
 
-def test_a_random_action_is_in_its_spec(env):  # M26
+def test_a_random_action_is_in_its_spec(env):
     td = env.rand_action()
 
     assert td.batch_size == env.batch_size
@@ -575,7 +575,7 @@ def test_an_unlocked_env_samples_for_the_data_it_is_given(size):
     assert env.rand_action(TensorDict(batch_size=size))["action"].shape == (*size, 1)
 
 
-def test_a_random_step_is_a_step(env):  # M27
+def test_a_random_step_is_a_step(env):
     assert "next" in env.rand_step(env.reset()).keys()
 
 
@@ -611,7 +611,7 @@ def test_continuous_actions_cannot_be_enumerated():
         env.all_actions()
 
 
-def test_a_fake_step_is_laid_out_like_a_real_one(env):  # M28
+def test_a_fake_step_is_laid_out_like_a_real_one(env):
     fake, real = env.fake_tensordict(), env.rollout(1)[..., 0]
 
     assert keys_of(fake) == keys_of(real)
@@ -626,7 +626,7 @@ def test_a_fake_step_is_laid_out_like_a_real_one(env):  # M28
 # ------------------------------------------------------------------------- life, and being a module
 
 
-def test_only_two_hooks_step_and_reset():  # M02
+def test_only_two_hooks_step_and_reset():
     written = set(vars(Count)) & {
         name for name in dir(EnvBase) if "step" in name or "reset" in name
     }
@@ -634,12 +634,12 @@ def test_only_two_hooks_step_and_reset():  # M02
     assert written == {"_reset", "_step"}
 
 
-def test_an_env_is_not_called(env):  # M33
+def test_an_env_is_not_called(env):
     with pytest.raises(NotImplementedError, match=r"step or reset.*create function"):
         env(env.reset())
 
 
-def test_a_closed_env_refuses_to_go_on():  # M36
+def test_a_closed_env_refuses_to_go_on():
     env = GymEnv("CartPole-v1")
     td = acted(env)
     assert not env.is_closed

@@ -1,4 +1,4 @@
-"""Seeds, and an env as a module: spec/envbase.md sections 1 and 8, checklist rows M32 to M37."""
+"""Seeds, and an env as a module."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ CHAIN = [0, 795726461, 2841183792, 2309840538]
 # --------------------------------------------------------------------------------------------- seeds
 
 
-def test_the_worked_chain_of_seeds():  # M32
+def test_the_worked_chain_of_seeds():
     env = Count(5)
 
     assert env.set_seed(0) == 795726461
@@ -164,7 +164,7 @@ class Parametric(Quiet):
         return {"reward": -self.push}
 
 
-def test_parameters_and_buffers_are_those_of_a_module():  # M37
+def test_parameters_and_buffers_are_those_of_a_module():
     env = Parametric()
     env.add_module("head", nn.Linear(1, 2))
 
@@ -199,7 +199,7 @@ def test_train_eval_and_apply_reach_the_parts():
     assert env.base_env in seen and env in seen
 
 
-def test_state_dicts_carry_parameters_and_buffers():  # M35
+def test_state_dicts_carry_parameters_and_buffers():
     env, other = Parametric(), Parametric()
     env.push.data.fill_(3.0)
     env.reset()
@@ -232,7 +232,7 @@ def test_a_dtype_casts_parameters_and_no_specs(cast):
     assert env.device is None
 
 
-def test_an_env_moves_with_its_specs_and_outputs():  # M34
+def test_an_env_moves_with_its_specs_and_outputs():
     env = Parametric()
 
     assert env.to("cpu") is env

@@ -1,4 +1,4 @@
-"""What an env declares: spec/envbase.md sections 1 to 4, checklist rows E01 to E42."""
+"""What an env declares."""
 
 from __future__ import annotations
 
@@ -88,11 +88,11 @@ class Declared(Quiet):
 # -------------------------------------------------------------------------------- 1. construction
 
 
-def test_an_env_is_a_module():  # E01
+def test_an_env_is_a_module():
     assert issubclass(EnvBase, torch.nn.Module)
 
 
-def test_the_batch_size_has_two_names_a_length_and_a_product(env):  # E02, E03
+def test_the_batch_size_has_two_names_a_length_and_a_product(env):
     assert env.batch_size == env.shape
     assert env.batch_dims == env.ndim == len(env.batch_size)
     assert env.ndimension() == env.batch_dims
@@ -106,7 +106,7 @@ def test_the_numbers_of_a_batch(serial):
     assert Count().numel() == 1
 
 
-def test_device_and_batch_locked_cannot_be_assigned(env):  # P03
+def test_device_and_batch_locked_cannot_be_assigned(env):
     with pytest.raises((RuntimeError, AttributeError)):
         env.device = "cpu"
     with pytest.raises(RuntimeError, match="read-only"):
@@ -128,7 +128,7 @@ def test_what_cannot_be_assigned_says_what_to_do():
         env.output_spec = Composite()
 
 
-def test_outputs_are_delivered_where_the_env_says():  # E04
+def test_outputs_are_delivered_where_the_env_says():
     env = Count(device="cpu")
 
     td = env.rand_step(env.reset())
@@ -145,7 +145,7 @@ def test_specs_are_brought_to_the_device_of_the_env():
 
 
 @pytest.mark.parametrize("kind", ["count", "groups", "several", "stateless"])
-def test_spec_locked_false_leaves_the_specs_open(kind):  # E17
+def test_spec_locked_false_leaves_the_specs_open(kind):
     env = KINDS[kind](spec_locked=False)
 
     assert not env.is_spec_locked
@@ -306,7 +306,7 @@ def test_entries_of_one_node_share_its_batch_size():
 # ------------------------------------------------------------------------------------- 2. layout
 
 
-def test_the_composites_hold_the_five_kinds(env):  # E13, E14
+def test_the_composites_hold_the_five_kinds(env):
     assert set(env.input_spec.keys()) == {"full_state_spec", "full_action_spec"}
     assert set(env.output_spec.keys()) == {
         "full_reward_spec",
@@ -316,7 +316,7 @@ def test_the_composites_hold_the_five_kinds(env):  # E13, E14
     for kind in FIVE:
         side = env.input_spec if kind in ("action", "state") else env.output_spec
         full = getattr(env, f"full_{kind}_spec")
-        assert isinstance(full, Composite)  # E09, E12
+        assert isinstance(full, Composite)
         assert side[f"full_{kind}_spec"] == full
         assert full.shape == env.batch_size
 
@@ -333,12 +333,12 @@ def test_observation_and_state_specs_are_the_full_ones(env):
     assert env.state_spec == env.full_state_spec
 
 
-def test_every_leaf_has_the_batch_in_front(env):  # E19
+def test_every_leaf_has_the_batch_in_front(env):
     for leaf in env.specs.values(True, True):
         assert leaf.shape[: env.batch_dims] == env.batch_size
 
 
-def test_single_specs_lack_the_batch(env):  # E27 to E33
+def test_single_specs_lack_the_batch(env):
     index = (0,) * env.batch_dims
     names = [name for kind in FIVE for name in (f"{kind}_spec", f"full_{kind}_spec")]
     for name in (*names, "input_spec", "output_spec"):
@@ -364,16 +364,16 @@ def test_the_single_state_of_a_stateless_env():
     env = BraxEnv("fast", batch_size=[3], device="cpu", state_layout="nested")
 
     assert env.single_state_spec["state", "obs"].shape == (2,)
-    assert env.state_keys[0] == ("state", "done")  # E26
+    assert env.state_keys[0] == ("state", "done")
 
 
-def test_observation_spec_holds_what_transforms_add():  # E05
+def test_observation_spec_holds_what_transforms_add():
     env = TransformedEnv(Count(5), StepCounter())
 
     assert set(env.observation_spec.keys()) == {"count", "step_count"}
 
 
-def test_the_state_spec_of_a_stateful_env_is_empty():  # E06
+def test_the_state_spec_of_a_stateful_env_is_empty():
     assert list(Count(5).state_spec.keys(True, True)) == []
     brax = BraxEnv("fast", device="cpu")
     assert all(key[0] == "state" for key in brax.state_spec.keys(True, True))
@@ -385,7 +385,7 @@ def nested(kind: str, *names: str) -> Composite:
 
 
 @pytest.mark.parametrize("kind", ["action", "reward"])
-def test_a_spec_of_one_leaf_is_that_leaf(kind):  # E07, E08, E10
+def test_a_spec_of_one_leaf_is_that_leaf(kind):
     env = Count(5)
 
     setattr(env, f"{kind}_spec", Unbounded((1,)))
@@ -401,7 +401,7 @@ def test_a_spec_of_one_leaf_is_that_leaf(kind):  # E07, E08, E10
     assert isinstance(getattr(env, f"{kind}_spec"), Composite)
 
 
-def test_a_done_spec_of_one_declared_leaf_is_that_leaf():  # E11
+def test_a_done_spec_of_one_declared_leaf_is_that_leaf():
     env = Count(5)
 
     env.done_spec = Categorical(2, dtype=torch.bool)
@@ -458,7 +458,7 @@ def test_a_state_spec_is_a_composite_or_none():
         env.state_spec = Unbounded((1,))
 
 
-def test_assignment_while_locked_refreshes_what_was_read():  # E15
+def test_assignment_while_locked_refreshes_what_was_read():
     env = Count(5)
     assert env.observation_keys == ["count"]
 
@@ -479,7 +479,7 @@ def test_what_was_assigned_is_not_shared_with_the_env():
     assert first.observation_keys == second.observation_keys == ["count"]
 
 
-def test_specs_outlive_the_env():  # E34
+def test_specs_outlive_the_env():
     env = Count(5)
     specs = env.specs
     del env
@@ -492,7 +492,7 @@ def test_specs_outlive_the_env():  # E34
 # ------------------------------------------------------------------------------ 3. keys and flags
 
 
-def test_keys_are_sorted_by_depth_then_name():  # E21, E22, E23
+def test_keys_are_sorted_by_depth_then_name():
     env = Several()
 
     assert env.action_keys == ["button", ("deep", "force")]
@@ -523,7 +523,7 @@ def test_the_done_key_is_the_only_one_called_done():
     assert env.done_keys_groups == [["done", "mine", "terminated"]]
 
 
-def test_one_reset_key_a_level_by_depth():  # E24, E25
+def test_one_reset_key_a_level_by_depth():
     env = Groups()
 
     assert env.reset_keys == ["_reset", ("agent0", "_reset"), ("agent1", "_reset")]
@@ -535,7 +535,7 @@ def test_one_reset_key_a_level_by_depth():  # E24, E25
     assert Count(5).done_keys_groups == [["done", "terminated"]]
 
 
-def test_key_lists_are_kept_while_specs_are_locked():  # M31
+def test_key_lists_are_kept_while_specs_are_locked():
     env = Count(5)
 
     first = env.action_keys
@@ -567,7 +567,7 @@ def test_key_lists_are_read_again_while_specs_are_open():
     ],
 )
 @pytest.mark.parametrize("path", [(), ("agents",), ("a", "b")])
-def test_done_and_terminated_come_together(declared, names, path):  # E35
+def test_done_and_terminated_come_together(declared, names, path):
     spec = Composite({name: FLAG.clone() for name in declared})
     for name in reversed(path):
         spec = Composite({name: spec})
@@ -604,7 +604,7 @@ def test_done_leaves_are_boolean():
         Declared(done_spec=Categorical(2, shape=(1,)))
 
 
-def test_truncated_can_be_added_beside_every_done():  # M29
+def test_truncated_can_be_added_beside_every_done():
     env = Count(5)
 
     same = env.add_truncated_keys()
@@ -668,7 +668,7 @@ T, F = True, False
         ),
     ],
 )
-def test_end_flags_are_completed(given, filled, shape):  # E36, E38
+def test_end_flags_are_completed(given, filled, shape):
     env = Says(given, shape=shape)
 
     following = env.rand_step(env.reset())["next"]
@@ -696,7 +696,7 @@ def test_flags_are_boolean():
         env.rand_step(env.reset())
 
 
-def test_a_missing_reward_is_zero():  # E40
+def test_a_missing_reward_is_zero():
     env = Says({})
 
     assert env.rand_step(env.reset())["next", "reward"].tolist() == [0.0]
@@ -713,13 +713,13 @@ def test_every_level_is_completed_by_itself():
     assert following["terminated"].tolist() == [T]
 
 
-def test_what_a_simulator_truncates_is_reported():  # E37
+def test_what_a_simulator_truncates_is_reported():
     env = GymEnv("Pendulum-v1")
 
     assert "truncated" in env.rollout(2)["next"].keys()
 
 
-def test_truncated_episodes_are_reset():  # E39
+def test_truncated_episodes_are_reset():
     env = Several(n=2)
 
     data = env.rollout(5, break_when_any_done=False)
@@ -731,7 +731,7 @@ def test_truncated_episodes_are_reset():  # E39
 # ----------------------------------------------------------------------------------- 4. locking
 
 
-def test_specs_are_locked_by_default(env):  # E16
+def test_specs_are_locked_by_default(env):
     assert env.is_spec_locked
     with pytest.raises(SpecLockedError) as error:
         env.observation_spec.set("x", Unbounded((*env.batch_size, 1)))
@@ -741,7 +741,7 @@ def test_specs_are_locked_by_default(env):  # E16
 
 
 @pytest.mark.parametrize("kind", ["count", "groups", "stateless", "transformed", "serial"])
-def test_specs_can_be_unlocked_and_locked_again(kind):  # E18
+def test_specs_can_be_unlocked_and_locked_again(kind):
     env = KINDS[kind]()
     spec = Unbounded((*env.batch_size, 1))
 
@@ -785,7 +785,7 @@ def test_building_an_env_leaves_the_locks_of_one_it_holds_alone():
 # ---------------------------------------------------------------------------------- non-tensor data
 
 
-def test_data_that_is_no_tensor_has_a_spec():  # E20
+def test_data_that_is_no_tensor_has_a_spec():
     env = Wordy()
 
     check_env_specs(env)

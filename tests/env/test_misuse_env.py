@@ -1,7 +1,7 @@
 """What a user can do wrong with an env: the class of the error, and what its message says.
 
 Each message names what was got, what was expected and a way out; `tests/specs/test_misuse.py` does the
-same for specs. Rows follow the sections of spec/envbase.md, then spec/partial.md.
+same for specs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Every worked example of spec/partial.md, and the step and reset contract around them."""
+"""Partial steps and resets, example by example, and the contract around them."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ WAYS = {
 
 
 @pytest.mark.parametrize("way", sorted(WAYS))
-def test_a_layer_is_not_given_what_transforms_keep_count_of(way):  # B18
+def test_a_layer_is_not_given_what_transforms_keep_count_of(way):
     env = WAYS[way]()
 
     data = env.rollout(3, nn.Linear(3, 1))
@@ -95,7 +95,7 @@ def test_what_counts_is_who_added_an_entry_and_not_its_name():
     assert set(observation_inputs(renamed)) == {"count", "clock"}
 
 
-def test_a_function_that_takes_fewer_entries_is_told_which_there_are():  # B18
+def test_a_function_that_takes_fewer_entries_is_told_which_there_are():
     wide = UnsqueezeTransform(-1, in_keys=["observation"], out_keys=["wide"])
     env = TransformedEnv(GymEnv("Pendulum-v1"), wide)
 

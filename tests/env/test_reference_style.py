@@ -52,7 +52,7 @@ def test_two_instances_share_no_specs(make):
 # ------------------------------------------------------------------------------------------- spring
 
 
-def test_parameters_say_how_many_springs_there_are():  # M20
+def test_parameters_say_how_many_springs_there_are():
     env = Spring(seed=0)
     params = env.gen_params(batch_size=[5])
     params["params", "k"] = torch.arange(5.0)

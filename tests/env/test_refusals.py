@@ -1,4 +1,4 @@
-"""What no env can do is refused with what was wrong and what to do instead (review of 2026-11-22, B21)."""
+"""What no env can do is refused with what was wrong and what to do instead."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rollouts: spec/envbase.md section 7, checklist rows M09 to M25."""
+"""Rollouts."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def counts(data: TensorDictBase, *place: str) -> list:
 # ------------------------------------------------------------------------------------ shape and time
 
 
-def test_time_is_the_last_axis_and_has_a_name(two):  # M09
+def test_time_is_the_last_axis_and_has_a_name(two):
     assert Count(5).rollout(3).names == ["time"]
     assert two.rollout(3).names == [None, "time"]
     assert StatelessCount(9, batch_size=[2, 3]).rollout(4).names == [None, None, "time"]
@@ -50,7 +50,7 @@ def test_a_lazy_rollout_has_the_same_axes(two, lazy):
     assert data.names == [None, "time"]
 
 
-def test_a_rollout_has_at_most_max_steps():  # M10
+def test_a_rollout_has_at_most_max_steps():
     assert Count(5).rollout(20).shape == (5,)
     assert Count(5).rollout(3).shape == (3,)
     assert Count(5).rollout(1).shape == (1,)
@@ -73,7 +73,7 @@ def test_the_root_of_a_step_is_the_next_of_the_one_before():
 # --------------------------------------------------------------------------------------- stop rules
 
 
-def test_the_worked_example_of_any(two):  # M16
+def test_the_worked_example_of_any(two):
     for stop in ({}, {"break_when_any_done": True}, {"break_when_all_done": False}):
         data = two.rollout(10, **stop)
 
@@ -81,7 +81,7 @@ def test_the_worked_example_of_any(two):  # M16
         assert counts(data, "next") == [[1, 2], [1, 2]]
 
 
-def test_the_worked_example_of_all(two):  # M18, P14
+def test_the_worked_example_of_all(two):
     for stop in ({}, {"break_when_any_done": False}):
         data = two.rollout(10, break_when_all_done=True, **stop)
 
@@ -90,7 +90,7 @@ def test_the_worked_example_of_all(two):  # M18, P14
         assert data["next", "done"].squeeze(-1).tolist() == [[F, T, T, T], [F, F, F, T]]
 
 
-def test_the_worked_example_of_neither(two):  # M17, R12
+def test_the_worked_example_of_neither(two):
     data = two.rollout(5, break_when_any_done=False)
 
     assert counts(data, "next") == [[1, 2, 1, 2, 1], [1, 2, 3, 4, 1]]
@@ -165,7 +165,7 @@ def test_the_root_flags_decide_when_there_are_several_levels():
 # ---------------------------------------------------------------------------------------- policies
 
 
-def test_without_a_policy_actions_are_random():  # M11
+def test_without_a_policy_actions_are_random():
     env = Count(50)
     env.set_seed(0)
 
@@ -190,7 +190,7 @@ class Ordered(Quiet):
 
 
 @pytest.mark.parametrize("as_module", [False, True])
-def test_a_plain_callable_gets_observations_in_declared_order(as_module):  # M12
+def test_a_plain_callable_gets_observations_in_declared_order(as_module):
     class Join(nn.Module):
         def forward(self, *values):
             return torch.cat(values, -1)
@@ -264,7 +264,7 @@ def test_what_takes_a_tensordict_gets_one(policy):
     assert Count(9).rollout(3, policy)["action"].flatten().tolist() == [1, 1, 1]
 
 
-def test_a_trusted_policy_is_never_wrapped():  # M22
+def test_a_trusted_policy_is_never_wrapped():
     seen = []
 
     def act(x):
@@ -347,7 +347,7 @@ def test_a_callback_is_heard_where_runs_are_made_at_once_without(make):
     assert calls == [env.batch_size] * 2
 
 
-def test_a_callback_runs_after_every_step_but_the_last():  # M13
+def test_a_callback_runs_after_every_step_but_the_last():
     env, calls = Count(50), []
 
     env.rollout(5, callback=lambda asked, td: calls.append((asked, td["next", "count"].item())))
@@ -378,7 +378,7 @@ def test_what_a_callback_returns_is_dropped(stop):
     assert counts(data, "next") == [1, 2, 3]
 
 
-def test_starting_without_a_reset_needs_data():  # M14
+def test_starting_without_a_reset_needs_data():
     with pytest.raises(RuntimeError, match=r"auto_reset=False\) needs.*tensordict="):
         Count(5).rollout(3, auto_reset=False)
 
@@ -402,7 +402,7 @@ def test_what_is_done_at_the_start_is_reset_first():
     assert counts(data) == [0, 1]
 
 
-def test_three_rollouts_in_a_chain():  # M25
+def test_three_rollouts_in_a_chain():
     env, td, seen = Count(1000), Count(1000).reset(), []
 
     for _ in range(3):
@@ -413,7 +413,7 @@ def test_three_rollouts_in_a_chain():  # M25
     assert seen == list(range(1, 301))
 
 
-def test_given_data_says_how_many_rows_an_unlocked_env_has():  # M20, P02
+def test_given_data_says_how_many_rows_an_unlocked_env_has():
     data = StatelessCount(9).rollout(3, tensordict=TensorDict(batch_size=[5]))
 
     assert data.shape == (5, 3)
@@ -435,7 +435,7 @@ def test_given_data_is_not_written_to(auto_reset):
 # ------------------------------------------------------------------------------------- the result
 
 
-def test_a_rollout_is_dense_or_a_lazy_stack():  # M19
+def test_a_rollout_is_dense_or_a_lazy_stack():
     assert type(Count(9).rollout(4)) is TensorDict
     assert type(Count(9).rollout(4, return_contiguous=False)) is LazyStackedTensorDict
 
@@ -460,7 +460,7 @@ def test_words_are_stacked():
     assert data["next", "word"] == ["one", "two", "three"]
 
 
-def test_a_rollout_fills_what_was_allocated():  # M23
+def test_a_rollout_fills_what_was_allocated():
     env = Count(50)
     out = env.rollout(3).clone().zero_()
 
@@ -498,7 +498,7 @@ def test_a_batch_fills_what_was_allocated(two):
 
 
 @pytest.mark.parametrize("lazy", [False, True])
-def test_the_last_step_can_be_marked_as_truncated(lazy):  # M21
+def test_the_last_step_can_be_marked_as_truncated(lazy):
     env = Count(50).add_truncated_keys()
 
     data = env.rollout(3, set_truncated=True, return_contiguous=not lazy)
@@ -521,7 +521,7 @@ def test_marking_needs_a_leaf_for_it():
     assert isinstance(error.value, RuntimeError)
 
 
-def test_the_rollout_of_a_step_counter():  # M24
+def test_the_rollout_of_a_step_counter():
     def make():
         return TransformedEnv(GymEnv("Pendulum-v1"), StepCounter(20))
 
@@ -548,7 +548,7 @@ class OnDevice(nn.Module):
         return td.set("action", self.one)
 
 
-def test_data_goes_to_the_policy():  # M15, without a second device: data of an env may be on none
+def test_data_goes_to_the_policy():  # without a second device: data of an env may be on none
     cast, as_it_is = OnDevice("cpu"), OnDevice("cpu")
 
     Count(50).rollout(3, cast, auto_cast_to_device=True)
@@ -571,7 +571,7 @@ def test_data_that_names_no_device_is_taken_to_that_of_the_env(auto_reset):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_a_policy_on_another_device_acts():  # M15
+def test_a_policy_on_another_device_acts():
     env = Count(50, device="cpu")
     policy = OnDevice("cuda")
 

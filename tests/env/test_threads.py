@@ -92,7 +92,7 @@ CALLS = {
 }
 
 
-def test_a_second_thread_is_refused_at_once_and_both_are_named(env):  # B11
+def test_a_second_thread_is_refused_at_once_and_both_are_named(env):
     root = env.rand_action(env.reset())
 
     def intrude():
@@ -109,7 +109,7 @@ def test_a_second_thread_is_refused_at_once_and_both_are_named(env):  # B11
         assert "one of its own" in str(found)
 
 
-def test_an_env_may_go_from_thread_to_thread(env):  # B11
+def test_an_env_may_go_from_thread_to_thread(env):
     env.set_seed(0)
     root = env.rand_action(env.reset())
 

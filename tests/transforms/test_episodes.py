@@ -40,7 +40,7 @@ def values(td, *key) -> list:
 # -------------------------------------------------------------------------------------- StepCounter
 
 
-def test_a_step_counter_counts_and_truncates():  # T01, T05
+def test_a_step_counter_counts_and_truncates():
     env = TransformedEnv(Count(1000), StepCounter(3))
 
     data = env.rollout(10)
@@ -105,7 +105,7 @@ def test_a_step_counter_names_what_is_wrong(wrong):
 
 
 @pytest.mark.parametrize("inside", [True, False])
-def test_a_rollout_of_counted_pendulums(inside):  # M24
+def test_a_rollout_of_counted_pendulums(inside):
     make = partial(GymEnv, "Pendulum-v1")
     if inside:
         env = SerialEnv(3, lambda: TransformedEnv(make(), StepCounter(20)))
@@ -150,7 +150,7 @@ def test_a_state_without_a_count_counts_from_zero():
 # -------------------------------------------------------------------------------------- InitTracker
 
 
-def test_an_init_tracker_marks_first_roots():  # T03
+def test_an_init_tracker_marks_first_roots():
     env = TransformedEnv(Count(3), InitTracker())
 
     data = env.rollout(7, **NONSTOP)
@@ -182,7 +182,7 @@ def test_each_level_has_marks_of_its_own():
 
 
 @pytest.mark.parametrize("reward_spec", [False, True])
-def test_a_reward_sum_begins_anew_with_each_episode(reward_spec):  # T13
+def test_a_reward_sum_begins_anew_with_each_episode(reward_spec):
     env = TransformedEnv(Count(3), RewardSum(reward_spec=reward_spec))
 
     data = env.rollout(6, **NONSTOP)
@@ -271,7 +271,7 @@ def test_trajectories_are_numbered_as_they_begin():
     check_env_specs(env)
 
 
-def test_clones_draw_from_the_same_numbers():  # V40, in one process
+def test_clones_draw_from_the_same_numbers():  # in one process
     counter = TrajCounter()
     envs = [TransformedEnv(Count(2), c) for c in (counter, counter.clone())]
 

@@ -1,4 +1,4 @@
-"""What is stepped, how often, and from where. Checklist rows P10, P15, T09, T10."""
+"""What is stepped, how often, and from where."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class EverySecond:
 # ----------------------------------------------------------------------------------- ConditionalSkip
 
 
-def test_example_d_every_second_step_is_skipped():  # P15, T10
+def test_example_d_every_second_step_is_skipped():
     env = TransformedEnv(Count(50), ConditionalSkip(EverySecond()))
 
     data = env.rollout(6)
@@ -72,7 +72,7 @@ def test_example_d_every_second_step_is_skipped():  # P15, T10
 @pytest.mark.parametrize(
     "make", [lambda: SerialEnv(2, partial(Count, 50)), lambda: StatelessCount(50, batch_size=[2])]
 )
-def test_rows_are_skipped_one_by_one(make):  # P15
+def test_rows_are_skipped_one_by_one(make):
     env = TransformedEnv(make(), ConditionalSkip(EverySecond(2)))
 
     data = env.rollout(6)
@@ -80,7 +80,7 @@ def test_rows_are_skipped_one_by_one(make):  # P15
     assert values(data, "next", "count") == [[1, 1, 2, 2, 3, 3], [1, 2, 3, 4, 5, 6]]
 
 
-def test_a_skip_calls_no_forward_transform():  # P10
+def test_a_skip_calls_no_forward_transform():
     mean = Mean()
     env = TransformedEnv(Count(50), Compose(mean, ConditionalSkip(EverySecond())))
 
@@ -298,7 +298,7 @@ def test_beginnings_are_the_same_inside_of_members_and_around_them():
 # ---------------------------------------------------------------------------------- RemoveEmptySpecs
 
 
-def test_nodes_without_leaves_leave_specs_and_data_and_return_for_the_env():  # T09
+def test_nodes_without_leaves_leave_specs_and_data_and_return_for_the_env():
     env = TransformedEnv(Hollow(), RemoveEmptySpecs())
 
     data = env.rollout(3)
@@ -310,7 +310,7 @@ def test_nodes_without_leaves_leave_specs_and_data_and_return_for_the_env():  # 
     check_env_specs(env)
 
 
-def test_without_empty_nodes_such_an_env_works_in_a_batch():  # T09
+def test_without_empty_nodes_such_an_env_works_in_a_batch():
     env = SerialEnv(2, lambda: TransformedEnv(Hollow(), RemoveEmptySpecs()))
 
     assert env.rollout(3).shape == (2, 3)

@@ -85,7 +85,7 @@ def keys(td) -> list:
 # ------------------------------------------------------------------------------------------- rename
 
 
-def test_a_reward_can_be_renamed_into_a_node():  # E22, T06
+def test_a_reward_can_be_renamed_into_a_node():
     env = TransformedEnv(Count(3), RenameTransform(["reward"], [("nested", "reward")]))
 
     assert env.reward_key == ("nested", "reward")
@@ -217,7 +217,7 @@ def test_renaming_works_on_data():
 # -------------------------------------------------------------------------------- select and exclude
 
 
-def test_select_keeps_rewards_flags_and_the_named_observations():  # T08
+def test_select_keeps_rewards_flags_and_the_named_observations():
     env = TransformedEnv(Parts(), SelectTransform("a"))
 
     data = env.rollout(2)
@@ -359,7 +359,7 @@ def test_exclude_works_on_the_way_in():
 # --------------------------------------------------------------------------------------------- join
 
 
-def test_tensors_are_joined_in_the_order_of_their_names():  # T07
+def test_tensors_are_joined_in_the_order_of_their_names():
     env = TransformedEnv(Parts(), CatTensors(["b", "a"], "obs"))
 
     assert env.reset()["obs"].tolist() == [1, 2, 2]

@@ -1,4 +1,4 @@
-"""Returns over several steps. Checklist row T11."""
+"""Returns over several steps."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def ends(*rows: list[int]) -> torch.Tensor:
     return torch.tensor(rows, dtype=torch.bool)
 
 
-def test_the_worked_example():  # T11
+def test_the_worked_example():
     data = recorded(torch.ones(1, 6), ends([0, 0, 0, 1, 0, 0]))
 
     out = MultiStep(0.5, 3)(data)

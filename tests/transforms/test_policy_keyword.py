@@ -1,4 +1,4 @@
-"""Envs that adapt to a policy with memory. Checklist rows Y01-Y05, Y07-Y10 (Y06 is the collector's)."""
+"""Envs that adapt to a policy with memory."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def kinds(env) -> list[str]:
     return [type(transform).__name__ for transform in env.transform.flat()]
 
 
-def test_the_keyword_wraps_the_env():  # Y01, Y02
+def test_the_keyword_wraps_the_env():
     env = Count(5, policy=Memory())
 
     assert type(env) is TransformedEnv and kinds(env) == ["InitTracker", "TensorDictPrimer"]
@@ -69,7 +69,7 @@ def test_the_keyword_wraps_the_env():  # Y01, Y02
     check_env_specs(env)
 
 
-def test_every_recurrent_part_has_a_primer():  # Y03
+def test_every_recurrent_part_has_a_primer():
     policy = nn.ModuleList([Memory("first"), nn.Sequential(Memory("second"))])
 
     env = Count(5, policy=policy)
@@ -78,7 +78,7 @@ def test_every_recurrent_part_has_a_primer():  # Y03
     assert {"first", "second"} <= set(env.reset().keys())
 
 
-def test_a_second_pass_adds_nothing():  # Y04
+def test_a_second_pass_adds_nothing():
     env = Count(5, policy=Memory())
 
     again = TransformedEnv(env.base_env, env.transform.clone(), policy=Memory())
@@ -87,7 +87,7 @@ def test_a_second_pass_adds_nothing():  # Y04
     assert kinds(TransformedEnv(env, policy=Memory())) == []
 
 
-def test_what_sub_envs_have_is_not_added_again():  # Y05
+def test_what_sub_envs_have_is_not_added_again():
     policy = Memory()
 
     env = SerialEnv(2, lambda: Count(5, policy=policy), policy=policy)
@@ -97,19 +97,19 @@ def test_what_sub_envs_have_is_not_added_again():  # Y05
     assert type(SerialEnv(2, partial(Count, 5), policy=policy)) is TransformedEnv
 
 
-def test_a_marker_of_another_name_is_not_recognised():  # Y07
+def test_a_marker_of_another_name_is_not_recognised():
     env = TransformedEnv(Count(5), InitTracker("first"), policy=Memory())
 
     assert {"first", "is_init"} <= set(env.reset().keys())
 
 
 @pytest.mark.parametrize("policy", [lambda: Memory(), nn.Linear(1, 1), None])
-def test_what_has_no_memory_changes_nothing(policy):  # Y08
+def test_what_has_no_memory_changes_nothing(policy):
     assert type(Count(5, policy=policy)) is Count
     assert len(get_env_transforms_from_module(policy)) == 0
 
 
-def test_the_transforms_can_be_had_for_wiring_by_hand():  # Y09
+def test_the_transforms_can_be_had_for_wiring_by_hand():
     transforms = get_env_transforms_from_module(Memory(init_key="new"), init_key="new")
 
     assert isinstance(transforms, Compose)
@@ -117,7 +117,7 @@ def test_the_transforms_can_be_had_for_wiring_by_hand():  # Y09
     assert "new" in TransformedEnv(Count(5), transforms).reset().keys()
 
 
-def test_a_recurrent_policy_remembers_within_an_episode_and_not_beyond():  # Y10
+def test_a_recurrent_policy_remembers_within_an_episode_and_not_beyond():
     policy = Memory()
     env = SerialEnv(2, [partial(Count, 2), partial(Count, 3)], policy=policy)
 
@@ -172,7 +172,7 @@ def test_primers_of_other_libraries_begin_as_they_say(options):
 
 
 @pytest.mark.parametrize("kind", ["GRUModule", "LSTMModule"])
-def test_recurrent_modules_of_the_reference_are_primed(kind):  # Y10
+def test_recurrent_modules_of_the_reference_are_primed(kind):
     modules = pytest.importorskip("torchrl.modules")
     hidden = ["hidden"] if kind == "GRUModule" else ["hidden", "cell"]
     recurrent = getattr(modules, kind)(

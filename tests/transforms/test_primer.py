@@ -1,4 +1,4 @@
-"""Entries that exist from a reset on. Checklist row T04."""
+"""Entries that exist from a reset on."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def remember(td):
     )
 
 
-def test_a_primed_entry_is_zero_at_first_and_carried_over():  # T04
+def test_a_primed_entry_is_zero_at_first_and_carried_over():
     env = TransformedEnv(make_count(), TensorDictPrimer(mem=Unbounded((2,))))
 
     data = env.rollout(3)

@@ -1,4 +1,4 @@
-"""One contract for every transform over every kind of env. Checklist row T14."""
+"""One contract for every transform over every kind of env."""
 
 from __future__ import annotations
 
@@ -208,7 +208,7 @@ def test_inside_worker_processes_is_as_outside_around_them():
     inside.close()
 
 
-def test_trajectories_of_worker_processes_have_numbers_of_their_own():  # V40
+def test_trajectories_of_worker_processes_have_numbers_of_their_own():
     creator = EnvCreator(lambda: TransformedEnv(Count(2), TrajCounter()))
     env = ParallelEnv(2, creator, num_processes=2)
 
@@ -242,7 +242,7 @@ def advanced(env) -> TensorDictBase:
 @pytest.mark.parametrize("name", ADDED)
 @settings(max_examples=12, deadline=None)
 @given(mask=masks)
-def test_a_partial_reset_begins_anew_exactly_the_masked_rows(kind, name, mask):  # T14
+def test_a_partial_reset_begins_anew_exactly_the_masked_rows(kind, name, mask):
     env = TransformedEnv(MASKED[kind](), TRANSFORMS[name]())
     first, root = env.reset().clone(), advanced(env)
 
@@ -256,7 +256,7 @@ def test_a_partial_reset_begins_anew_exactly_the_masked_rows(kind, name, mask): 
 @pytest.mark.parametrize("name", ADDED)
 @settings(max_examples=12, deadline=None)
 @given(mask=masks)
-def test_a_partial_step_touches_exactly_the_masked_rows(kind, name, mask):  # T14
+def test_a_partial_step_touches_exactly_the_masked_rows(kind, name, mask):
     env = TransformedEnv(MASKED[kind](), TRANSFORMS[name]())
     root = env.rand_action(advanced(env))
     keys = [*env.observation_keys, "done"]
@@ -314,7 +314,7 @@ def test_a_transform_moves_with_its_env(name):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("name", TRANSFORMS)
 @pytest.mark.parametrize("make", [make_brax, partial(SerialEnv, 3, make_count)])
-def test_transforms_run_on_the_device_of_the_env(name, make):  # T15
+def test_transforms_run_on_the_device_of_the_env(name, make):
     env = TransformedEnv(make(device="cuda"), TRANSFORMS[name]())
 
     check_env_specs(env, seed=0, break_when_any_done=False)

@@ -148,12 +148,12 @@ def test_the_forward_pass_runs_first_to_last_and_the_way_in_last_to_first():
     ]
 
 
-def test_a_composed_reset_is_the_later_function_of_the_earlier():  # T02
+def test_a_composed_reset_is_the_later_function_of_the_earlier():
     assert TransformedEnv(make_count(), Compose(add_100, double)).reset()["count"] == 200
     assert TransformedEnv(make_count(), Compose(double, add_100)).reset()["count"] == 100
 
 
-def test_a_function_sees_resets_and_steps_but_not_inputs():  # T12, M30
+def test_a_function_sees_resets_and_steps_but_not_inputs():
     env = make_count().append_transform(add_100)
 
     data = env.rollout(3)
@@ -164,7 +164,7 @@ def test_a_function_sees_resets_and_steps_but_not_inputs():  # T12, M30
     check_env_specs(env)
 
 
-def test_a_function_on_a_gymnasium_env():  # M30
+def test_a_function_on_a_gymnasium_env():
     env = GymEnv("CartPole-v1").append_transform(
         lambda td: td.set("observation", td["observation"] - 1)
     )
@@ -409,7 +409,7 @@ def test_nested_envs_apply_the_inner_transforms_first():
 # ------------------------------------------------------------------------------------------ states
 
 
-def test_the_state_of_the_transforms_is_saved_and_loaded():  # M35
+def test_the_state_of_the_transforms_is_saved_and_loaded():
     trained, fresh = (TransformedEnv(make_count(), Compose(Mean())) for _ in range(2))
     trained.rollout(3)
 
@@ -548,7 +548,7 @@ def test_rows_of_an_unlocked_env_that_are_skipped_reach_no_transform():
 @pytest.mark.parametrize(
     "make", [make_count, partial(StatelessCount, 5), partial(SerialEnv, 2, make_count)]
 )
-def test_a_step_of_nothing_calls_neither_base_env_nor_transforms(make):  # P10
+def test_a_step_of_nothing_calls_neither_base_env_nor_transforms(make):
     env, mean = make(), Mean()
     mask = torch.zeros(env.batch_size, dtype=torch.bool)
     env = TransformedEnv(env, Compose(mean, SkipRows(mask)))
@@ -562,7 +562,7 @@ def test_a_step_of_nothing_calls_neither_base_env_nor_transforms(make):  # P10
     assert not out["next", "reward"].any()
 
 
-def test_a_mask_written_by_the_inverse_pass_counts():  # P10
+def test_a_mask_written_by_the_inverse_pass_counts():
     base = SerialEnv(3, make_count)
     env = TransformedEnv(base, SkipRows(torch.tensor([False, True, False])))
 

@@ -861,4 +861,6 @@ def space_of(spec: TensorSpec) -> Any:
             return spaces.Box(-np.inf, np.inf, shape, dtype)
         info = np.iinfo(dtype)
         return spaces.Box(info.min, info.max, shape, dtype)
-    raise SpecError(f"{type(spec).__name__} has no gymnasium space. Use a leaf of specs.md.")
+    raise SpecError(
+        f"{type(spec).__name__} has no gymnasium space. Use Bounded, Unbounded, Binary or one of the choices."
+    )

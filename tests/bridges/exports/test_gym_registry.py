@@ -1,4 +1,4 @@
-"""envkit envs in gymnasium's registry: spec/envbase.md section 10, checklist rows M38 to M47."""
+"""Envs of envkit in the registry of Gymnasium."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Nested(Quiet):
 # ------------------------------------------------------------------------------------- the protocol
 
 
-def test_a_registered_class_is_made_by_name(id):  # M38, M43
+def test_a_registered_class_is_made_by_name(id):
     env = made(Count, id, n=3, backend="gymnasium")
 
     observation, info = env.reset(seed=0)
@@ -89,7 +89,7 @@ def test_a_registered_class_is_made_by_name(id):  # M38, M43
     assert env.unwrapped.envkit_env.n == 3
 
 
-def test_values_are_tensors_or_arrays(id):  # M44
+def test_values_are_tensors_or_arrays(id):
     tensors = made(Count, id)
     arrays = gymnasium.make(id, to_numpy=True)
 
@@ -198,7 +198,7 @@ def test_a_registered_env_comes_back_as_an_envkit_env(id):
 # ----------------------------------------------------------------------------------- what is built
 
 
-def test_another_class_may_be_the_entry_point(id):  # M39
+def test_another_class_may_be_the_entry_point(id):
     EnvBase.register_gym(id, entry_point=GymEnv, env_name="CartPole-v1")
 
     observation, _ = gymnasium.make(id).reset()
@@ -228,7 +228,7 @@ def test_keywords_are_given_when_registered_or_made(id):
 # ------------------------------------------------------------------------------ transforms and infos
 
 
-def test_a_transform_is_applied(id):  # M40
+def test_a_transform_is_applied(id):
     env = made(Count, id, transform=StepCounter(2))
 
     assert list(env.reset()[0]) == ["count", "step_count"]
@@ -263,7 +263,7 @@ def test_one_registered_transform_serves_many_envs(id):
         assert env.step(0)[0]["step_count"].item() == 1
 
 
-def test_entries_move_to_the_infos(id):  # M41
+def test_entries_move_to_the_infos(id):
     env = made(
         GymEnv,
         id,
@@ -295,7 +295,7 @@ def test_a_node_takes_along_what_is_below(id):
 
 
 @pytest.mark.parametrize("transform", [None, RemoveEmptySpecs()])
-def test_a_node_that_is_empty_then_is_not_shown(id, transform):  # M42
+def test_a_node_that_is_empty_then_is_not_shown(id, transform):
     env = made(Several, id, info_keys=[("deep", "twice")], transform=transform, to_numpy=True)
 
     observation, info = env.reset()
@@ -410,7 +410,7 @@ def test_whoever_changes_an_observation_does_not_change_the_env(id, to_numpy):
 # ------------------------------------------------------------------------------------------ options
 
 
-def test_gyms_own_options_are_forwarded(id):  # M45
+def test_gyms_own_options_are_forwarded(id):
     env = made(
         Count,
         id,
@@ -460,7 +460,7 @@ def test_another_library_may_be_the_backend(id):
 # ------------------------------------------------------------------------------------ stateless envs
 
 
-def test_the_state_of_a_stateless_env_is_kept(id):  # M46
+def test_the_state_of_a_stateless_env_is_kept(id):
     env = made(StatelessCount, id)
 
     env.reset()
@@ -470,7 +470,7 @@ def test_the_state_of_a_stateless_env_is_kept(id):  # M46
 
 
 @pytest.mark.parametrize("state_layout", ["packed", pytest.param("nested", marks=pytest.mark.slow)])
-def test_a_brax_env_gives_what_its_rollout_gives(id, state_layout):  # M46
+def test_a_brax_env_gives_what_its_rollout_gives(id, state_layout):
     options = {"batch_size": [2], "device": "cpu", "state_layout": state_layout}
     direct = BraxEnv("fast", **options)
     direct.set_seed(0)
@@ -493,7 +493,7 @@ def test_a_brax_env_gives_what_its_rollout_gives(id, state_layout):  # M46
 
 
 @pytest.mark.parametrize("options", [{"env_name": "CartPole-v1"}, {"env_name": "Pendulum-v1"}])
-def test_the_same_seed_gives_the_same_episode(id, options):  # M47
+def test_the_same_seed_gives_the_same_episode(id, options):
     env = made(GymEnv, id, **options)
     starts = []
 

@@ -28,7 +28,7 @@ def made():
     return module
 
 
-def test_gymnasium_is_the_library_unless_said_otherwise():  # W13
+def test_gymnasium_is_the_library_unless_said_otherwise():
     assert gym_backend() is gymnasium
     assert gym_backend("spaces") is gymnasium.spaces
     with set_gym_backend("gymnasium"):
@@ -96,7 +96,7 @@ def test_objects_know_their_library(made):
         assert library_of(object()) is made
 
 
-def test_registered_names_are_listed():  # W22
+def test_registered_names_are_listed():
     names = GymEnv.available_envs
 
     assert "CartPole-v1" in names
@@ -104,7 +104,7 @@ def test_registered_names_are_listed():  # W22
 
 
 @pytest.mark.slow
-def test_without_the_library_there_are_no_names_and_no_envs():  # W22
+def test_without_the_library_there_are_no_names_and_no_envs():
     done = run_without(
         "gymnasium",
         code="""

@@ -72,7 +72,7 @@ def test_infos_are_recorded_on_request(num_envs):  # U3
     assert "prob" not in GymEnv("FrozenLake-v1", num_envs=num_envs).rollout(2).keys(True)
 
 
-def test_the_default_reader_takes_what_the_first_step_holds():  # W08
+def test_the_default_reader_takes_what_the_first_step_holds():
     env = informed()
 
     data = env.rollout(3)
@@ -90,7 +90,7 @@ def test_private_names_are_read_on_request():
     assert informed(ignore_private=False).rollout(2)["next", "_p"].tolist() == [1, 2]
 
 
-def test_given_keys_are_plain_numbers_unless_described():  # W12
+def test_given_keys_are_plain_numbers_unless_described():
     reader = default_info_dict_reader(["x", "_p"])
     described = default_info_dict_reader(["y", "x"], [Bounded(-9, 9, (2,)), Unbounded(())])
 
@@ -281,7 +281,7 @@ def test_specs_that_do_not_belong_to_the_keys_are_refused(keys, spec):
 # -------------------------------------------------------------------------------- registering infos
 
 
-def test_a_reader_that_is_silent_at_resets_fails_the_check():  # W09
+def test_a_reader_that_is_silent_at_resets_fails_the_check():
     env = informed(with_spec(partial(writes_steps_only), x=Unbounded(())))
 
     with pytest.raises(OutOfSpecError, match="'x' is present in fake but not in real"):
@@ -299,7 +299,7 @@ def test_a_reader_that_is_silent_at_resets_fails_the_check():  # W09
     ids=["default", "keys", "function", "function with spec"],
 )
 @pytest.mark.parametrize("batched", [None, SerialEnv, partial(ParallelEnv, num_processes=1)])
-def test_registered_infos_are_at_the_root_from_the_reset_on(reader, batched):  # W10
+def test_registered_infos_are_at_the_root_from_the_reset_on(reader, batched):
     def make():
         return GymWrapper(Informed()).auto_register_info_dict(info_dict_reader=reader)
 
@@ -319,7 +319,7 @@ def test_nothing_is_added_where_nothing_is_missing():
     assert env.auto_register_info_dict() is env
 
 
-def test_a_primer_of_the_info_spec_works():  # W11
+def test_a_primer_of_the_info_spec_works():
     env = informed()
     primed = TransformedEnv(env, TensorDictPrimer(env.info_dict_reader[0].info_spec))
 

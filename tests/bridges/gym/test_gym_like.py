@@ -84,7 +84,7 @@ PUSHES = torch.tensor([[0.5], [1.0], [-1.0], [0.0]])
 # --------------------------------------------------------------------------------------- stepping
 
 
-def test_a_simulator_of_ones_own_passes_the_checks():  # E41, W20
+def test_a_simulator_of_ones_own_passes_the_checks():
     env = SlopeEnv()
 
     check_env_specs(env)
@@ -182,7 +182,7 @@ def test_an_entry_nobody_declared_is_named():
 # -------------------------------------------------------------------------------------- the rest
 
 
-def test_a_partial_reset_is_refused():  # R14
+def test_a_partial_reset_is_refused():
     env = SlopeEnv()
     td = env.reset()
 

@@ -124,7 +124,7 @@ def test_mujoco_envs_give_the_bits_of_bare_gymnasium(name):
     assert_parity(name, one_by_one=False)
 
 
-def test_dtypes_are_those_of_the_simulators():  # W07
+def test_dtypes_are_those_of_the_simulators():
     for name in ("HalfCheetah-v5", "CartPole-v1", "FrozenLake-v1"):
         env = made(name, categorical_action_encoding=True)
         spec = env.observation_spec["observation"]

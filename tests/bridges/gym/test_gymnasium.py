@@ -475,7 +475,7 @@ def test_a_published_reward_space_gives_the_reward_spec(space, spec, reward, bat
     assert data["next", "reward"][-1].tolist() == np.ravel(reward).tolist()
 
 
-def test_gymnasium_seeds_the_simulator_below():  # M47
+def test_gymnasium_seeds_the_simulator_below():
     class Seeded(Corridor):
         def seed(self, seed):
             self.generator = np.random.default_rng(seed)
@@ -495,7 +495,7 @@ def test_gymnasium_seeds_the_simulator_below():  # M47
 
 
 @pytest.mark.parametrize("batched", [SerialEnv, partial(ParallelEnv, num_processes=1)])
-def test_pixels_come_out_of_batches_of_envs(batched):  # V54, W05
+def test_pixels_come_out_of_batches_of_envs(batched):
     env = batched(2, lambda: GymEnv("CartPole-v1", from_pixels=True, pixels_only=False))
 
     root = env.reset()
@@ -608,7 +608,7 @@ def test_sub_envs_of_equal_specs_decode_actions_each_for_their_own_space(batched
 
 
 @pytest.mark.parametrize("kind", ["gym", "vector", "brax", "jax"])
-def test_one_training_step_is_written_once_for_every_kind_of_env(kind, fast):  # W21
+def test_one_training_step_is_written_once_for_every_kind_of_env(kind, fast):
     env = {
         "gym": lambda: GymEnv("Pendulum-v1"),
         "vector": lambda: GymEnv("Pendulum-v1", num_envs=2),

@@ -38,7 +38,7 @@ def c():
     )
 
 
-def test_section_1_the_family():
+def test_the_family():
     assert type(Bounded(-1, 1)) is BoundedContinuous and isinstance(Bounded(-1, 1), Bounded)
     assert type(Bounded(0, 9, dtype=torch.int64)) is BoundedDiscrete
     assert type(Unbounded()) is UnboundedContinuous
@@ -61,10 +61,10 @@ def test_section_1_the_family():
     assert Unbounded((2,)) != Unbounded((3,))
 
 
-def test_section_2_making_values():
+def test_making_values():
     assert Bounded(-1, 1, shape=(4, 3)).rand((2,)).shape == (2, 4, 3)
     tail = Bounded(-1, float("inf"), (1000,)).rand()
-    assert tail.min() >= -1 and 1 < tail.max() < 100  # the review's word: as Gymnasium draws
+    assert tail.min() >= -1 and 1 < tail.max() < 100  # as Gymnasium draws
     assert Bounded(1, 2, shape=(1,)).zero() == 0
     assert not OneHot(4).zero().any() and not OneHot(4).is_in(OneHot(4).zero())
     assert Categorical(3).enumerate().tolist() == [0, 1, 2]
@@ -78,11 +78,11 @@ def test_section_2_making_values():
     assert MultiCategorical([2, 3]).cardinality() == 6
     assert Composite(a=Categorical(5), b=OneHot(2)).cardinality() == 10
     assert Unbounded().cardinality() == float("inf")
-    # section 2 says "sum over members"; a value that two members have counts once, as the review asks
+    # a value that two members have counts once
     assert Choice([Categorical(2), Categorical(3)]).cardinality() == 3
 
 
-def test_section_3_testing_and_repairing():
+def test_testing_and_repairing():
     spec = Bounded(-1, 1, (3,))
 
     assert spec.is_in(torch.zeros(7, 3)) and not spec.is_in(torch.zeros(3, dtype=torch.int64))
@@ -96,7 +96,7 @@ def test_section_3_testing_and_repairing():
     assert forbidden.project(torch.tensor(3)) in forbidden
 
 
-def test_section_4_shape_operations():
+def test_shape_operations():
     assert Bounded(-1, 1, shape=(4, 3))[0].shape == (3,)
     assert Bounded(-1, 1, shape=(4, 3))[..., :1].shape == (4, 1)
     assert Bounded(-1, 1, (4, 3)).expand(2, 4, 3).shape == (2, 4, 3)
@@ -112,7 +112,7 @@ def test_section_4_shape_operations():
     assert Unbounded((4, 3)).make_neg_dim(0).zero().shape == (1, 3)
 
 
-def test_section_5_conversion(monkeypatch):
+def test_conversion(monkeypatch):
     assert OneHot(4).encode(2).tolist() == [False, False, True, False]
     assert Unbounded((1,)).encode(3.0).shape == (1,)
     with pytest.raises(RuntimeError):
@@ -132,7 +132,7 @@ def test_section_5_conversion(monkeypatch):
         Categorical(2, mask=torch.zeros(2, dtype=torch.bool)).rand()
 
 
-def test_section_6_composite(c):
+def test_composite(c):
     assert c["body", "leg"] == Categorical(3, (4,))
     assert c.get(("body", "arm"), None) is None
     c.set("vel", Unbounded((4, 2)))
@@ -163,7 +163,7 @@ def test_section_6_composite(c):
     assert c.refine_names("env").rand().names == ["env"]
 
 
-def test_section_7_locking(c):
+def test_locking(c):
     assert c.lock_() is c and c.is_locked and c["body"].is_locked
     for edit in (
         lambda: c.set("x", None),
@@ -176,7 +176,7 @@ def test_section_7_locking(c):
     assert c.unlock_() is c and not c["body"].is_locked
 
 
-def test_section_8_stacking():
+def test_stacking():
     assert torch.stack([Bounded(-1, 1, (3,))] * 2) == Bounded(-1, 1, (2, 3))
     ragged = torch.stack([Unbounded((2,)), Unbounded((3,))])
     assert type(ragged) is Stacked and ragged.shape == (2, -1) and ragged[1] == Unbounded((3,))
@@ -194,7 +194,7 @@ def test_section_8_stacking():
     assert whole[1]["a"].shape == (0,)
 
 
-def test_section_9_non_tensor():
+def test_non_tensor():
     spec = NonTensor(shape=(2,), example_data="a")
 
     for value in (spec.rand(), spec.zero(), spec.one()):
@@ -206,7 +206,7 @@ def test_section_9_non_tensor():
             call()
 
 
-def test_section_10_helpers():
+def test_helpers():
     td = TensorDict(a=torch.zeros(()), n=TensorDict(b=torch.zeros(2, dtype=torch.uint8)), t="x")
 
     spec = make_composite_from_td(td)
