@@ -158,8 +158,6 @@ STAND_APART = {
     # envkit_bridges.worlds.envpool
     "envkit_bridges.worlds.envpool.jobs",
     "envkit_bridges.worlds.envpool.recording",
-    # envkit_bridges.worlds.pettingzoo
-    "envkit_bridges.worlds.pettingzoo.rows",
 }
 
 

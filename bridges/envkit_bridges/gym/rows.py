@@ -1,7 +1,7 @@
-"""A gymnasium env on plain NumPy rows: how a worker process steps it without any TensorDict.
+"""Simulators on plain NumPy rows: how each of them is stepped and reset without a TensorDict.
 
-`GymCore` is one env with the codecs of its spaces; `GymRows` are several of them bound to their
-rows of a pool's memory.
+`SimulatorRows` is the one loop over rows, for Gymnasium's envs, DeepMind Control's and PettingZoo's games alike. What differs
+between them is a `SimulatorCore`: one simulator with the way from its rows to actions, and from what it gives to its rows.
 
 Conventions
     row    what one env owns of a leaf, see `envkit_bridges.gym.codecs`.
@@ -12,12 +12,14 @@ Conventions
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, Protocol
 
 import numpy as np
 
 from envkit.data.paths import Path
 from envkit.errors import EncodingError
+from envkit.rules import RESET
 from envkit_bridges.gym.codecs import Codec, CopyIn, holds_numbers
 from envkit_bridges.gym.frames import draw
 from envkit_bridges.gym.info import default_info_dict_reader
@@ -25,18 +27,216 @@ from envkit_bridges.gym.info import default_info_dict_reader
 __all__ = [
     "DONE",
     "GymCore",
-    "GymRows",
+    "SimulatorCore",
+    "SimulatorRows",
     "flags_of",
+    "repeated",
     "require_flags",
     "reward_array",
-    "taken_as_they_are",
 ]
 
 Rows = Mapping[Path, np.ndarray]
+Put = Callable[[Any, Any], None]
 
 _NUMBERS = frozenset((float, int, np.float64, np.float32))
 """Classes of rewards that need no look at what they hold, where the spec says floats."""
 DONE: tuple[Path, ...] = (("done",), ("terminated",), ("truncated",))
+
+
+class SimulatorCore(Protocol):
+    """What rows ask of one simulator.
+
+    Attributes:
+        step: takes an action, and gives (observation, reward, terminated, truncated, info).
+        writes_flags: some roots have set flags, which `writer` writes; else no root has, and nobody writes them.
+    """
+
+    step: Callable[[Any], tuple[Any, Any, Any, Any, Any]]
+    writes_flags: bool
+
+    def is_like(self, other: Any) -> bool:
+        """Say whether another core takes its actions, and writes what comes out, in the same form."""
+        ...
+
+    def read(self, inputs: Rows) -> Sequence[Any]:
+        """Give one action for each of some rows."""
+        ...
+
+    def resetter(self, masks: Rows) -> Callable[..., tuple[Any, Any]]:
+        """Give the reset of the simulator, which gives (observation, info).
+
+        Args:
+            masks: `_reset` masks of the row by path, which later resets look at.
+        """
+        ...
+
+    def writer(self, rows: Rows) -> Put:
+        """Give the function that writes an observation and an info into the rows of a moment.
+
+        Those of a `next` are without its reward and flags.
+        """
+        ...
+
+    def end(self, info: Any) -> None:
+        """Note the info of a step that has ended an episode."""
+        ...
+
+
+class SimulatorRows:
+    """Simulators that are alike, bound to their rows: all lookups are done, scalars go out together.
+
+    Args:
+        cores: of each row.
+        rows: global numbers of these rows.
+        arrays: regions by name, see `envkit.batched.host_rows.bind_rows`.
+        slot: of each row of the pool; all of them are equal.
+    """
+
+    def __init__(
+        self,
+        cores: Sequence[SimulatorCore],
+        rows: range,
+        arrays: Mapping[str, Rows],
+        slot: np.ndarray,
+    ):
+        self._cores = list(cores)
+        self._first, self._slot = rows.start, memoryview(slot)
+        own = slice(rows.start, rows.stop)
+        inputs, roots, nexts = (
+            {path: array[:, own] for path, array in arrays[region].items()}
+            for region in ("in", "root", "next")
+        )
+        masks = {path: array[own] for path, array in arrays["mask"].items() if path[-1] == RESET}
+        self._masks = [
+            {path: array[index] for path, array in masks.items()} for index in range(len(cores))
+        ]
+        slots = range(len(nexts[DONE[0]]))
+        self._inputs = [{path: array[at] for path, array in inputs.items()} for at in slots]
+        self._read = cores[0].read
+        self._steps = [core.step for core in cores]
+        self._resets = [core.resetter(own) for core, own in zip(cores, self._masks, strict=True)]
+        reward = nexts.get(("reward",))
+        if reward is None:  # it is paid to the agents, which write it themselves
+            reward = np.zeros((len(slots), len(cores), 1))
+        self._rewards = list(reward[..., 0])
+        self._taken = _taken_as_they_are(reward.dtype)
+        self._flags = list(zip(*(map(_bytes_of, nexts[path]) for path in DONE), strict=True))
+        self._unset = bytes(len(cores))
+        self._root_puts = _PutsBySlot(self._cores, roots)
+        written = {path: array for path, array in nexts.items() if path not in _OF_STEPS}
+        self._next_puts = _PutsBySlot(self._cores, written)
+        carried = [path for path in roots if cores[0].writes_flags or path not in DONE]
+        self._carried = [
+            [(nexts[path][at], roots[path][at + 1]) for path in carried] for at in slots
+        ]
+
+    def replace(self, row: int, env: Any) -> None:
+        """Put another env, made by the same function, in the place of a row's env."""
+        index, core = row - self._first, env.row_core()
+        self._cores[index] = core
+        self._steps[index], self._resets[index] = core.step, core.resetter(self._masks[index])
+        for puts in (self._root_puts, self._next_puts):
+            puts.clear()  # they hold on to the env
+
+    def reset(self, row: int, given: Collection[Path] = (), /, **kwargs: Any) -> None:
+        """Start an episode and write the root row; a simulator takes no ``given`` inputs for that."""
+        index, slot = row - self._first, self._slot[row] + 1
+        self._root_puts[slot][index](*self._resets[index](**kwargs))
+
+    def step(self, rows: Sequence[int], *, advance: bool) -> None:
+        """Step some rows and write their next rows; with ``advance`` also their next roots."""
+        slot, steps, indices = self._slot[self._first], self._steps, range(len(rows))
+        inputs, puts, rewards = self._inputs[slot], self._next_puts[slot], self._rewards[slot]
+        if len(rows) != len(steps):
+            indices = [row - self._first for row in rows]
+            steps, puts = [steps[index] for index in indices], [puts[index] for index in indices]
+            inputs = {path: array[indices] for path, array in inputs.items()}
+        actions, taken = self._read(inputs), self._taken
+        stepped = 0
+        ended: list[tuple[int, bool, bool]] = []
+        try:
+            for _, index, action, step, put in zip(rows, indices, actions, steps, puts):  # noqa: B905
+                observation, reward, terminated, truncated, info = step(action)
+                put(observation, info)
+                if reward.__class__ not in taken:
+                    reward = reward_array(reward, (), rewards.dtype)
+                try:
+                    rewards[index] = reward
+                except OverflowError:
+                    reward_array(reward, (), rewards.dtype)  # raises, and says what is too large
+                    raise
+                if terminated is not False or truncated is not False:
+                    terminated, truncated = flags_of(terminated, truncated)
+                stepped += 1
+                if terminated or truncated:
+                    ended.append((index, terminated, truncated))
+                    self._cores[index].end(info)
+                    if advance:
+                        self._root_puts[slot + 1][index](*self._resets[index]())
+        finally:  # what was stepped before an error is not lost
+            if stepped < len(rows):
+                indices = indices[:stepped]
+            self._write_flags(slot, indices, ended)
+            if advance:
+                self._carry(slot, indices, ended)
+
+    def _write_flags(
+        self, slot: int, stepped: Sequence[int], ended: list[tuple[int, bool, bool]]
+    ) -> None:
+        done, terminated, truncated = flags = self._flags[slot]
+        for flag in flags:
+            if len(stepped) == len(flag):
+                flag[:] = self._unset
+            else:
+                for index in stepped:
+                    flag[index] = False
+        for index, failed, cut in ended:
+            done[index] = True
+            terminated[index] = failed
+            truncated[index] = cut
+
+    def _carry(
+        self, slot: int, stepped: Sequence[int], ended: list[tuple[int, bool, bool]]
+    ) -> None:
+        """Write the roots that follow a step, but those of fresh episodes."""
+        parts: list[Any] = [...]
+        over = [index for index, *_ in ended]
+        if len(stepped) < len(self._steps):
+            parts = [[index for index in stepped if index not in over]]
+        elif over:
+            begins, ends = [0, *(index + 1 for index in over)], [*over, len(stepped)]
+            parts = [slice(*part) for part in zip(begins, ends, strict=True)]
+        for made, root in self._carried[slot]:
+            for going in parts:
+                root[going] = made[going]
+
+
+_OF_STEPS = (("reward",), *DONE)
+
+
+def _bytes_of(flags: np.ndarray) -> memoryview:
+    """Show flags of shape (rows, 1) as bytes, which are written faster than an array."""
+    return memoryview(flags[:, 0].view(np.uint8))
+
+
+class _PutsBySlot(dict[int, list[Put]]):
+    """The functions that write into each row of a slot, made when a slot is first used.
+
+    Args:
+        cores: of each row, in a list that may change; then what was made is cleared.
+        arrays: all slots and rows by path.
+    """
+
+    def __init__(self, cores: Sequence[SimulatorCore], arrays: Rows):
+        super().__init__()
+        self._cores, self._arrays = cores, arrays
+
+    def __missing__(self, slot: int) -> list[Put]:
+        made = self[slot] = [
+            core.writer({path: array[slot, index, ...] for path, array in self._arrays.items()})
+            for index, core in enumerate(self._cores)
+        ]
+        return made
 
 
 class GymCore:
@@ -55,6 +255,8 @@ class GymCore:
 
     episode: Any = None
     infos: Sequence[default_info_dict_reader] = ()
+    writes_flags = False
+    bind = staticmethod(SimulatorRows)
 
     def __init__(
         self,
@@ -67,6 +269,7 @@ class GymCore:
     ):
         self.observation = observation
         self.action = action
+        self.read = action.read
         self.frame_skip = frame_skip
         self.pixels = pixels
         self.take(env)
@@ -74,23 +277,24 @@ class GymCore:
     def take(self, env: Any) -> None:
         """Reset and step ``env`` from now on: the env, or what writes its episodes down."""
         self.env = env
-        self.step = env.step if self.frame_skip == 1 else self._repeated_step
+        skips = self.frame_skip > 1
+        self.step = partial(repeated, env.step, self.frame_skip) if skips else env.step
 
-    def is_like(self, other: GymCore) -> bool:
+    def is_like(self, other: Any) -> bool:
         """Say whether another core takes its actions in the same form."""
         return isinstance(other, GymCore) and self.action.space == other.action.space
 
-    def bind(
-        self, cores: list[GymCore], rows: range, arrays: Mapping[str, Rows], slot: np.ndarray
-    ) -> GymRows:
-        """Fix the rows of some cores that are alike; see `envkit.batched.host_rows.bind_rows`."""
-        return GymRows(cores, rows, arrays, slot)
+    def resetter(self, masks: Rows) -> Callable[..., tuple[Any, Any]]:
+        """Give the reset of the env: a mask of one row selects all of it."""
+        return self.env.reset
 
-    def writer(self, rows: Rows) -> Callable[[Any, Any], None]:
+    def writer(self, rows: Rows) -> Put:
         """Give the function that writes an observation, and the frame and infos if asked for, into rows."""
         write = None if self.observation is None else self.observation.writer(rows)
         write_frame = CopyIn("pixels").into(rows[("pixels",)]) if self.pixels else None
         infos = [reader.writer(rows) for reader in self.infos]
+        if write is not None and write_frame is None and not infos:
+            return lambda observation, info: write(observation)
 
         def write_all(observation: Any, info: Any) -> None:
             if write is not None:
@@ -102,158 +306,25 @@ class GymCore:
 
         return write_all
 
-    def _repeated_step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """Step the env ``frame_skip`` times, or until the episode ends."""
-        observation, reward, terminated, truncated, info = self.env.step(action)
-        for _ in range(self.frame_skip - 1):
-            if terminated or truncated:
-                break
-            observation, extra, terminated, truncated, info = self.env.step(action)
-            reward = reward + extra
-        return observation, reward, terminated, truncated, info
+    def end(self, info: Any) -> None:
+        """Note what wrappers tell of an episode that has ended."""
+        self.episode = info.get("episode")
 
 
-class GymRows:
-    """Cores that are alike, bound to their rows: all lookups are done, scalars go out together.
-
-    The flags of a root are never set, and shared memory starts as zeros, so nobody writes them.
-    """
-
-    def __init__(
-        self, cores: list[GymCore], rows: range, arrays: Mapping[str, Rows], slot: np.ndarray
-    ):
-        self._cores = cores
-        self._first, self._slot = rows.start, memoryview(slot)
-        own = slice(rows.start, rows.stop)
-        inputs, self._roots, self._nexts = (
-            {path: array[:, own] for path, array in arrays[region].items()}
-            for region in ("in", "root", "next")
-        )
-        slots = range(len(next(iter(inputs.values()))))
-        self._inputs = [{path: array[slot] for path, array in inputs.items()} for slot in slots]
-        self._read = cores[0].action.read
-        self._resets = [core.env.reset for core in cores]
-        self._steps = [core.step for core in cores]
-        self._root_writers = _WritersBySlot(cores, self._roots)
-        self._next_writers = _WritersBySlot(cores, self._nexts)
-        self._indices = range(len(cores))
-        self._rewards = list(self._nexts[("reward",)][..., 0])
-        self._taken = taken_as_they_are(self._rewards[0].dtype)
-        flags = [map(_bytes_of, self._nexts[path]) for path in DONE]
-        self._flags = list(zip(*flags, strict=True))
-        carried = [(path, root) for path, root in self._roots.items() if path not in DONE]
-        self._carried = [
-            [(self._nexts[path][slot], root[slot + 1]) for path, root in carried] for slot in slots
-        ]
-
-    def replace(self, row: int, env: Any) -> None:
-        """Put another env, made by the same function, in the place of a row's env."""
-        index, core = row - self._first, env.row_core()
-        self._cores[index] = core
-        self._resets[index], self._steps[index] = core.env.reset, core.step
-        for made in (self._root_writers, self._next_writers):
-            made.clear()  # those of pixels hold on to the env that renders them
-
-    def reset(self, row: int, given: Collection[Path] = (), /, **kwargs: Any) -> None:
-        """Start an episode and write the root row; a simulator takes no ``given`` inputs for that."""
-        index, slot = row - self._first, self._slot[row] + 1
-        self._root_writers[slot][index](*self._resets[index](**kwargs))
-
-    def step(self, rows: Sequence[int], *, advance: bool) -> None:
-        """Step some rows and write their next rows; with ``advance`` also their next roots."""
-        slot, indices, steps = self._slot[self._first], self._indices, self._steps
-        inputs = self._inputs[slot]
-        puts, rewards, taken = self._next_writers[slot], self._rewards[slot], self._taken
-        chosen: slice | Sequence[int] = slice(None)
-        if len(rows) != len(steps):
-            chosen = indices = [row - self._first for row in rows]
-            steps, puts = [steps[i] for i in chosen], [puts[i] for i in chosen]
-            inputs = {path: array[chosen] for path, array in inputs.items()}
-        actions = self._read(inputs)
-        stepped = 0
-        ended: list[tuple[int, bool, bool]] = []
-        fresh: list[tuple[int, tuple[Any, Any]]] = []
-        try:
-            for _, index, action, step, put in zip(
-                rows, indices, actions, steps, puts, strict=True
-            ):
-                observation, reward, terminated, truncated, info = step(action)
-                put(observation, info)
-                if reward.__class__ not in taken:
-                    reward = reward_array(reward, (), rewards.dtype)
-                try:
-                    rewards[index] = reward
-                except OverflowError:
-                    reward_array(reward, (), rewards.dtype)  # raises, and says what is too large
-                    raise
-                if terminated is not False or truncated is not False:
-                    terminated, truncated = flags_of(terminated, truncated)
-                stepped += 1
-                if terminated or truncated:
-                    ended.append((index, terminated, truncated))
-                    self._cores[index].episode = info.get("episode")
-                    if advance:
-                        fresh.append((index, self._resets[index]()))
-        finally:  # what was stepped before an error is not lost
-            if stepped < len(rows):
-                chosen = list(indices[:stepped])
-            self._write_flags(slot, chosen, ended)
-            if advance:
-                self._write_following(slot, chosen, fresh)
-
-    def _write_flags(
-        self, slot: int, chosen: slice | Sequence[int], ended: list[tuple[int, bool, bool]]
-    ) -> None:
-        done, terminated, truncated = flags = self._flags[slot]
-        for flag in flags:
-            if isinstance(chosen, slice):
-                flag[:] = bytes(len(flag))
-            else:
-                for index in chosen:
-                    flag[index] = False
-        for index, failed, cut in ended:
-            done[index] = True
-            terminated[index] = failed
-            truncated[index] = cut
-
-    def _write_following(
-        self, slot: int, chosen: slice | Sequence[int], fresh: list[tuple[int, tuple[Any, Any]]]
-    ) -> None:
-        """Write the roots after a step: what it made, and a fresh episode where one has ended."""
-        for made, root in self._carried[slot]:
-            root[chosen] = made[chosen]
-        if fresh:
-            puts = self._root_writers[slot + 1]
-            for index, (observation, info) in fresh:
-                puts[index](observation, info)
+def repeated(
+    step: Callable[[Any], tuple[Any, Any, Any, Any, Any]], count: int, action: Any
+) -> tuple[Any, Any, Any, Any, Any]:
+    """Step ``count`` times with one action, or until the episode ends, and sum the rewards."""
+    observation, reward, terminated, truncated, info = step(action)
+    for _ in range(count - 1):
+        if terminated or truncated:
+            break
+        observation, extra, terminated, truncated, info = step(action)
+        reward = reward + extra
+    return observation, reward, terminated, truncated, info
 
 
-def _bytes_of(flags: np.ndarray) -> memoryview:
-    """Show flags of shape (rows, 1) as bytes, which are written faster than an array."""
-    return memoryview(flags[:, 0].view(np.uint8))
-
-
-class _WritersBySlot(dict[int, list[Callable[[Any, Any], None]]]):
-    """The functions that write an observation and an info into each row of a slot, made when a slot is first used.
-
-    Args:
-        cores: of each row, in a list that may change; then what was made is cleared.
-        arrays: all slots and rows by path.
-    """
-
-    def __init__(self, cores: Sequence[GymCore], arrays: Rows):
-        super().__init__()
-        self._cores, self._arrays = cores, arrays
-
-    def __missing__(self, slot: int) -> list[Callable[[Any, Any], None]]:
-        made = self[slot] = [
-            core.writer({path: array[slot, index, ...] for path, array in self._arrays.items()})
-            for index, core in enumerate(self._cores)
-        ]
-        return made
-
-
-def taken_as_they_are(dtype: np.dtype) -> frozenset[type]:
+def _taken_as_they_are(dtype: np.dtype) -> frozenset[type]:
     """Name the classes of rewards that an array of ``dtype`` takes, or raises OverflowError for."""
     return _NUMBERS if dtype.kind == "f" else frozenset()
 

@@ -32,6 +32,7 @@ from envkit.errors import ArgumentError, ResetMaskError, ResumeError, StepMaskEr
 from envkit_bridges.gym.backend import library_of
 from envkit_bridges.gym.codecs import Codec
 from envkit_bridges.gym.frames import draw
+from envkit_bridges.gym.rows import repeated
 from envkit_bridges.gym.simulator_state import EpisodeLog, recorded, restored, saved
 
 __all__ = ["VectorCore", "frame_skipping", "is_vector"]
@@ -369,13 +370,7 @@ def frame_skipping(library: Any, repeats: int) -> Any:
 
     class FrameSkip(library.Wrapper):
         def step(self, action: Any) -> Any:
-            observation, reward, terminated, truncated, info = self.env.step(action)
-            for _ in range(repeats - 1):
-                if terminated or truncated:
-                    break
-                observation, extra, terminated, truncated, info = self.env.step(action)
-                reward += extra
-            return observation, reward, terminated, truncated, info
+            return repeated(self.env.step, repeats, action)
 
     return FrameSkip
 

@@ -217,7 +217,7 @@ class GymWrapper(GymLikeEnv):
         return tuple(spec.shape), torch.empty(0, dtype=spec.dtype, device="cpu").numpy().dtype
 
     def _next_of(self, outcome: Outcome) -> TensorDict:
-        self.core.episode = outcome[-1].get("episode")
+        self.core.end(outcome[-1])
         return super()._next_of(outcome)
 
     @property

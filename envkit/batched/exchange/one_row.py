@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -48,14 +48,16 @@ class OneRow(RowMemory):
             for region, tensors in regions.items()
         }
         self._rows = core.bind([core], range(1), shown, arrays[SLOT.name])
+        self._slot = memoryview(self.slots)
         self.has_large_rows = plan.has_large_rows
-        self._rooted = [
-            [
-                (leaf.numpy(), self.roots[slot + 1][path].numpy())
-                for path, leaf in made.items()
-                if path in self.roots[0]
-            ]
-            for slot, made in enumerate(self.nexts)
+        nexts, roots = (
+            [{path: leaf.numpy() for path, leaf in moment.items()} for moment in moments]
+            for moments in (self.nexts, self.roots)
+        )
+        self._made = nexts
+        self._followed = [
+            [(root, made[path]) for path, root in after.items()]
+            for made, after in zip(nexts, roots[1:], strict=True)
         ]
         by_path = {as_path(key): rule for key, rule in rules.items()}
         self._filled: list[list[tuple[Path, ActionInput, np.ndarray]]] = [
@@ -91,9 +93,13 @@ class OneRow(RowMemory):
             if rule.values_of(action, rule.shape) is None:
                 rows[path][0] = rule.take(torch.from_numpy(action)).numpy()
 
+    def any_done(self, slot: int, flags: Sequence[Path]) -> bool:
+        made = self._made[slot]
+        return any(made[path].item() for path in flags)
+
     def follow(self, slot: int) -> None:
-        for made, root in self._rooted[slot]:
-            np.copyto(root, made)
+        for root, made in self._followed[slot]:
+            root[...] = made
 
     def select_all(self) -> None:
         """Have a run that is under way leave the slots."""
@@ -101,7 +107,7 @@ class OneRow(RowMemory):
 
     def wake(self, root: Any, rows: None, *, advance: bool, slot: int) -> None:
         """Step with what lies in a slot, and reset what ends with ``advance``."""
-        self.slots[0] = slot
+        self._slot[0] = slot
         self._rows.step(_ROW, advance=advance)
 
     def wait(self, sent: None) -> None:

@@ -175,7 +175,7 @@ class _Recording:
         self._ended, self._flags = ended, flags
         room = min(_FIRST_STEPS, run.steps) if self._stops else run.steps
         self._stacks = _Stacks.empty(rows, room, device)
-        self._at = 0, range(0)  # first step of the window, and its slots before the one acted in
+        self._window = 0, range(0)  # its first step, and its slots
         self._left: tuple[int, range] | None = None  # a window that is still in the slots
         self._begun: torch.Tensor | None = None  # rows that began anew after it
         self._is_left = False
@@ -189,9 +189,9 @@ class _Recording:
         rows, actor, last = self._rows, self._actor, self._steps - 1
         advances = not (self._stops or self._apart)
         for start, slots in self._windows():
+            self._window = start, slots
             actor.open(start, slots)
             for step, slot in enumerate(slots, start):
-                self._at = start, range(slots.start, slot)
                 root = self.root_at(step) if self._apart else None
                 acted = actor.act(step, slot)
                 if self._is_left or actor.asks:
@@ -204,7 +204,7 @@ class _Recording:
                 rows.wait(sent)
                 self.count += 1
                 if not advances and step < last and self._ends(slot):
-                    self._finish(start, range(slots.start, slot + 1))
+                    self._finish()
                     return
             self._put_off(start, slots)
             actor.close(start, slots)
@@ -225,8 +225,10 @@ class _Recording:
             rows.select_all()
         return False
 
-    def _finish(self, start: int, slots: range) -> None:
+    def _finish(self) -> None:
         """Take what lies in the slots of a window that ends early."""
+        start, slots = self._window
+        slots = slots[: self.count - start]
         self._catch_up()
         self._put_off(start, slots)
         self._actor.close(start, slots)
@@ -236,7 +238,7 @@ class _Recording:
         """Take what steps have left in the slots; see `RowMemory.recording`."""
         if not self._is_left:
             self._is_left = True
-            self._finish(*self._at)
+            self._finish()
 
     def _windows(self) -> Iterator[tuple[int, range]]:
         """Give first step and slots of each window, one half of all slots after the other; the first root is in place."""

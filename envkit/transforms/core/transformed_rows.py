@@ -126,7 +126,10 @@ class TransformedRows:
         flags = _leaves(model.env, "done")
         slots = len(arrays["next"][next(iter(flags))])
         moments = {"root": slots + 1, "next": slots}
-        inner: dict[str, Any] = {"in": {path: arrays["in"][path] for path in model.inputs}}
+        inner: dict[str, Any] = {
+            "in": {path: arrays["in"][path] for path in model.inputs},
+            "mask": arrays["mask"],
+        }
         own = slice(rows.start, rows.stop)
         for region, leaves in model.inner.items():
             inner[region] = {

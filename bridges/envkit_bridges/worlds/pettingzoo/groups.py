@@ -41,6 +41,7 @@ __all__ = [
     "Group",
     "GroupMap",
     "Moment",
+    "Rows",
     "Seat",
     "complete_group_map",
     "flag_spec",

@@ -1,7 +1,7 @@
 """Env objects of PettingZoo as envkit environments: agents in groups, each a node of the data.
 
 `PettingZooWrapper` decides which agents are in which group, when the whole game has ended, and what a reset may
-select. How a game is stepped is known to `games`, how a moment of it becomes data to `groups`.
+select; `GameCore` is a game on rows. How a game is stepped is known to `games`, how a moment of it becomes data to `groups`.
 
 Conventions
     root   flags of the whole game, which alone decide about resets; they supersede those of groups.
@@ -10,7 +10,7 @@ Conventions
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn, Unpack
 
 import numpy as np
@@ -34,6 +34,7 @@ from envkit.specs.annotations import Device
 from envkit.specs.inputs import ActionInput
 from envkit_bridges.gym.codecs import codec_at
 from envkit_bridges.gym.like import GymLikeEnv
+from envkit_bridges.gym.rows import DONE, SimulatorRows
 from envkit_bridges.libraries import require
 from envkit_bridges.worlds.pettingzoo.games import Game, game_of
 from envkit_bridges.worlds.pettingzoo.groups import (
@@ -42,13 +43,13 @@ from envkit_bridges.worlds.pettingzoo.groups import (
     Group,
     GroupMap,
     Moment,
+    Rows,
     complete_group_map,
     flag_spec,
     numbers_in,
     state_codec,
     state_spec,
 )
-from envkit_bridges.worlds.pettingzoo.rows import GameCore
 
 __all__ = ["GroupMap", "PettingZooWrapper"]
 
@@ -212,30 +213,10 @@ class PettingZooWrapper(GymLikeEnv):
                 "game cannot be reset in part. Write '_reset' at the root, all of it, or leave the masks out."
             )
 
-    def _begun(self, **kwargs: Any) -> Moment:
-        """Reset the game, and give what it is then."""
-        self._has_told()
-        moment = self._moment(self._simulator.reset(**kwargs))
-        for group in self._groups:
-            group.require_alive(moment)
-        return moment
-
     def _step(self, td: TensorDictBase) -> TensorDictBase:
         if self._gave_up:
             return self._truncated_next(td)
         return self._shown(self._advanced(self._actions_in(td)), rewards=True)
-
-    def _moved(self, inputs: Mapping[Path, np.ndarray]) -> Moment:
-        """Step with actions as they lie in rows, trusted; see `rows`."""
-        actions: dict[str, Any] = {}
-        turn = None if self.parallel else self._env.acting()[0]
-        for group in self._groups if turn is None else [self._group_of[turn]]:
-            own = {path[1:]: row for path, row in inputs.items() if path[0] == group.name}
-            actions.update(group.even_actions(own))
-        moment = self._advanced(actions if turn is None else actions[turn])
-        for group in self._groups:
-            group.require_alive(moment)
-        return moment
 
     def _advanced(self, actions: Any) -> Moment:
         observations, rewards, *_, infos = self._simulator.step(actions)
@@ -352,6 +333,24 @@ class PettingZooWrapper(GymLikeEnv):
         )
         return GameCore(self) if is_plain else None
 
+    def _reset_on_row(self, **kwargs: Any) -> Moment:
+        self._has_told()
+        return self._whole(self._moment(self._simulator.reset(**kwargs)))
+
+    def _step_on_row(self, inputs: Rows) -> Moment:
+        """Step with actions as they lie in rows, trusted."""
+        actions: dict[str, Any] = {}
+        turn = None if self.parallel else self._env.acting()[0]
+        for group in self._groups if turn is None else [self._group_of[turn]]:
+            own = {path[1:]: row for path, row in inputs.items() if path[0] == group.name}
+            actions.update(group.even_actions(own))
+        return self._whole(self._advanced(actions if turn is None else actions[turn]))
+
+    def _whole(self, moment: Moment) -> Moment:
+        for group in self._groups:
+            group.require_alive(moment)
+        return moment
+
     # ----------------------------------------------------------------------------------------- rest
 
     def set_info_dict_reader(self, *args: Any, **kwargs: Any) -> NoReturn:
@@ -364,6 +363,71 @@ class PettingZooWrapper(GymLikeEnv):
             "infos of PettingZoo are by agent, and numbers that the first reset gives are entries of each group: "
             "td[group, 'info', name]. Put others into observations, with a wrapper of PettingZoo."
         )
+
+
+class GameCore:
+    """Step one game, writing what comes out into rows; see `SimulatorCore`.
+
+    What lies in the rows is what the env gives as TensorDicts (`tests/bridges/worlds/test_pettingzoo.py` compares both).
+
+    Args:
+        env: around the game.
+    """
+
+    writes_flags = True  # of a game in which nobody plays
+    bind = staticmethod(SimulatorRows)
+
+    def __init__(self, env: PettingZooWrapper):
+        self.env = env
+
+    def is_like(self, other: Any) -> bool:
+        """Say whether another core takes its actions, and writes its moments, in the same form."""
+        return isinstance(other, GameCore) and self.env.specs == other.env.specs
+
+    def read(self, inputs: Rows) -> list[Rows]:
+        """Give the actions of all agents of each row: whose turn it is shows when it steps."""
+        count = len(next(iter(inputs.values())))
+        return [
+            {path: array[index, ...] for path, array in inputs.items()} for index in range(count)
+        ]
+
+    def resetter(self, masks: Rows) -> Callable[..., tuple[Moment, Any]]:
+        """Give the reset of the game, which refuses masks of some agents only."""
+
+        def reset(**kwargs: Any) -> tuple[Moment, Any]:
+            for path, mask in masks.items():
+                self.env._require_whole(path[:-1], mask)
+            return self.env._reset_on_row(**kwargs), self.env._game_end(is_start=True)
+
+        return reset
+
+    def step(self, inputs: Rows) -> tuple[Moment, float, bool, bool, None]:
+        """Step the game; the rewards are in the moment."""
+        moment = self.env._step_on_row(inputs)
+        _, terminated, truncated = self.env._game_end(is_start=False)
+        return moment, 0.0, terminated, truncated, None
+
+    def writer(self, rows: Rows) -> Callable[[Moment, Any], None]:
+        """Give the function that writes a moment, and at roots the flags of the game."""
+        seats = [
+            seat
+            for group in self.env._groups
+            for seat in group.seats(
+                {path[1:]: array for path, array in rows.items() if path[0] == group.name}
+            )
+        ]
+        flags = [rows[path] for path in DONE if path in rows]
+
+        def write(moment: Moment, ended: Any) -> None:
+            for seat in seats:
+                seat.write(moment)
+            for row, flag in zip(flags, ended or (), strict=True):
+                row[0] = flag
+
+        return write
+
+    def end(self, info: Any) -> None:
+        """Nothing: infos are in the moment."""
 
 
 def _require_no_batch(batch_size: Any) -> None:
