@@ -1,4 +1,4 @@
-"""Types of the lazy front door; `tests/test_front_door.py` keeps it equal to `__init__.py`."""
+"""The public names and where each lives, for type checkers and for the lazy front door, which reads them here."""
 
 from envkit.batched.async_pool import AsyncEnvPool as AsyncEnvPool
 from envkit.batched.async_pool import ProcessorAsyncEnvPool as ProcessorAsyncEnvPool

@@ -2,7 +2,7 @@
 
 The graph is read from the source alone. An import counts wherever it stands: at the top, in a
 function, for type checkers only, or as the name of a module in a string. Two modules may name
-others freely: the front door, which is a table of where things are, and `lazy_imports`, which looks up there.
+others freely: the front door, which reads a table of where things are, and `lazy_imports`, which looks up there.
 
 No test counts lines. A module with one importer, in its own folder, has tests of its own or is part
 of that importer.

@@ -70,7 +70,7 @@ ALIASES = {  # names the field knows for things that tensordict or envkit call o
 }
 
 
-def test_the_stub_and_the_front_door_name_the_same_things_in_the_same_places():
+def test_the_front_door_reads_each_name_and_its_place_in_the_stub():
     stated = {
         alias.asname: statement.module
         for statement in ast.parse(STUB.read_text()).body

@@ -106,6 +106,8 @@ class ActionScaling(_ActionForm):
         StatisticsError: (a RuntimeError) without numbers, data comes before the specs of an env were read.
     """
 
+    _in_repr = ("loc", "scale", "standard_normal")
+
     computes_only = True
     loc: torch.Tensor | None
     scale: torch.Tensor | None
@@ -251,12 +253,6 @@ class ActionScaling(_ActionForm):
         least = -1.0 if self.standard_normal else 0.0
         return Bounded(least, 1.0, leaf.shape, leaf.device, leaf.dtype)
 
-    def extra_repr(self) -> str:
-        return (
-            f"loc={self.loc}, scale={self.scale}, standard_normal={self.standard_normal}, "
-            f"{super().extra_repr()}"
-        )
-
 
 def _fits(shape: torch.Size, action: torch.Size) -> bool:
     """Say whether numbers of a shape broadcast to an action, and leave its shape as it is."""
@@ -302,6 +298,8 @@ class FlattenAction(_ActionForm):
         SpecFitError: (a RuntimeError) when specs are read: an action has no such axes, or spells choices.
         StatisticsError: (a RuntimeError) the sizes of the axes are not known.
     """
+
+    _in_repr = ("first_dim", "last_dim")
 
     computes_only = True
 
@@ -376,9 +374,6 @@ class FlattenAction(_ActionForm):
         sizes = tuple(leaf.shape)
         self._spans[as_path(key)] = sizes[first % leaf.ndim : last % leaf.ndim + 1]
         return reshaped(leaf, lambda value: elementwise.flattened(value, first, last))
-
-    def extra_repr(self) -> str:
-        return f"first_dim={self.first_dim}, last_dim={self.last_dim}, {super().extra_repr()}"
 
 
 # ---------------------------------------------------------------------------------------- structure

@@ -120,6 +120,8 @@ class AutoResetTransform(_AutoReset):
     Observations whose spec does not allow the fill value are declared unbounded.
     """
 
+    _in_repr = ("replace",)
+
     def __init__(
         self,
         *,
@@ -176,9 +178,6 @@ class AutoResetTransform(_AutoReset):
         if isinstance(spec, Composite):
             return spec._map(self._allowed)
         return spec if spec.dtype is None else _allowing(spec, self._fill(spec.dtype))
-
-    def extra_repr(self) -> str:
-        return f"replace={self.replace}"
 
 
 def _allowing(leaf: TensorSpec, value: torch.Tensor) -> TensorSpec:

@@ -40,6 +40,8 @@ class BatchSizeTransform(Transform):
             that reshapes.
     """
 
+    _in_repr = ("batch_size", "reshape_fn")
+
     def __init__(
         self,
         *,
@@ -129,6 +131,3 @@ class BatchSizeTransform(Transform):
 
     def transform_output_spec(self, output_spec: Composite) -> Composite:
         return self._reshaped(output_spec)
-
-    def extra_repr(self) -> str:
-        return f"batch_size={self.batch_size}, reshape_fn={self.reshape_fn}"

@@ -53,6 +53,8 @@ class RandomTruncationTransform(EpisodeTransform):
         PlacementError: (a RuntimeError) when specs are read: no `StepCounter` stands before it.
     """
 
+    _in_repr = ("min_horizon", "max_horizon", "prob")
+
     _changes_with_use = (
         "_horizons",
         "_begun",
@@ -177,9 +179,6 @@ class RandomTruncationTransform(EpisodeTransform):
             flags = Categorical(2, shape=leaf.shape, dtype=torch.bool, device=leaf.device)
             done[as_key(self._beside(path, self.truncated_key))] = flags
         return output_spec
-
-    def extra_repr(self) -> str:
-        return f"min_horizon={self.min_horizon}, max_horizon={self.max_horizon}, prob={self.prob}"
 
 
 class TerminateTransform(EpisodeTransform):

@@ -208,6 +208,8 @@ class StepCounter(FusableTransform, EpisodeTransform):
         KeyCollisionError: (a RuntimeError) at a look at the specs: the env has a state of that name in another form.
     """
 
+    _in_repr = ("max_steps",)
+
     keeps_books = True
 
     def __init__(
@@ -317,9 +319,6 @@ class StepCounter(FusableTransform, EpisodeTransform):
             )
         return done_spec
 
-    def extra_repr(self) -> str:
-        return f"max_steps={self.max_steps}"
-
 
 class InitTracker(FusableTransform, EpisodeTransform):
     """Mark the first root of every episode.
@@ -330,6 +329,8 @@ class InitTracker(FusableTransform, EpisodeTransform):
     Args:
         init_key: name of the entry.
     """
+
+    _in_repr = ("init_key",)
 
     keeps_books = True
 
@@ -364,9 +365,6 @@ class InitTracker(FusableTransform, EpisodeTransform):
     def transform_observation_spec(self, observation_spec: Composite) -> Composite:
         self._declare(observation_spec, self.init_key, _flag_like)
         return observation_spec
-
-    def extra_repr(self) -> str:
-        return f"init_key={self.init_key!r}"
 
 
 class SharedByClones:

@@ -130,6 +130,8 @@ class FrameSkipTransform(SteppingTransform):
         ArgumentError: (a ValueError) it is below 1.
     """
 
+    _in_repr = ("frame_skip",)
+
     def __init__(self, frame_skip: int = 1):
         super().__init__()
         meaning = "the steps of the env for each step of the user"
@@ -178,9 +180,6 @@ class FrameSkipTransform(SteppingTransform):
     def _actions(self) -> list[Key]:
         assert self.container is not None
         return self.container.base_env.action_keys
-
-    def extra_repr(self) -> str:
-        return f"frame_skip={self.frame_skip}"
 
 
 class ConditionalPolicySwitch(SteppingTransform):
@@ -253,6 +252,8 @@ class NoopResetEnv(SteppingTransform):
         ArgumentError: (a ValueError) ``noops`` is negative.
     """
 
+    _in_repr = ("noops", "random")
+
     _changes_with_use = ("_parts",)
 
     def __init__(self, noops: int = 30, random: bool = True):
@@ -314,9 +315,6 @@ class NoopResetEnv(SteppingTransform):
                     1, self.noops + 1, shape, generator=generator, **kind
                 ).to(lengths.device)
         return lengths * begun
-
-    def extra_repr(self) -> str:
-        return f"noops={self.noops}, random={self.random}"
 
 
 def _generator(seed: int | None, device: torch.device) -> torch.Generator | None:

@@ -377,6 +377,8 @@ class CatFrames(_Windowed):
         MissingKeyError: recorded data does not say where its episodes end; with ``future`` each row may be one.
     """
 
+    _in_repr = ("N", "dim", "padding")
+
     _memory_name = "cat_frames"
 
     def __init__(
@@ -507,9 +509,6 @@ class CatFrames(_Windowed):
             td.set(self.mask_key, episodes.padded.movedim(-2, episodes.axis))
         return td
 
-    def extra_repr(self) -> str:
-        return f"N={self.N}, dim={self.dim}, padding={self.padding!r}, {super().extra_repr()}"
-
 
 class TimeMaxPool(_Windowed):
     """Take the element-wise maximum of the last ``T`` frames of an episode.
@@ -525,6 +524,8 @@ class TimeMaxPool(_Windowed):
     Raises:
         ArgumentError: (a ValueError) ``T`` is below 1.
     """
+
+    _in_repr = ("T",)
 
     _memory_name = "time_max_pool"
 
@@ -552,6 +553,3 @@ class TimeMaxPool(_Windowed):
                 lambda frames: self._shown(episodes.windows(frames, self.dim, None)),
             )
         return tensordict
-
-    def extra_repr(self) -> str:
-        return f"T={self.T}, {super().extra_repr()}"

@@ -59,6 +59,8 @@ class CatTensors(MomentTransform):
         SpecError: when specs are read: the shapes do not fit each other.
     """
 
+    _in_repr = ("dim",)
+
     only_adds_done = True
 
     def __init__(
@@ -173,9 +175,6 @@ class CatTensors(MomentTransform):
             ) from error
         return Unbounded(joined.shape, joined.device, joined.dtype)
 
-    def extra_repr(self) -> str:
-        return f"dim={self.dim}, {super().extra_repr()}"
-
 
 class Stack(Transform):
     """Stack entries, or whole nodes, along a new axis; on the way in, take one apart.
@@ -198,6 +197,8 @@ class Stack(Transform):
         MissingKeyError: an entry is absent.
         SpecFitError: (a RuntimeError) when specs are read: the entries have several shapes.
     """
+
+    _in_repr = ("dim",)
 
     def __init__(
         self,
@@ -317,6 +318,3 @@ class Stack(Transform):
 
     def transform_state_spec(self, state_spec: Composite) -> Composite:
         return self._asked_for(state_spec)
-
-    def extra_repr(self) -> str:
-        return f"dim={self.dim}, {super().extra_repr()}"

@@ -46,6 +46,8 @@ class MultiAction(SteppingTransform):
         MissingKeyError: the env has no such action, or a step is given no chunk.
     """
 
+    _in_repr = ("dim", "action_key", "chunk_key")
+
     def __init__(
         self,
         *,
@@ -171,9 +173,6 @@ class MultiAction(SteppingTransform):
             spec[as_key(as_path(key))] = self._repeated(spec[key], spec.ndim)
         return spec
 
-    def extra_repr(self) -> str:
-        return f"dim={self.dim}, action_key={self.action_key!r}, chunk_key={self.chunk_key!r}"
-
 
 def _shown(keys: Iterable[Key]) -> list[Key]:
     return [key for key in keys if not is_kept(as_path(key))]
@@ -198,6 +197,8 @@ class ActionChunkTransform(Transform):
         ArgumentError: (a ValueError) ``chunk_size`` is below 1, or ``time_dim`` is another axis.
         MissingKeyError: the data has no such actions.
     """
+
+    _in_repr = ("chunk_size",)
 
     only_adds_done = True
 
@@ -260,6 +261,3 @@ class ActionChunkTransform(Transform):
             steps = torch.arange(length, device=actions.device)
             ends = torch.where(done.reshape(actions.shape[:-1]), steps, ends)
         return ends.flip(-1).cummin(-1).values.flip(-1)
-
-    def extra_repr(self) -> str:
-        return f"chunk_size={self.chunk_size}, {super().extra_repr()}"

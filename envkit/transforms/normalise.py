@@ -120,6 +120,8 @@ class ObservationNorm(_Affine):
         StatisticsError: (a RuntimeError) values or specs are asked for before there are numbers.
     """
 
+    _in_repr = ("loc", "scale", "standard_normal")
+
     computes_only = True
 
     def __init__(
@@ -294,10 +296,6 @@ class ObservationNorm(_Affine):
             episodes.append(data.get(key))
             steps += data.numel()
         return episodes
-
-    def extra_repr(self) -> str:
-        keys = super().extra_repr()
-        return f"loc={self.loc}, scale={self.scale}, standard_normal={self.standard_normal}, {keys}"
 
 
 def _stays(numbers: Sequence[int], shape: tuple[int, ...]) -> bool:

@@ -157,6 +157,8 @@ class ToTensorImage(_ImageTransform):
         shape_tolerant: leave the axes alone if the last one has not 3 channels.
     """
 
+    _in_repr = ("from_int", "unsqueeze")
+
     computes_only = True
 
     def __init__(
@@ -184,9 +186,6 @@ class ToTensorImage(_ImageTransform):
         )  # of bytes in the default dtype, as in the reference
         image = image.to(torch.get_default_dtype() if self.dtype is None else self.dtype)
         return image.unsqueeze(-4) if self.unsqueeze else image
-
-    def extra_repr(self) -> str:
-        return f"from_int={self.from_int}, unsqueeze={self.unsqueeze}, {super().extra_repr()}"
 
 
 class GrayScale(_ImageTransform):
@@ -230,6 +229,8 @@ class Resize(_ImageTransform):
     Raises:
         ArgumentError: (a ValueError) a size below 1, or another interpolation.
     """
+
+    _in_repr = ("w", "h")
 
     computes_only = True
 
@@ -275,9 +276,6 @@ class Resize(_ImageTransform):
             return Unbounded((*leaf.shape[:-2], self.w, self.h), leaf.device, leaf.dtype)
         return image_of(leaf, self._apply_transform)
 
-    def extra_repr(self) -> str:
-        return f"w={self.w}, h={self.h}, {super().extra_repr()}"
-
 
 class Crop(_ImageTransform):
     """Cut a rectangle out of images; what of it lies beyond the image is zero.
@@ -292,6 +290,8 @@ class Crop(_ImageTransform):
         ArgumentError: (a ValueError) a size below 1.
         SpecFitError: (a RuntimeError) a value has no rows and columns.
     """
+
+    _in_repr = ("w", "h")
 
     computes_only = True
 
@@ -330,9 +330,6 @@ class Crop(_ImageTransform):
         image = value.new_zeros(*value.shape[:-2], self.w, self.h)
         image[..., first : first + rows, begin : begin + columns] = inside
         return image
-
-    def extra_repr(self) -> str:
-        return f"w={self.w}, h={self.h}, {super().extra_repr()}"
 
 
 class CenterCrop(Crop):
@@ -391,6 +388,8 @@ class VideoRecorder(EpisodeTransform, LeafTransform):
         ArgumentError: (a ValueError) a batch is recorded with ``make_grid=False``, or ``skip`` is below 1.
         SpecError: when specs are read: the entry is no picture.
     """
+
+    _in_repr = ("tag",)
 
     _changes_with_use = (
         "_frames",
@@ -512,9 +511,6 @@ class VideoRecorder(EpisodeTransform, LeafTransform):
                 f"but the entry has shape {tuple(leaf.shape)}. Pass another in_keys=."
             )
         return leaf.clone()
-
-    def extra_repr(self) -> str:
-        return f"tag={self.tag!r}, {super().extra_repr()}"
 
 
 def _as_images(value: torch.Tensor) -> torch.Tensor:

@@ -74,6 +74,8 @@ class RandomCropTensorDict(RecordedTransform):
             no batch axis.
     """
 
+    _in_repr = ("sub_seq_len", "sample_dim")
+
     def __init__(self, sub_seq_len: int, sample_dim: int = -1, mask_key: Key | None = None):
         super().__init__()
         meaning = "the steps of a stretch"
@@ -104,9 +106,6 @@ class RandomCropTensorDict(RecordedTransform):
         steps = torch.arange(self.sub_seq_len)
         steps = steps.reshape(-1, *(1,) * (len(shape) - axis % len(shape) - 1))
         return tensordict.gather(axis, (starts + steps).to(tensordict.device))
-
-    def extra_repr(self) -> str:
-        return f"sub_seq_len={self.sub_seq_len}, sample_dim={self.sample_dim}"
 
 
 class BurnInTransform(RecordedTransform):
@@ -414,6 +413,8 @@ class Reward2GoTransform(Transform):
         DoneError: (a RuntimeError) no episode ends in the data.
     """
 
+    _in_repr = ("gamma",)
+
     def __init__(
         self,
         gamma: float | torch.Tensor = 1.0,
@@ -469,9 +470,6 @@ class Reward2GoTransform(Transform):
             "Reward2GoTransform needs whole episodes and cannot stand in an environment. Call "
             "transform.inv(data), or give it to a replay buffer."
         )
-
-    def extra_repr(self) -> str:
-        return f"gamma={self.gamma}, {super().extra_repr()}"
 
 
 def time_axis(td: TensorDictBase) -> int:

@@ -89,6 +89,8 @@ class VecNormV2(SkipsRows, EpisodeTransform):
         StatisticsError: (a RuntimeError) there are none yet, or they were kept for rows of another batch size.
     """
 
+    _in_repr = ("stateful", "decay", "eps")
+
     learns = True
 
     def __init__(
@@ -414,11 +416,6 @@ class VecNormV2(SkipsRows, EpisodeTransform):
         ]
         return fixed[0] if len(fixed) == 1 else Compose(*fixed)
 
-    def extra_repr(self) -> str:
-        return (
-            f"stateful={self.stateful}, decay={self.decay}, eps={self.eps}, {super().extra_repr()}"
-        )
-
 
 def _found(td: TensorDictBase, places: Sequence[Path]) -> Averages | None:
     loc, var, count = (td.get(path, None) for path in places)
@@ -484,6 +481,8 @@ class VecNorm(SkipsRows, CoupledTransform, ArrayTransform):
         ArgumentError: (a ValueError) ``decay`` is outside (0, 1], or there are not as many ``shapes``
             as in_keys.
     """
+
+    _in_repr = ("decay", "eps")
 
     _twins = (
         *MomentTransform._twins,
@@ -727,9 +726,6 @@ class VecNorm(SkipsRows, CoupledTransform, ArrayTransform):
             for source, target in zip(self.in_keys, self.out_keys, strict=True)
         ]
         return fixed[0] if len(fixed) == 1 else Compose(*fixed)
-
-    def extra_repr(self) -> str:
-        return f"decay={self.decay}, eps={self.eps}, {super().extra_repr()}"
 
 
 _SKIPPED = "skipped rows"

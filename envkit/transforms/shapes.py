@@ -118,6 +118,8 @@ class FlattenObservation(_ShapeTransform):
         ArgumentError: (a ValueError) an axis is not negative and that is not allowed.
     """
 
+    _in_repr = ("first_dim", "last_dim")
+
     def __init__(
         self,
         first_dim: int,
@@ -135,9 +137,6 @@ class FlattenObservation(_ShapeTransform):
         first, last = _axis(self.first_dim, batch_dims), _axis(self.last_dim, batch_dims)
         return elementwise.flattened(value, first, last)
 
-    def extra_repr(self) -> str:
-        return f"first_dim={self.first_dim}, last_dim={self.last_dim}, {super().extra_repr()}"
-
 
 class UnsqueezeTransform(_ShapeTransform):
     """Insert an axis of size one; on the way in, remove it.
@@ -154,6 +153,8 @@ class UnsqueezeTransform(_ShapeTransform):
     Raises:
         ArgumentError: (a ValueError) the axis is not negative and that is not allowed.
     """
+
+    _in_repr = ("dim",)
 
     computes_only = True
 
@@ -190,9 +191,6 @@ class UnsqueezeTransform(_ShapeTransform):
         is_node = isinstance(value, TensorDictBase | Composite)
         return value.squeeze(axis) if is_node else elementwise.squeezed(value, axis)
 
-    def extra_repr(self) -> str:
-        return f"dim={self.dim}, {super().extra_repr()}"
-
 
 class SqueezeTransform(UnsqueezeTransform):
     """Remove an axis of size one; on the way in, insert it. An axis of another size stays.
@@ -219,6 +217,8 @@ class PermuteTransform(_ShapeTransform):
         ArgumentError: (a ValueError) ``dims`` is no reordering of ``-len(dims), ..., -1``.
     """
 
+    _in_repr = ("dims",)
+
     computes_only = True
 
     def __init__(
@@ -242,9 +242,6 @@ class PermuteTransform(_ShapeTransform):
     def _view_back(self, value: Any, batch_dims: int) -> Any:
         return elementwise.permuted(value, self._back)
 
-    def extra_repr(self) -> str:
-        return f"dims={self.dims}, {super().extra_repr()}"
-
 
 class ExpandAs(Transform):
     """Repeat an entry along axes at its right, to the shape of another one.
@@ -258,6 +255,8 @@ class ExpandAs(Transform):
         MissingKeyError: there is no such entry.
         RuntimeError: (by tensordict) the shapes do not fit.
     """
+
+    _in_repr = ("ref_key",)
 
     def __init__(self, in_key: Key, ref_key: Key, out_key: Key | None = None):
         super().__init__([in_key], [in_key if out_key is None else out_key])
@@ -318,9 +317,6 @@ class ExpandAs(Transform):
                     leaf, lambda value: _to_the_right(value, like.shape)
                 )
         return output_spec
-
-    def extra_repr(self) -> str:
-        return f"ref_key={self.ref_key!r}, {super().extra_repr()}"
 
 
 def _to_the_right(value: torch.Tensor, shape: torch.Size) -> torch.Tensor:

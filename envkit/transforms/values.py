@@ -68,6 +68,8 @@ class DTypeCastTransform(ArrayTransform):
         ArgumentError: (a ValueError) out_keys without in_keys.
     """
 
+    _in_repr = ("dtype_in", "dtype_out")
+
     computes_only = True
 
     def __init__(
@@ -128,9 +130,6 @@ class DTypeCastTransform(ArrayTransform):
             return _cast_all(tensordict.copy(), self.dtype_out, self.dtype_in)
         return super().inv(tensordict)
 
-    def extra_repr(self) -> str:
-        return f"dtype_in={self.dtype_in}, dtype_out={self.dtype_out}, {super().extra_repr()}"
-
 
 def _cast_all(td: TensorDictBase, old: torch.dtype, new: torch.dtype) -> TensorDictBase:
     for path, value in list(leaves(td)):
@@ -177,6 +176,8 @@ class ClipTransform(ArrayTransform):
         ArgumentError: (a ValueError) ``low`` is not below ``high``.
     """
 
+    _in_repr = ("low", "high")
+
     computes_only = True
 
     def __init__(
@@ -213,9 +214,6 @@ class ClipTransform(ArrayTransform):
 
     def _leaf_after(self, leaf: TensorSpec) -> TensorSpec:
         return image_of(_as_box(leaf), self._apply_transform)
-
-    def extra_repr(self) -> str:
-        return f"low={self.low}, high={self.high}, {super().extra_repr()}"
 
 
 class RewardClipping(ClipTransform):

@@ -109,6 +109,9 @@ class Transform(OwnState, ChecksKeywords):
     recorded_inputs: Sequence[Key] = ()
     """Entries that the way in makes, and that each step writes into the user's data: states of the env."""
 
+    _in_repr: tuple[str, ...] = ()
+    """Settings that `repr` shows."""
+
     if TYPE_CHECKING:  # nn.Module's would give every misspelt name a type
         __getattr__: None  # type: ignore[assignment, misc]
 
@@ -424,9 +427,10 @@ class Transform(OwnState, ChecksKeywords):
         return self
 
     def extra_repr(self) -> str:
-        """Show the keys."""
-        names = ("in_keys", "out_keys", "in_keys_inv", "out_keys_inv")
-        return ", ".join(f"{n}={getattr(self, n)}" for n in names if getattr(self, n, None))
+        """Show the settings, then the keys."""
+        keys = ("in_keys", "out_keys", "in_keys_inv", "out_keys_inv")
+        names = (*self._in_repr, *(name for name in keys if getattr(self, name, None)))
+        return ", ".join(f"{name}={getattr(self, name)!r}" for name in names)
 
 
 TransformLike = Transform | Callable[[TensorDictBase], TensorDictBase]

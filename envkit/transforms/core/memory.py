@@ -44,6 +44,8 @@ class KeptMemory(FusableTransform):
         pairs: path and place of each entry.
     """
 
+    _in_repr = ("pairs",)
+
     only_adds_done = True
     computes_only = True
     keeps_books = True
@@ -122,9 +124,6 @@ class KeptMemory(FusableTransform):
             shown[as_key(place)] = leaf.clone()
         output_spec["full_observation_spec"] = shown
         return output_spec
-
-    def extra_repr(self) -> str:
-        return f"pairs={self.pairs}"
 
 
 def _shown_leaf(outputs: Composite, path: Path) -> TensorSpec | None:
