@@ -155,9 +155,6 @@ STAND_APART = {
     # envkit.transport
     "envkit.transport.processes",
     "envkit.transport.rounds",
-    # envkit_bridges.worlds.envpool
-    "envkit_bridges.worlds.envpool.jobs",
-    "envkit_bridges.worlds.envpool.recording",
 }
 
 

@@ -162,7 +162,7 @@ WORLDS: Mapping[str, World] = MappingProxyType(
                 limit="episode_length",
             ),
             _ours("pettingzoo", "stateful", "pettingzoo.env", "pettingzoo"),
-            _ours("envpool", "batched", "envpool.by_name", "envpool", limit="max_episode_steps"),
+            _ours("envpool", "batched", "envpool.env", "envpool", limit="max_episode_steps"),
         )
     }
 )

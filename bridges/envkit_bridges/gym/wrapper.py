@@ -395,8 +395,6 @@ class GymWrapper(GymLikeEnv):
         if self._unshown is not None:
             self._require_shown()
         self._check_batch(run.root)
-        if any(getattr(leaf, "requires_grad", False) for _, leaf in leaves(run.root)):
-            return None  # rows keep no graph
         return recorded(self, row, run, ended=lambda following: {})
 
 

@@ -26,7 +26,7 @@ _ROW = [0]
 
 
 class OneRow(RowMemory):
-    """The row of one env without batch axes.
+    """The row of one env; an env with batch axes has them in its leaves.
 
     Args:
         env: whose specs it has; all that a step takes is actions.
@@ -42,7 +42,7 @@ class OneRow(RowMemory):
             {path: ring[:, 0] for path, ring in regions[name].items()}
             for name in ("in", "root", "next")
         )
-        super().__init__(Rings(*of_row), arrays[SLOT.name], torch.Size(()), {}, env.device)
+        super().__init__(Rings(*of_row), arrays[SLOT.name], env.batch_size, {}, env.device)
         shown = {
             region: {path: tensor.numpy() for path, tensor in tensors.items()}
             for region, tensors in regions.items()
@@ -60,8 +60,9 @@ class OneRow(RowMemory):
             for made, after in zip(nexts, roots[1:], strict=True)
         ]
         by_path = {as_path(key): rule for key, rule in rules.items()}
-        self._filled: list[list[tuple[Path, ActionInput, np.ndarray]]] = [
-            [(path, by_path[path], rows.numpy()) for path, rows in inputs.items()]
+        shapes = {path: (*env.batch_size, *rule.shape) for path, rule in by_path.items()}
+        self._filled: list[list[tuple[Path, ActionInput, tuple[int, ...], np.ndarray]]] = [
+            [(path, by_path[path], shapes[path], rows.numpy()) for path, rows in inputs.items()]
             for inputs in self.inputs
         ]
 
@@ -69,8 +70,8 @@ class OneRow(RowMemory):
         """Write actions into a slot, if all are such already that nothing is to be converted or refused."""
         if self._leave is not None:
             self.hand_over()
-        for path, rule, memory in self._filled[slot]:
-            found = rule.values_of(given.get(path, None), rule.shape)
+        for path, rule, shape, memory in self._filled[slot]:
+            found = rule.values_of(given.get(path, None), shape)
             if found is None:
                 return False
             np.copyto(memory, found.reshape(memory.shape))
@@ -78,24 +79,24 @@ class OneRow(RowMemory):
 
     def fill(self, given: TensorDictBase | Mapping[Path, Any], mask: None, slot: int) -> None:
         """Write actions into a slot, converted or refused as their specs say."""
-        for path, rule, memory in self._filled[slot]:
+        for path, rule, shape, memory in self._filled[slot]:
             value = given.get(path, None)
-            found = rule.values_of(value, rule.shape)
+            found = rule.values_of(value, shape)
             if found is None:
                 value = torch.from_numpy(value) if isinstance(value, np.ndarray) else value
-                found = rule.take(value).numpy(force=True)
+                found = rule.take(value, self.batch_size).numpy(force=True)
             np.copyto(memory, found.reshape(memory.shape))
 
     def check_actions(self, rows: Mapping[Path, np.ndarray]) -> None:
         """Check, and convert, actions that were written into a slot, which are shown with an axis of rows."""
-        for path, rule, _ in self._filled[0]:
-            action = rows[path][0, ...]
-            if rule.values_of(action, rule.shape) is None:
-                rows[path][0] = rule.take(torch.from_numpy(action)).numpy()
+        for path, rule, shape, _ in self._filled[0]:
+            action = rows[path] if self.batch_size else rows[path][0, ...]
+            if rule.values_of(action, shape) is None:
+                action[...] = rule.take(torch.from_numpy(action), self.batch_size).numpy()
 
     def any_done(self, slot: int, flags: Sequence[Path]) -> bool:
         made = self._made[slot]
-        return any(made[path].item() for path in flags)
+        return any(b"\1" in made[path].tobytes() for path in flags)  # faster than NumPy's `any`
 
     def follow(self, slot: int) -> None:
         for root, made in self._followed[slot]:

@@ -60,6 +60,10 @@ def recorded(
     """
     if run.stop == "all" or not rows.looks_like(run.root):
         return None
+    if isinstance(rows, OneRow) and any(
+        getattr(x, "requires_grad", False) for _, x in leaves(run.root)
+    ):
+        return None  # rows keep no graph, which the env itself would
     stops = run.stop == "any"
     if stops and rows.has_large_rows and isinstance(rows, BufferExchange):
         return None  # to copy them from one moment to the next takes as long as a step by itself

@@ -1,22 +1,57 @@
-"""`AsyncEnvPool` over EnvPool's own way of giving results as they come."""
+"""`AsyncEnvPool` over EnvPool's own way of giving results as they come: each row of a pool is a worker.
+
+The library gives results one at a time as they come, and waits without limit. A thread receives them, writes
+them into the rows in memory, and begins the reset that follows a step where an episode has ended.
+
+Conventions
+    row    number of an env, and of its worker.
+    job    a step, a reset, or a step and a reset, of one row; calls are made at once.
+    ended  rows whose next step the library would turn into a reset.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import os
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from queue import SimpleQueue
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
 
 from envkit.batched.async_pool import AsyncEnvPool
-from envkit.batched.host import BUILDING, COMMAND_NAMES, Maker
+from envkit.batched.exchange.buffers import SLOT, BufferPlan
+from envkit.batched.host import ADVANCE, BUILDING, COMMAND_NAMES, RESET, RESTART, Maker
+from envkit.batched.metadata import EnvMetaData
 from envkit.data.arguments import known_to, refuse_unknown
+from envkit.data.paths import Path
 from envkit.env.base import EnvBase
-from envkit.errors import ArgumentError, ArgumentTypeError, OptionError
-from envkit.transport import Pool
+from envkit.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    ClosedEnvError,
+    OptionError,
+    ResumeError,
+    StepMaskError,
+    UnsupportedError,
+)
+from envkit.transport import Layout, Pool
+from envkit.transport.failure import failures_of
+from envkit.transport.job_rounds import Arrivals, JobRounds
+from envkit.transport.jobs import Job
+from envkit_bridges.gym.rows import DONE
 from envkit_bridges.worlds.envpool.env import MultiThreadedEnv
-from envkit_bridges.worlds.envpool.jobs import EnvPoolJobs
-from envkit_bridges.worlds.envpool.library import require_keywords, require_name
+from envkit_bridges.worlds.envpool.library import (
+    built_anew,
+    make_pool,
+    require_keywords,
+    require_name,
+)
 
-__all__ = ["EnvPoolAsyncEnvPool"]
+__all__ = ["EnvPoolAsyncEnvPool", "EnvPoolJobs"]
 
 
 class EnvPoolAsyncEnvPool(AsyncEnvPool):
@@ -89,3 +124,238 @@ class EnvPoolAsyncEnvPool(AsyncEnvPool):
 
 def _pool_of_one(env_name: str, **kwargs: Any) -> MultiThreadedEnv:
     return MultiThreadedEnv(1, env_name, create_env_kwargs=kwargs)
+
+
+_CLOSE_S = 3.0
+_REWARD: Path = ("reward",)
+
+
+@dataclass
+class _Row:
+    """A row: what it does, in which moment of the memory, and whether the reset of that is under way."""
+
+    index: int
+    job: Job | None = None
+    latest: Job | None = None
+    lost: Any = None
+    command: int = RESET
+    slot: int = 0
+    resets: bool = False
+    ended: bool = True
+
+
+class EnvPoolJobs(JobRounds[_Row]):
+    """The rows of an EnvPool that gives results as they come; see `Pool` and `JobPool`.
+
+    Args:
+        env_name: id of the library.
+        num_rows: number of envs.
+        kwargs: what `make_pool` takes.
+        **options: see `JobRounds`.
+    """
+
+    def __init__(self, env_name: str, num_rows: int, kwargs: Mapping[str, Any], **options: Any):
+        super().__init__(num_rows, num_rows, **options)
+        self._env_name, self._kwargs = env_name, kwargs
+        self._answers = Arrivals()
+        self._awaited: SimpleQueue[bool] = SimpleQueue()  # one entry for each result that will come
+        self._thread = threading.Thread(target=self._receive, name="EnvPool results", daemon=True)
+
+    @property
+    def pids(self) -> list[int]:
+        """This process, while open."""
+        return [os.getpid()] if self._workers and not self.closed else []
+
+    # ------------------------------------------------------------------------------ start and end
+
+    def start(self) -> list[object]:
+        """Build the pool; the first row describes them all."""
+        if self.closed or self._workers:
+            raise ClosedEnvError("this pool was started before; make a new one.")
+        with MultiThreadedEnv(1, self._env_name, create_env_kwargs=self._kwargs) as one:
+            self._observed, self._acted = one._observed, one._acted
+            self._metadata = EnvMetaData.metadata_from_env(one)[0]
+        self._pool = make_pool(self._env_name, self._num_rows, self._kwargs, batch_size=1)
+        self._workers = [_Row(index) for index in range(self._num_rows)]
+        self._thread.start()
+        return [{0: self._metadata}, *({} for _ in self._workers[1:])]
+
+    def bind(self, layout: Layout) -> dict[str, np.ndarray]:
+        """Allocate memory for ``layout``."""
+        self._require_open()
+        arrays = layout.zeros()
+        plan = BufferPlan.of(self._metadata, self._num_rows).fitted(arrays)
+        self._slot = arrays[SLOT.name]
+        self._inputs, self._roots, self._nexts = (
+            plan.tensors(arrays, region) for region in ("in", "root", "next")
+        )
+        return arrays
+
+    def restart_worker(self, index: int) -> NoReturn:
+        """Refused: a row has no life of its own.
+
+        Raises:
+            UnsupportedError: always.
+        """
+        raise UnsupportedError(
+            f"row {index} of an EnvPool cannot be built anew by itself. Close the pool: the next reset makes another."
+        )
+
+    def close(self) -> None:
+        """Have the thread end once what is under way has come, and wait for that a few seconds."""
+        if self.closed:
+            return
+        self.closed = True
+        if self._workers:
+            self._awaited.put(False)
+            self._thread.join(_CLOSE_S)
+        self._workers = []
+
+    # ---------------------------------------------------------------------------------------- jobs
+
+    def _begin_command(self, worker: _Row, command: int, rows: list[int] | None) -> Job:
+        job = self._new_job(worker, command)
+        if job.request.failures:
+            return job
+        worker.latest = job
+        worker.command, worker.slot = command, int(self._slot[0])
+        worker.resets = command in (RESET, RESTART)
+        if not worker.resets and worker.ended:
+            self._settle_raised(worker, job, _ended(worker.index))
+            return job
+        worker.job = job
+        if worker.resets:
+            self._send_reset(worker)
+        else:
+            own = slice(worker.index, worker.index + 1)
+            taken = {path: rows[worker.slot, own] for path, rows in self._inputs.items()}
+            self._awaited.put(True)
+            self._pool.send(self._acted.decode_arrays(taken), _id(worker))
+        return job
+
+    def _send_reset(self, worker: _Row) -> None:
+        self._awaited.put(True)
+        self._pool._reset(_id(worker))  # what `reset` does, without waiting for its result
+
+    def begin_call(self, worker: int, method: str, *args: Any, **kwargs: Any) -> Job:
+        """Call a method: seeds, states and attributes; what steps or resets is a command."""
+        self._require_open()
+        row = self._workers[worker]
+        job = self._new_job(row, method)
+        try:
+            result = getattr(self, f"_call_{method}", self._refuse)(*args, **kwargs)
+        except Exception as error:
+            self._settle_raised(row, job, error)
+        else:
+            job.request.settle(worker, result, [])
+        return job
+
+    def _settle_raised(self, worker: _Row, job: Job, error: Exception) -> None:
+        name, index = job.request.name, worker.index
+        failures = failures_of(error, worker=index, rows=(index,), command=name)
+        job.request.settle(index, None, failures)
+
+    def call_each(
+        self,
+        method: str,
+        arguments: Sequence[tuple[tuple[Any, ...], dict[str, Any]]],
+        workers: Sequence[int] | None = None,
+    ) -> list[Any]:
+        """Call a method of some rows; seeds are given to all of them, in a pool that is built anew."""
+        if method != "set_seed":
+            return super().call_each(method, arguments, workers)
+        self._require_open()
+        self._abandoned()
+        seeds = {row: seed for (of_row,), _ in arguments for row, seed in of_row.items()}
+        self._pool = built_anew(self._pool, [seeds[row] for row in range(self._num_rows)])
+        for worker in self._workers:
+            worker.ended = True
+        return [None] * len(arguments)
+
+    def _call_has_attribute(self, path: tuple[str, ...]) -> bool:
+        return False
+
+    def _call_states(self, *given: Any) -> NoReturn:
+        raise ResumeError(
+            "EnvPool keeps the states of its envs to itself, so there is no state dict of them."
+        )
+
+    _call_load_states = _call_states
+
+    def _refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise UnsupportedError(
+            "envs of EnvPool take no options when they are reset, and have no methods of their own. Pass "
+            "create_env_kwargs, and set_seed()."
+        )
+
+    def wait(self, jobs: Sequence[Job], count: int, timeout_s: float | None) -> list[Job]:
+        """Wait until ``count`` of some jobs are done, and give all that are; see `JobPool.wait`."""
+        with self._answers:  # nothing comes between a look and the wait for what changes
+            return super().wait(jobs, count, timeout_s)
+
+    def _await_answers(self, jobs: Sequence[Job], wanted: int, seconds: float) -> None:
+        self._answers.wait_for_some(wanted, seconds)
+
+    # ------------------------------------------------------------------------- results, in their thread
+
+    def _receive(self) -> None:
+        while self._awaited.get():
+            self._take(*self._pool.recv(reset=False))
+        self._pool.close()
+
+    def _take(self, *result: Any) -> None:
+        """Take a result of some row; nobody waits for that of a job that was given up."""
+        with self._answers:
+            if self.closed:
+                return
+            *_, terminated, truncated, info = result
+            worker = self._workers[int(info["env_id"][0])]
+            worker.ended = bool(terminated[0] | truncated[0])
+            if (job := worker.job) is None:
+                return
+            try:
+                self._record(worker, *result[:-1])
+            except Exception as error:
+                self._settle_raised(worker, job, error)
+            else:
+                if worker.command == ADVANCE and worker.ended:
+                    worker.resets = True
+                    self._send_reset(worker)
+                    return
+                job.request.settle(worker.index, None, [])
+            worker.job = None
+            self._answers.came()
+
+    def _record(
+        self,
+        worker: _Row,
+        observation: Any,
+        reward: np.ndarray,
+        terminated: np.ndarray,
+        truncated: np.ndarray,
+    ) -> None:
+        """Write what came into the memory of the row: its `next`, its root, or both."""
+        seen = self._observed.encode_arrays(observation)
+        if not worker.resets:
+            flags = (terminated | truncated, terminated, truncated)
+            made = zip((*DONE, _REWARD), (*flags, reward), strict=True)
+            arrays = {path: torch.from_numpy(array) for path, array in made}
+            self._write(self._nexts, worker, worker.slot, {**seen, **arrays})
+        if worker.resets or worker.command == ADVANCE:
+            self._write(self._roots, worker, worker.slot + 1, seen)
+
+    def _write(self, region: Any, worker: _Row, slot: int, values: Mapping[Path, Any]) -> None:
+        for path, value in values.items():
+            row = region[path][slot, worker.index]
+            row.copy_(value[0].reshape(row.shape))
+
+
+def _id(worker: _Row) -> np.ndarray:
+    return np.array([worker.index], np.int32)
+
+
+def _ended(row: int) -> StepMaskError:
+    return StepMaskError(
+        f"the episode of row {row} has ended, or was never begun. Reset it first: async_reset_send, "
+        "async_step_and_maybe_reset_send."
+    )

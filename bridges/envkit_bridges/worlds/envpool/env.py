@@ -1,7 +1,7 @@
 """Envs of the EnvPool library: many rows, stepped together by its own threads.
 
 `MultiThreadedEnvWrapper` gives them the meaning that batched envs have here: every step acts, `next` holds the
-true last observation, and masks select rows. How the library is asked for that is known to `rows`.
+true last observation, and masks select rows. How the library is asked for that is known to `library`.
 
 Conventions
     rows  int32 array of row numbers; None stands for all.
@@ -19,27 +19,38 @@ import torch
 from tensordict import TensorDictBase
 
 from envkit import rules
-from envkit.data.arguments import as_batch_size, as_bool, as_int
+from envkit.batched.exchange.one_row import OneRow
+from envkit.batched.exchange.recording import recorded
+from envkit.data.arguments import as_batch_size, as_bool, as_int, known_to
+from envkit.data.inference import lasting
 from envkit.data.paths import as_key, nest
 from envkit.env.base import EnvBase
 from envkit.env.input_checks import require_actions
-from envkit.env.loops import nonstop
 from envkit.env.options import EnvOptions
 from envkit.env.runs import Run
 from envkit.env.seeding import seed_chain
 from envkit.env.tickets import Ticket
 from envkit.errors import BatchSizeError, OptionError, ResumeError
-from envkit.specs import Categorical, Composite, Unbounded, draws_in_order
+from envkit.specs import Categorical, Composite, Unbounded
 from envkit.specs.annotations import Device, Value
 from envkit_bridges.gym.codecs import Codec, codec_of
 from envkit_bridges.gym.info import Outcome
 from envkit_bridges.gym.like import GymLikeEnv
 from envkit_bridges.gym.rows import DONE
-from envkit_bridges.worlds.envpool.library import import_envpool, make_pool, require_pool, spaces_of
-from envkit_bridges.worlds.envpool.recording import Recorder, begun
-from envkit_bridges.worlds.envpool.rows import RowPool, Rows, Stepped
+from envkit_bridges.worlds.envpool.library import (
+    PoolCore,
+    RowPool,
+    Rows,
+    Stepped,
+    first_seen,
+    import_envpool,
+    make_pool,
+    require_name,
+    require_pool,
+    spaces_of,
+)
 
-__all__ = ["MultiThreadedEnv", "MultiThreadedEnvWrapper"]
+__all__ = ["MultiThreadedEnv", "MultiThreadedEnvWrapper", "build", "env_names"]
 
 
 def _numbers(mask: torch.Tensor | None) -> Rows:
@@ -201,23 +212,14 @@ class MultiThreadedEnvWrapper(GymLikeEnv):
         return self._checks.scatter(mask, made[mask], self._skipped_next(td))
 
     def _fast_rollout(self, run: Run) -> TensorDictBase | list[TensorDictBase] | None:
-        root, steps, act = run.root, run.steps, run.act
-        if run.stop != "never" or not self._is_plain:
+        if not self._is_plain:
             return None
-        recorder = Recorder(self._rows, self._observed, self._acted, root)
-        others = recorder.others(root)
-        if others is None:
-            return None
-        if run.policy is None and not self._action_masks and draws_in_order(self.action_spec):
-            drawn = self.action_spec.rand((steps,), self._action_generator)
-            return recorder.random(drawn, others)
-        return recorder.acting(
-            root,
-            steps,
-            act,
-            lambda td: self._actions_of(td, None),
-            lambda td, left: nonstop(self, td, act, left, acted=True),
-        )
+        row = self._declared.cached("row", self._made_row)
+        return recorded(self, row, run, ended=lambda following: {})
+
+    @lasting()
+    def _made_row(self) -> OneRow:
+        return OneRow(self, PoolCore(self._rows, self._observed, self._acted), self._action_inputs)
 
     @property
     def _is_plain(self) -> bool:
@@ -229,12 +231,12 @@ class MultiThreadedEnvWrapper(GymLikeEnv):
     def _begun(self, root: TensorDictBase) -> TensorDictBase:
         """Reset what is done in a root that a step gave, as `maybe_reset` does."""
         over = root.get("done")
-        ended = _numbers(over[:, 0])
-        if not len(ended):
+        index = over[:, 0].nonzero()[:, 0].cpu()
+        if not len(index):
             return root
-        known = {path: root.get(as_key(path)) for path in self._observed.leaves}
-        for path, value in begun(self._rows, self._observed, known, ended).items():
-            root.set(as_key(path), value)
+        ended = index.numpy().astype(np.int32)
+        for path, value in first_seen(self._rows, self._observed, ended).items():
+            root.set(as_key(path), root.get(as_key(path)).index_copy(0, index, value))
         for path in DONE:
             root.set(as_key(path), torch.zeros_like(over))
         return root
@@ -263,7 +265,7 @@ class MultiThreadedEnvWrapper(GymLikeEnv):
         With ``static_seed`` all rows get the same one, which is returned.
         """
         seeds, following = seed_chain(seed, self.numel(), static=static_seed)
-        self._rows = self._rows.seeded(seeds)
+        self._rows.seed(seeds)
         object.__setattr__(self, "_env", self._rows.pool)
         self._seed_actions(seed)
         self._after_seed()
@@ -331,7 +333,7 @@ class _Names:
 
     def __get__(self, instance: Any, owner: type) -> list[str]:
         try:
-            return sorted(import_envpool().list_all_envs())
+            return env_names()
         except ImportError:
             return []
 
@@ -381,3 +383,26 @@ class MultiThreadedEnv(MultiThreadedEnvWrapper):
 
     def _told_first(self) -> list[str]:
         return [str(self.num_workers), repr(self.env_name), *super()._told_first()]
+
+
+def env_names() -> list[str]:
+    """List what the library has registered; the machine may lack what a few of them need."""
+    return sorted(import_envpool().list_all_envs())
+
+
+def build(name: str, *, num_workers: int, **kwargs: Any) -> MultiThreadedEnv:
+    """Make a pool of ``num_workers`` of them.
+
+    Args:
+        name: id of the library.
+        num_workers: number of envs.
+        **kwargs: what `MultiThreadedEnv` takes; what it does not know is among its ``create_env_kwargs``.
+
+    Raises:
+        ArgumentError: (a ValueError) the library has no env of this name.
+        OptionError: (a TypeError) it does not know a keyword.
+    """
+    require_name(name)
+    own = {name: kwargs.pop(name) for name in known_to(MultiThreadedEnv) or () if name in kwargs}
+    of_env = {**(own.pop("create_env_kwargs", None) or {}), **kwargs}
+    return MultiThreadedEnv(num_workers, name, create_env_kwargs=of_env, **own)

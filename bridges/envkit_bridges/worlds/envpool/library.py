@@ -1,7 +1,14 @@
-"""Pools of the EnvPool library: how they are made, what they must be to be stepped by rows, and their spaces.
+"""Pools of the EnvPool library: how they are made, their spaces, and how they are stepped and reset row by row.
+
+The library resets a row that has ended in its next step, whose action it ignores. `RowPool` refuses such a step, so
+that resets are asked for, of those rows alone. `PoolCore` steps all rows in memory. No TensorDict is known here.
 
 Conventions
-    seed  of a row: what a chain of seeds holds, see `envkit.env.seeding`; the library takes int32.
+    row    number of an env of the pool, which the library calls its id.
+    rows   int32 array of row numbers; None stands for all.
+    ended  rows that are in no episode: before their first reset, and after a last step.
+    sent   a step that was handed to the library's threads.
+    seed   of a row: what a chain of seeds holds, see `envkit.env.seeding`; the library takes int32.
 """
 
 from __future__ import annotations
@@ -9,19 +16,36 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from difflib import get_close_matches
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
+import torch
 
 from envkit.data.arguments import refuse_unknown
+from envkit.data.paths import Path
 from envkit.env.seeding import drawn_seed, seed_chain
-from envkit.errors import ArgumentError, ArgumentTypeError
+from envkit.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    NotResetError,
+    StaleDataError,
+    StepMaskError,
+)
+from envkit_bridges.gym.codecs import Codec
+from envkit_bridges.gym.rows import DONE
 from envkit_bridges.libraries import require
 
 __all__ = [
+    "PoolCore",
+    "RowPool",
+    "Rows",
+    "Sent",
+    "Stepped",
     "built_anew",
+    "first_seen",
     "import_envpool",
     "make_pool",
     "require_keywords",
@@ -234,3 +258,211 @@ def require_pool(env: Any) -> None:
             f"each env of this pool has up to {config['max_num_players']} players, whose number may change "
             "with every step. Only envs of one player have rows here."
         )
+
+
+Rows = np.ndarray | None
+Stepped = tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]
+"""Observations, rewards, terminated, truncated and infos of the rows that were stepped."""
+
+
+@dataclass(frozen=True, eq=False)
+class Sent:
+    """A step of some rows, and its actions."""
+
+    rows: Rows
+    actions: Any
+
+
+class RowPool:
+    """An EnvPool whose rows are reset when they are told to be, and at no other time.
+
+    Args:
+        pool: made by ``envpool.make_gymnasium``, all of whose envs step together.
+        frame_skip: steps of the library per step, rewards summed; a row stops where its episode ends.
+    """
+
+    def __init__(self, pool: Any, frame_skip: int = 1):
+        self.frame_skip, self.count = frame_skip, int(pool.config["num_envs"])
+        self._take(pool)
+
+    def _take(self, pool: Any) -> None:
+        self.pool = pool
+        self._is_new = np.ones(self.count, bool)
+        self._ended = np.ones(self.count, bool)
+        self._sent: Sent | None = None
+
+    def send(self, actions: Any, rows: Rows = None) -> Sent:
+        """Have rows step, and return at once what `recv` gives the outcome for.
+
+        Args:
+            actions: one for each of the rows, as the library takes them.
+            rows: those that step.
+
+        Raises:
+            NotResetError: a row was never reset.
+            StepMaskError: the episode of a row has ended.
+        """
+        self.finish()
+        ended = np.flatnonzero(self._ended) if rows is None else rows[self._ended[rows]]
+        if len(ended):
+            self._refuse(ended)
+        self.pool.send(actions, rows)
+        self._sent = Sent(rows, actions)
+        return self._sent
+
+    def _refuse(self, ended: np.ndarray) -> NoReturn:
+        if len(new := ended[self._is_new[ended]]):
+            raise NotResetError(
+                f"rows {new.tolist()} were stepped before their first reset, so they are in no episode. "
+                "Call reset() first, and step from what it returns."
+            )
+        raise StepMaskError(
+            f"the episodes of rows {ended.tolist()} have ended. Reset them first, with "
+            "env.step_and_maybe_reset or env.maybe_reset, or leave them out with a '_step' mask."
+        )
+
+    def recv(self, sent: Sent) -> Stepped:
+        """Wait for a step: observations, rewards, terminated, truncated, infos.
+
+        Raises:
+            StaleDataError: the env was stepped or reset meanwhile.
+        """
+        if sent is not self._sent:
+            raise StaleDataError(
+                "this step was not received before its env was stepped or reset again, and its outcome is lost. "
+                "Receive a step before the next one."
+            )
+        self._sent = None
+        made = self.pool.recv(reset=False)
+        if self.frame_skip > 1:
+            made = self._with_more_frames(sent, made)
+        over = made[2] | made[3]
+        if sent.rows is None:
+            self._ended = over
+            return made
+        self._ended[sent.rows] = over
+        return made
+
+    def _with_more_frames(self, sent: Sent, made: Stepped) -> Stepped:
+        """Step again what goes on, with the same actions."""
+        for _ in range(self.frame_skip - 1):
+            going = np.flatnonzero(~(made[2] | made[3])).astype(np.int32)
+            if not len(going):
+                break
+            self.pool.send(
+                _picked(sent.actions, going), going if sent.rows is None else sent.rows[going]
+            )
+            more = self.pool.recv(reset=False)
+            more[1][:] += made[1][going]
+            _put(more, going, made)
+        return made
+
+    def finish(self) -> None:
+        """Wait for a step that nobody has received, and drop what it gives."""
+        if self._sent is not None:
+            self.recv(self._sent)
+
+    def step(self, actions: Any) -> Stepped:
+        """Step all rows."""
+        return self.recv(self.send(actions))
+
+    def reset(self, rows: Rows = None) -> tuple[Any, dict[str, Any]]:
+        """Start new episodes, and give the observations and infos of these rows."""
+        self.finish()
+        made = self.pool.reset(rows)
+        chosen = slice(None) if rows is None else rows
+        self._ended[chosen] = self._is_new[chosen] = False
+        return made
+
+    def spread(self, values: Any, rows: Rows) -> Any:
+        """Put what was given for some rows among zeros for the others."""
+        if rows is None:
+            return values
+        if isinstance(values, tuple):
+            return tuple(self.spread(part, rows) for part in values)
+        if isinstance(values, dict):
+            return {name: self.spread(value, rows) for name, value in values.items()}
+        full = np.zeros((self.count, *values.shape[1:]), values.dtype)
+        full[rows] = values
+        return full
+
+    def seed(self, seeds: Sequence[int]) -> None:
+        """Build the same pool again, row i with the i-th seed, and close the one before."""
+        pool = built_anew(self.pool, seeds)
+        self.close()
+        self._take(pool)
+
+    def close(self) -> None:
+        """Wait for what is under way, and close the pool."""
+        self.finish()
+        self.pool.close()
+
+
+class PoolCore:
+    """All rows of a pool as one row of memory, whose leaves have them in front; see `OneRow` and `RowEnvs`.
+
+    Args:
+        rows: the pool.
+        observed, acted: codecs of one row.
+    """
+
+    def __init__(self, rows: RowPool, observed: Codec, acted: Codec):
+        self._rows, self._observed, self._acted = rows, observed, acted
+
+    def bind(
+        self,
+        cores: list[PoolCore],
+        rows: range,
+        arrays: Mapping[str, Mapping[Path, np.ndarray]],
+        slot: np.ndarray,
+    ) -> PoolCore:
+        """Fix the memory; see `envkit.batched.host_rows.bind_rows`."""
+        self._slot = slot
+        self._inputs, self._roots, self._nexts = (
+            {path: ring[:, 0] for path, ring in arrays[region].items()}
+            for region in ("in", "root", "next")
+        )
+        return self
+
+    def step(self, rows: Sequence[int], *, advance: bool) -> None:
+        """Step all rows and write their `next`; with ``advance`` also their roots, fresh ones where they have ended."""
+        slot = int(self._slot[0])
+        actions = {path: torch.from_numpy(ring[slot]) for path, ring in self._inputs.items()}
+        stepped = self._rows.step(self._acted.decode_arrays(actions))
+        observations, rewards, terminated, truncated, _ = stepped
+        over = terminated | truncated
+        seen = self._observed.encode_arrays(observations)
+        for path, value in seen.items():
+            self._nexts[path][slot] = value.numpy()
+        columns = zip((("reward",), *DONE), (rewards, over, terminated, truncated), strict=True)
+        for path, column in columns:
+            self._nexts[path][slot] = column[:, None]
+        if not advance:
+            return
+        for path, value in seen.items():
+            self._roots[path][slot + 1] = value.numpy()
+        if len(ended := np.flatnonzero(over).astype(np.int32)):
+            for path, value in first_seen(self._rows, self._observed, ended).items():
+                self._roots[path][slot + 1, ended] = value.numpy()
+
+
+def first_seen(rows: RowPool, observed: Codec, ended: np.ndarray) -> dict[Path, torch.Tensor]:
+    """Reset rows, and give their first observations."""
+    observations, _ = rows.reset(ended)
+    return observed.encode_arrays(observations)
+
+
+def _picked(values: Any, index: np.ndarray) -> Any:
+    if isinstance(values, dict):
+        return {name: _picked(value, index) for name, value in values.items()}
+    return values[index]
+
+
+def _put(values: Any, index: np.ndarray, into: Any) -> None:
+    """Write arrays into rows of others, which may be nested."""
+    if isinstance(into, np.ndarray):
+        into[index] = values
+        return
+    names = into if isinstance(into, dict) else range(len(into))
+    for name in names:
+        _put(values[name], index, into[name])
