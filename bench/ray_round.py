@@ -17,8 +17,8 @@ import numpy as np
 import ray
 
 from bench.harness import compare
-from envkit.transport import Field, Layout, ProcessPool, Traffic
-from envkit_bridges.transports.ray import RayPool
+from envkit.transport import Field, Layout, Pool, Processes, Traffic
+from envkit_bridges.transports.ray import RayActors
 
 ROWS, WORKERS = 4, 2
 NOTHING, FRAMES = 1, 2
@@ -95,8 +95,8 @@ def main() -> None:
     with ExitStack() as opened:
         opened.callback(ray.shutdown)
         pools: dict[str, Any] = {
-            "processes": ProcessPool(Idle, ROWS, WORKERS),
-            "Ray": RayPool(Idle, ROWS, WORKERS),
+            "processes": Pool(Processes(Idle, ROWS, WORKERS)),
+            "Ray": Pool(RayActors(Idle, ROWS, WORKERS)),
         }
         works = {"bare Ray": bare_rounds(count)}
         for name, pool in pools.items():

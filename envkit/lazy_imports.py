@@ -15,7 +15,7 @@ __all__ = ["PRELOADED", "is_public", "late", "told_elsewhere"]
 
 _NOT_PUBLIC = {
     "EnvPoolAsyncEnvPool": "envkit_bridges.worlds.envpool.async_pool",
-    "RayPool": "envkit_bridges.transports.ray",
+    "RayActors": "envkit_bridges.transports.ray",
     "from_torchrl_transform": "envkit_bridges.exports.torchrl",
     "transform_and_sampler": "envkit_bridges.exports.torchrl_subclasses",
     "register_gym": "envkit_bridges.exports.gym_registry",

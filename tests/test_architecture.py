@@ -152,9 +152,6 @@ STAND_APART = {
     "envkit.env.opaque",
     # envkit.transforms.core
     "envkit.transforms.core.transformed_rows",
-    # envkit.transport
-    "envkit.transport.processes",
-    "envkit.transport.rounds",
 }
 
 

@@ -37,10 +37,8 @@ from envkit.errors import ArgumentError, BusyEnvError, UnsupportedError
 from envkit.lazy_imports import late
 from envkit.specs import Composite, NonTensor, TensorSpec, draws_in_order
 from envkit.specs.annotations import EnvData
-from envkit.transport import Pool
-from envkit.transport.jobs import ProcessJobPool
+from envkit.transport import Pool, Threads
 from envkit.transport.pool import call_by_row
-from envkit.transport.threads import ThreadPool
 
 __all__ = ["AsyncEnvPool", "ProcessorAsyncEnvPool", "RayAsyncEnvPool", "ThreadingAsyncEnvPool"]
 
@@ -456,10 +454,8 @@ class ThreadingAsyncEnvPool(AsyncEnvPool):
         factory = HostFactory(
             makers, described, without_gradients=True, choices=self._choices or chosen()
         )
-        return ThreadPool(
-            factory,
-            self.num_workers,
-            self.num_workers,
+        return Pool(
+            Threads(factory, self.num_workers, self.num_workers),
             commands=COMMAND_NAMES,
             timeout_s=self.timeout,
             start_timeout_s=self.start_timeout,
@@ -474,7 +470,6 @@ class ProcessorAsyncEnvPool(AsyncEnvPool):
 
     def _make_pool(self, makers: list[Maker], described: frozenset[int]) -> Pool:
         return worker_processes(
-            ProcessJobPool,
             self,
             makers,
             described,

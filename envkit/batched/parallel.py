@@ -26,7 +26,6 @@ from envkit.env.base import EnvBase
 from envkit.errors import ArgumentError, CopyError, OptionError
 from envkit.specs.annotations import Destination
 from envkit.transport import Pool
-from envkit.transport.jobs import ProcessJobPool
 from envkit.transport.launch import choose_start_method, usable_cores
 
 __all__ = ["ParallelEnv"]
@@ -110,7 +109,6 @@ class ParallelEnv(Indexable):
             actors, options = self.num_processes, self.backend_options
             return ray_workers(self, makers, described, num_actors=actors, options=options)
         return worker_processes(
-            ProcessJobPool,
             self,
             makers,
             described,

@@ -35,7 +35,7 @@ from envkit.errors import (
     NotResetError,
     WorkerError,
 )
-from envkit.transport.jobs import Job, JobPool
+from envkit.transport import Job
 
 __all__ = ["JobQueues"]
 
@@ -114,7 +114,7 @@ class JobQueues:
         self, kind: JobKind, td: TensorDictBase | None, env_index: int | Sequence[int] | None
     ) -> None:
         """Check what is sent to some envs, and begin their jobs; see `AsyncEnvPool.async_step_send`."""
-        pool = cast(JobPool, self._owner._started())
+        pool = self._owner._started()
         exchange, rows = self._exchange, self.rows(td, env_index)
         if busy := sorted(self._sent.keys() & set(rows.envs)):
             raise BusyEnvError(
@@ -255,7 +255,7 @@ class JobQueues:
         return made
 
     def _ready(self, queue: list[_Sent], least: int, timeout: float | None) -> list[_Sent]:
-        pool = cast(JobPool, self._owner._started())
+        pool = self._owner._started()
         done = set(pool.wait([sent.job for sent in queue], least, timeout))
         ready = [sent for sent in queue if sent.job in done]
         if len(ready) < least:

@@ -19,7 +19,7 @@ from envkit.batched.settings import PoolOptions
 from envkit.env.base import EnvBase
 from envkit.errors import CopyError, OptionError
 from envkit.specs.annotations import Destination
-from envkit.transport import LocalPool, Pool
+from envkit.transport import Pool, ThisThread
 
 __all__ = ["SerialEnv"]
 
@@ -65,7 +65,7 @@ class SerialEnv(Indexable):
 
     def _make_pool(self, makers: list[Maker], described: frozenset[int]) -> Pool:
         factory = HostFactory(makers, described, choices=self._choices)
-        return LocalPool(factory, self.num_workers, commands=COMMAND_NAMES)
+        return Pool(ThisThread(factory, self.num_workers), commands=COMMAND_NAMES)
 
     def _prefers_rows(self, pool: Pool) -> bool:
         return all(pool.call("has_row_core"))

@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Integral
-from typing import Any, TypeVar
+from typing import Any
 
 from envkit.batched.carried import carried
 from envkit.batched.creation_context import chosen
@@ -15,8 +15,7 @@ from envkit.batched.pool_owner import PoolOwner
 from envkit.batched.settings import backend_options_of
 from envkit.errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from envkit.lazy_imports import PRELOADED, late
-from envkit.transport import MakeHost, ProcessPool
-from envkit.transport.jobs import JobPool
+from envkit.transport import MakeHost, Pool, Processes
 from envkit.transport.launch import usable_cores
 
 __all__ = [
@@ -28,31 +27,27 @@ __all__ = [
     "worker_processes",
 ]
 
-_Workers = TypeVar("_Workers", bound=ProcessPool)
-
 
 def worker_processes(
-    kind: type[_Workers],
     owner: PoolOwner,
     makers: list[Maker],
     described: frozenset[int],
     *,
     num_processes: int,
     **options: Any,
-) -> _Workers:
+) -> Pool:
     """Make the processes that host the sub-envs of a pool; they are not started yet.
 
     Args:
-        kind: class of the pool of processes.
         owner: whose sub-envs they are.
         makers: of each row.
         described: rows whose metadata is wanted.
         num_processes: how many.
-        **options: of ``kind``.
+        **options: of `Processes`.
     """
-    options = {"close_timeout_s": owner.shutdown_timeout, **_limits(owner), **options}
-    factory = _factory(owner, makers, described)
-    return processes_for(kind, factory, owner.num_workers, num_processes, **options)
+    options = {"close_timeout_s": owner.shutdown_timeout, **options}
+    factory, limits = _factory(owner, makers, described), _limits(owner)
+    return processes_for(factory, owner.num_workers, num_processes, limits, **options)
 
 
 def ray_workers(
@@ -62,7 +57,7 @@ def ray_workers(
     *,
     num_actors: int | None,
     options: Mapping[str, Any],
-) -> JobPool:
+) -> Pool:
     """Make the Ray actors that host the sub-envs of a pool; they are not started yet.
 
     Args:
@@ -70,7 +65,7 @@ def ray_workers(
         num_actors, options: see `actors_for`.
     """
     factory, limits = _factory(owner, makers, described), _limits(owner)
-    return actors_for(factory, owner.num_workers, num_actors, options, **limits)
+    return actors_for(factory, owner.num_workers, num_actors, limits, options)
 
 
 def _factory(owner: PoolOwner, makers: list[Maker], described: frozenset[int]) -> HostFactory:
@@ -94,43 +89,51 @@ def _limits(owner: PoolOwner) -> dict[str, Any]:
 
 
 def processes_for(
-    kind: type[_Workers], make_host: MakeHost, num_rows: int, num_processes: int, **options: Any
-) -> _Workers:
+    make_host: MakeHost,
+    num_rows: int,
+    num_processes: int,
+    limits: Mapping[str, Any],
+    **options: Any,
+) -> Pool:
     """Make processes that take over what this one is set up with; they are not started yet.
 
     Args:
-        kind: class of the pool of processes.
-        make_host, num_rows, num_processes: see `ProcessPool`.
-        **options: of ``kind``.
+        make_host, num_rows, num_processes: see `Processes`.
+        limits: options of `Pool`.
+        **options: of `Processes`.
     """
-    return kind(make_host, num_rows, num_processes, preload=PRELOADED, **_taken_over(), **options)
+    taken_over = _taken_over()
+    workers = Processes(
+        make_host, num_rows, num_processes, preload=PRELOADED, **taken_over, **options
+    )
+    return Pool(workers, **limits)
 
 
 def actors_for(
     make_host: MakeHost,
     num_rows: int,
     num_actors: int | None,
+    limits: Mapping[str, Any],
     options: Mapping[str, Any],
-    **more: Any,
-) -> JobPool:
+) -> Pool:
     """Make Ray actors that take over what this process is set up with; they are not started yet.
 
     Args:
-        make_host, num_rows: see `RayPool`.
+        make_host, num_rows: see `RayActors`.
         num_actors: how many; None takes one for each CPU of the cluster, at most one for each row.
+        limits: options of `Pool`.
         options: entries of `RayOptions`.
-        **more: other options of `RayPool`.
     """
     of_actors = {name: value for name, value in options.items() if name != "address"}
-    return late("RayPool")(
+    workers = late("RayActors")(
         make_host,
         num_rows,
         num_actors,
         address=options.get("address"),
         actor_options=of_actors,
         **_taken_over(),
-        **more,
     )
+    return Pool(workers, **limits)
 
 
 def cores_of(
@@ -181,7 +184,7 @@ def usable_options(backend: str, options: Mapping[str, Any] | None) -> dict[str,
     """
     checked = backend_options_of(backend, options)
     if backend == "ray":
-        late("RayPool")
+        late("RayActors")
     return checked
 
 

@@ -48,7 +48,7 @@ from envkit.errors import (
     DoneError,
     OptionError,
 )
-from envkit.transport.jobs import JobPool, ProcessJobPool
+from envkit.transport import Pool
 
 __all__ = ["MultiCollector"]
 
@@ -116,21 +116,21 @@ class MultiCollector(Collector):
             self.shutdown()
             raise
 
-    def _make_pool(self, parts: list[Parts], given: Any) -> JobPool:
+    def _make_pool(self, parts: list[Parts], given: Any) -> Pool:
         base = drawn_seed() if given.seed is None else given.seed
         seeds = [restart_seed(base, row, 0) for row in range(len(parts))]
         factory = RunnerFactory(parts, seeds, given.num_sub_threads, chosen(), given.init_fn)
         count = len(parts)
-        shared: dict[str, Any] = {
+        limits: dict[str, Any] = {
             "timeout_s": given.timeout,
             "start_timeout_s": given.start_timeout,
             "building": BUILDING,
             "commands": COMMAND_NAMES,
         }
         if self.backend == "ray":
-            return actors_for(factory, count, count, self.backend_options, **shared)
+            return actors_for(factory, count, count, limits, self.backend_options)
         own_core = given.num_sub_threads == 1
-        return processes_for(ProcessJobPool, factory, count, count, core_each=own_core, **shared)
+        return processes_for(factory, count, count, limits, core_each=own_core)
 
     def _parts(self, makers: list[Any], policy: Any, given: Any) -> list[Parts]:
         """Say what each worker builds; a policy travels there from the CPU."""

@@ -32,8 +32,7 @@ from envkit.data.paths import Axes, Path, as_key, node_axes, tensordict_of
 from envkit.data.plain import from_plain, plain
 from envkit.data.transition import leaves
 from envkit.errors import BusyEnvError, SpecError, WorkerError
-from envkit.transport import Field, Layout, Traffic
-from envkit.transport.jobs import Job, JobPool
+from envkit.transport import Field, Job, Layout, Pool, Traffic
 
 __all__ = ["Part", "WorkerPool"]
 
@@ -116,7 +115,7 @@ class WorkerPool:
         counted: what each worker has counted.
     """
 
-    def __init__(self, pool: JobPool, count: int, *, restarts: int | None, stops: bool):
+    def __init__(self, pool: Pool, count: int, *, restarts: int | None, stops: bool):
         advice = (
             "Build a new collector. With on_worker_failure='restart' such a worker is replaced."
         )

@@ -4,25 +4,28 @@ from envkit.transport.block import Block
 from envkit.transport.failure import Failure
 from envkit.transport.forkserver import ForkServer, shared_fork_server
 from envkit.transport.host import Host, MakeHost, RowCursor, RowsFailedError
+from envkit.transport.in_process import ThisThread, Threads
 from envkit.transport.layout import Field, Layout, Traffic
-from envkit.transport.local import LocalPool
-from envkit.transport.pool import Pool, Selection
-from envkit.transport.processes import ProcessPool
+from envkit.transport.pool import Backend, Job, Pool, Selection
+from envkit.transport.processes import Processes
 
 __all__ = [
+    "Backend",
     "Block",
     "Failure",
     "Field",
     "ForkServer",
     "Host",
+    "Job",
     "Layout",
-    "LocalPool",
     "MakeHost",
     "Pool",
-    "ProcessPool",
+    "Processes",
     "RowCursor",
     "RowsFailedError",
     "Selection",
+    "ThisThread",
+    "Threads",
     "Traffic",
     "shared_fork_server",
 ]

@@ -2,10 +2,12 @@
 
 Every request has an answer, also construction and also failure, so that the parent never has to guess. This
 module knows hosts and messages, but not the way that messages go: a socket to a process, Ray's store to an actor.
+The name of the request does not travel: `read_answer` puts it into the failures.
 """
 
 import pickle
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from envkit.errors import WorkerError
@@ -22,42 +24,35 @@ class Answers:
     Args:
         worker: its number.
         rows: what its host holds; they are blamed where no single row is.
-        commands: names of commands, and of methods that are to be called otherwise.
     """
 
-    def __init__(self, worker: int, rows: range, commands: Mapping[int | str, str]) -> None:
-        self._worker, self._rows, self._commands = worker, tuple(rows), commands
+    def __init__(self, worker: int, rows: range) -> None:
+        self._worker, self._rows = worker, tuple(rows)
 
-    def of(self, request: int | str, work: Callable[[], tuple[Any, object]]) -> tuple[Any, bytes]:
+    def of(self, work: Callable[[], tuple[Any, object]]) -> tuple[Any, bytes]:
         """Do ``work``, and give what is to be kept of it and the message with its result or what it raised."""
         kept, result, failures = None, None, []
         try:
             kept, result = work()
         except BaseException as error:
             result = error.result if isinstance(error, RowsFailedError) else None
-            failures = self._failures(error, request, self._rows)
-        packed = [failure.packed() for failure in failures]
+            failures = self._packed(error, self._rows)
         try:
-            return kept, _dumps((result, packed))
+            return kept, _dumps((result, failures))
         except WorkerError as error:
             result, stuck = _without_stuck(result, error)
-            more = [failure.packed() for failure in self._failures(stuck, request, self._rows)]
-            return None, _dumps((result, [*packed, *more]))
+            return None, _dumps((result, [*failures, *self._packed(stuck, self._rows)]))
 
     def of_rest(self, host: Host, command: int, rows: RowCursor, error: BaseException) -> bytes:
         """Go on with a command behind the row that raised, and give the message that tells all that did."""
-        packed = [
-            failure.packed()
-            for blamed, raised in run_rest(host, command, rows, error, catch=BaseException)
-            for failure in self._failures(raised, command, blamed)
-        ]
-        return _dumps((None, packed))
+        rest = run_rest(host, command, rows, error, catch=BaseException)
+        return _dumps(
+            (None, [one for blamed, raised in rest for one in self._packed(raised, blamed)])
+        )
 
-    def _failures(
-        self, error: BaseException, request: int | str, rows: tuple[int, ...]
-    ) -> list[Failure]:
-        name = self._commands.get(request, str(request))
-        return failures_of(error, worker=self._worker, rows=rows, command=name)
+    def _packed(self, error: BaseException, rows: tuple[int, ...]) -> list[Any]:
+        failures = failures_of(error, worker=self._worker, rows=rows, command="")
+        return [failure.packed() for failure in failures]
 
 
 def build_host(maker: bytes, rows: range) -> tuple[Host, object]:
@@ -84,7 +79,9 @@ def read_answer(
         result, failures = pickle.loads(message)
     except Exception as error:  # of a class that only the worker can import, for example
         return None, [failure_of(error, worker=worker, rows=tuple(rows), command=command)]
-    return result, [failure.unpacked(pickled) for failure, pickled in failures]
+    return result, [
+        replace(failure.unpacked(pickled), command=command) for failure, pickled in failures
+    ]
 
 
 def _dumps(message: tuple[object, list[Any]]) -> bytes:

@@ -20,7 +20,17 @@ from typing import Any
 
 import cloudpickle
 
-__all__ = ["dumps", "dumps_by_name", "dumps_parts", "loads_parts", "pickle_with"]
+from envkit.errors import ArgumentError
+
+__all__ = [
+    "dumps",
+    "dumps_arguments",
+    "dumps_by_name",
+    "dumps_maker",
+    "dumps_parts",
+    "loads_parts",
+    "pickle_with",
+]
 
 _SCRIPT = "__mp_main__"
 _registering = threading.RLock()  # cloudpickle's register is one for all threads
@@ -32,6 +42,37 @@ def dumps(thing: Any) -> bytes:
     with _script_by_value():
         _Pickler(file).dump(thing)
     return file.getvalue()
+
+
+def dumps_maker(make_host: Callable[..., Any]) -> bytes:
+    """Pickle the maker of a host.
+
+    Raises:
+        ArgumentError: something the maker refers to cannot be pickled.
+    """
+    try:
+        return dumps(make_host)
+    except Exception as error:
+        raise ArgumentError(
+            f"the function that builds the environments cannot be sent to workers ({error}). "
+            "Build everything inside it instead of capturing objects, for example pass "
+            "`lambda: env_cls(...)` and not an instance."
+        ) from error
+
+
+def dumps_arguments(method: str, arguments: tuple[tuple[Any, ...], dict[str, Any]]) -> bytes:
+    """Pickle ``(args, kwargs)`` of a call.
+
+    Raises:
+        ArgumentError: something among them cannot be pickled.
+    """
+    try:
+        return dumps(arguments)
+    except Exception as error:
+        raise ArgumentError(
+            f"what {method!r} is called with cannot be sent to workers ({error}). Pass tensors, "
+            "arrays, numbers, strings or containers of them."
+        ) from error
 
 
 def dumps_parts(parts: Any, whole: Any) -> bytes:

@@ -66,7 +66,6 @@ class Setup:
 
     index: int
     rows: range
-    commands: dict[int | str, str]
     parent_pid: int
     environ: dict[str, str]
     sys_path: list[str]
@@ -149,13 +148,13 @@ class _Worker:
         self._ear = ear
         self._reply = reply
         self._rows = RowCursor(setup.rows)
-        self._answers = Answers(setup.index, setup.rows, setup.commands)
+        self._answers = Answers(setup.index, setup.rows)
         self._selected: memoryview | bytes = b""
         self._block: Block | None = None
 
     def serve(self) -> None:
         """Build the host, then answer requests; returns on stop and when the parent is gone."""
-        host = self._answer("start", self._start)
+        host = self._answer(self._start)
         if host is None:
             return
         with contextlib.closing(host):
@@ -191,10 +190,10 @@ class _Worker:
     def _control(self, host: Host, code: int) -> None:
         if code == BIND:
             fd, layout = self._channel.recv_fd(), self._channel.recv()
-            self._answer("bind", lambda: (None, self._bind(host, fd, pickle.loads(layout))))
+            self._answer(lambda: (None, self._bind(host, fd, pickle.loads(layout))))
         else:
             method, arguments = pickle.loads(self._channel.recv())
-            self._answer(method, lambda: (None, call_host(host, method, arguments)))
+            self._answer(lambda: (None, call_host(host, method, arguments)))
 
     def _bind(self, host: Host, fd: int, layout: Layout) -> None:
         block = Block.attach(fd, layout)
@@ -207,9 +206,9 @@ class _Worker:
             self._block.close()
         self._block = block
 
-    def _answer(self, request: str, work: Callable[[], tuple[Any, object]]) -> Any:
+    def _answer(self, work: Callable[[], tuple[Any, object]]) -> Any:
         """Do ``work``, send its result and what it raised, and return what is to be kept of it."""
-        kept, message = self._answers.of(request, work)
+        kept, message = self._answers.of(work)
         self._send(message)
         return kept
 

@@ -140,7 +140,7 @@ def test_sub_envs_that_are_built_anew_write_down_too(opened):
     env = opened(SerialEnv(2, cartpole, on_worker_failure="restart", max_restarts=3))
     env.record_for_resume()
     root = env.reset()
-    env._pool._host.envs[1]._env.unwrapped.step = None  # its next step raises
+    env._pool.backend.workers[0].host.envs[1]._env.unwrapped.step = None  # its next step raises
     data, root = env.step_and_maybe_reset(env.rand_action(root))
     _, root = played(env, root, 5)
 

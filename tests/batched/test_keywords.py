@@ -519,7 +519,9 @@ def test_serial_env_moves_its_sub_envs(opened):
 
     env.to("cpu")
 
-    assert [sub.device for sub in env._pool._host.envs] == [torch.device("cpu")] * 2
+    assert [sub.device for sub in env._pool.backend.workers[0].host.envs] == [
+        torch.device("cpu")
+    ] * 2
 
 
 def test_moving_a_seeded_parallel_env_warns_and_seeds_again(opened):

@@ -4,8 +4,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from envkit.transport import ProcessPool
-from tests.transport.hosts import COMMANDS, Counter, layout
+from tests.transport.hosts import COMMANDS, Counter, layout, process_pool
 
 
 @pytest.fixture
@@ -15,7 +14,7 @@ def new_pool():
 
         def start(make_host=Counter, rows=4, processes=2, **options):
             options = {"commands": COMMANDS, "timeout_s": 20.0, **options}
-            pool = ProcessPool(make_host, rows, processes, **options)
+            pool = process_pool(make_host, rows, processes, **options)
             stack.callback(pool.close)
             pool.start()
             return pool, pool.bind(layout(rows))

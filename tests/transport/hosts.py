@@ -7,7 +7,7 @@ import time
 
 import numpy as np
 
-from envkit.transport import Field, Layout
+from envkit.transport import Field, Layout, Pool, Processes, Threads
 
 STEP, RAISE_ODD, EXIT, KILL, HANG, SEGFAULT = range(6)
 COMMANDS = {STEP: "step", RAISE_ODD: "raise", EXIT: "exit", KILL: "kill", HANG: "hang"}
@@ -15,6 +15,19 @@ COMMANDS = {STEP: "step", RAISE_ODD: "raise", EXIT: "exit", KILL: "kill", HANG: 
 
 def layout(rows):
     return Layout((Field("value", (3,), "float32"), Field("calls", (), "int64")), rows)
+
+
+LIMITS = ("commands", "timeout_s", "start_timeout_s", "building")
+
+
+def process_pool(make_host, rows, processes, **options):
+    """Make a pool of processes, from options of both."""
+    limits = {name: options.pop(name) for name in LIMITS if name in options}
+    return Pool(Processes(make_host, rows, processes, **options), **limits)
+
+
+def thread_pool(make_host, rows, threads, **limits):
+    return Pool(Threads(make_host, rows, threads), **limits)
 
 
 class Counter:

@@ -12,7 +12,7 @@ from envkit.transport import by_value
 SCRIPT = """
 import multiprocessing, pickle, sys
 from concurrent.futures import ProcessPoolExecutor
-from envkit.transport import ProcessPool
+from envkit.transport import Pool, Processes
 
 class Odd(Exception):
     pass
@@ -28,7 +28,7 @@ def make(rows):
     return Host(rows)
 
 def work(method):
-    pool = ProcessPool(make, 2, 2, start_method=method, timeout_s=40)
+    pool = Pool(Processes(make, 2, 2, start_method=method), timeout_s=40)
     hosts = pool.start()
     answers = pool.call("anything", 7)
     pool.close()

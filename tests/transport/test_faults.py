@@ -20,7 +20,7 @@ from envkit.errors import (
     WorkerError,
     WorkerTimeoutError,
 )
-from envkit.transport import ForkServer, ProcessPool, shared_fork_server
+from envkit.transport import ForkServer, shared_fork_server
 from tests.transport.hosts import (
     EXIT,
     HANG,
@@ -34,6 +34,7 @@ from tests.transport.hosts import (
     HangsInClose,
     StartsLate,
     layout,
+    process_pool,
 )
 
 METHODS = ["forkserver", "spawn"]  # fork: in a process without JAX, see test_scripts
@@ -222,7 +223,7 @@ def test_an_exception_that_cannot_be_pickled_is_told_all_the_same(new_pool):
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.usefixtures("soon")
 def test_a_worker_that_exits_in_its_constructor_is_told(method):
-    pool = ProcessPool(ExitsAtStart, 2, 2, start_method=method, timeout_s=20.0)
+    pool = process_pool(ExitsAtStart, 2, 2, start_method=method, timeout_s=20.0)
 
     with pytest.raises(WorkerError, match="exited with code 7 during 'start'"):
         pool.start()
@@ -231,7 +232,7 @@ def test_a_worker_that_exits_in_its_constructor_is_told(method):
 
 
 def test_a_constructor_that_hangs_is_told_with_its_stack():
-    pool = ProcessPool(HangsAtStart, 2, 2, start_timeout_s=1.0)
+    pool = process_pool(HangsAtStart, 2, 2, start_timeout_s=1.0)
 
     told = r"'start' within 1 s \(start_timeout\) (.|\n)*in __init__"
     with pytest.raises(WorkerTimeoutError, match=told) as caught:
@@ -242,7 +243,7 @@ def test_a_constructor_that_hangs_is_told_with_its_stack():
 
 def test_a_start_has_a_limit_of_its_own(tmp_path):
     os.mkfifo(tmp_path / "gate")
-    pool = ProcessPool(partial(StartsLate, tmp_path / "gate"), 1, 1, timeout_s=0.05)
+    pool = process_pool(partial(StartsLate, tmp_path / "gate"), 1, 1, timeout_s=0.05)
     opener = threading.Timer(0.5, lambda: (tmp_path / "gate").write_text("go"))
     opener.daemon = True
     opener.start()
@@ -318,23 +319,23 @@ def test_forking_is_refused_where_jax_was_imported(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "jax", threading)
 
     with pytest.raises(ArgumentError, match=r"JAX has been imported.*Use 'forkserver'"):
-        ProcessPool(Counter, 1, 1, start_method="fork")
+        process_pool(Counter, 1, 1, start_method="fork")
 
 
 def test_an_unknown_start_method_is_refused():
     with pytest.raises(ArgumentError, match=r"'thread' is unknown; use 'forkserver'"):
-        ProcessPool(Counter, 1, 1, start_method="thread")
+        process_pool(Counter, 1, 1, start_method="thread")
 
 
 def test_a_maker_that_cannot_be_pickled_is_refused_with_a_cure():
     lock = threading.Lock()
 
     with pytest.raises(ArgumentError, match="Build everything inside it"):
-        ProcessPool(lambda rows: lock, 1, 1)
+        process_pool(lambda rows: lock, 1, 1)
 
 
 def test_a_pool_is_used_only_after_its_start():
-    pool = ProcessPool(Counter, 1, 1)
+    pool = process_pool(Counter, 1, 1)
 
     with pytest.raises(ClosedEnvError, match="never started"):
         pool.send(STEP)
@@ -346,7 +347,7 @@ def test_opening_and_closing_twenty_times_leaks_nothing(holdings, method):
     before = holdings()
 
     for _ in range(20):
-        pool = ProcessPool(Counter, 2, 2, start_method=method, timeout_s=20.0)
+        pool = process_pool(Counter, 2, 2, start_method=method, timeout_s=20.0)
         pool.start()
         arrays = pool.bind(layout(2))
         pool.send(STEP)
@@ -391,7 +392,7 @@ def test_too_few_open_files_are_told_with_the_limit_and_leave_nothing(
     room_for_files, holdings, method, more
 ):
     before = holdings()
-    pool = ProcessPool(Counter, 16, 16, start_method=method, timeout_s=20.0)
+    pool = process_pool(Counter, 16, 16, start_method=method, timeout_s=20.0)
 
     limit = room_for_files(more)
     with pytest.raises(OpenFilesError) as caught:
@@ -408,7 +409,7 @@ def test_too_few_open_files_are_told_with_the_limit_and_leave_nothing(
 
 
 def test_too_few_open_files_for_the_memory_are_told_too(room_for_files):
-    pool = ProcessPool(Counter, 1, 1, timeout_s=20.0)
+    pool = process_pool(Counter, 1, 1, timeout_s=20.0)
     pool.start()
 
     room_for_files(0)
@@ -448,7 +449,7 @@ def test_faults_leak_nothing(new_pool, holdings):
 
 def test_a_pool_that_is_dropped_ends_its_workers(holdings):
     before = holdings()
-    pool = ProcessPool(Counter, 2, 2)
+    pool = process_pool(Counter, 2, 2)
     pool.start()
     pids = pool.pids
 
@@ -494,7 +495,7 @@ def test_a_fork_server_with_too_many_open_files_fails_that_pool_alone(new_pool):
         resource.prlimit(server, resource.RLIMIT_NOFILE, (in_use + room, limits[1]))
         try:
             with pytest.raises(WorkerError, match=r"could not be started: .*open files.*ulimit -n"):
-                ProcessPool(Counter, 1, 1, timeout_s=20.0).start()
+                process_pool(Counter, 1, 1, timeout_s=20.0).start()
         finally:
             resource.prlimit(server, resource.RLIMIT_NOFILE, limits)
 

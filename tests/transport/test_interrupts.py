@@ -12,19 +12,11 @@ from envkit.errors import WorkerError
 from tests.transport.hosts import COMMANDS, RAISE_ODD, STEP
 
 # Python cannot interrupt between two lines that call nothing. Where the code relies on that, lines
-# are the wrong measure: `ProcessPool.send`, `_exchange` and `recv` are left out.
+# are the wrong measure: `send`, `recv`, `run` and `_ask` are left out.
 LINES_OF = {
     "channel.py": {"push", "recv", "_fill", "forget"},
-    "rounds.py": {
-        "_finish_abandoned",
-        "_finish_round",
-        "_attend",
-        "_push",
-        "_settle",
-        "_take",
-        "_examine",
-    },
-    "resources.py": {"wait", "watch_channel", "_unwatch"},
+    "pool.py": {"_make_room", "_busy", "_finish"},
+    "processes.py": {"attend", "_push", "_settle", "_examine", "_unwatch_one"},
 }
 
 

@@ -9,12 +9,21 @@ from contextlib import ExitStack
 import pytest
 
 from envkit.errors import WorkerError, WorkerTimeoutError
-from envkit.transport.job_rounds import Arrivals
-from envkit.transport.jobs import ProcessJobPool
-from envkit.transport.threads import ThreadPool
-from tests.transport.hosts import COMMANDS, HANG, KILL, RAISE_ODD, STEP, Counter, layout
+from envkit.transport import Threads
+from envkit.transport.in_process import Arrivals
+from tests.transport.hosts import (
+    COMMANDS,
+    HANG,
+    KILL,
+    RAISE_ODD,
+    STEP,
+    Counter,
+    layout,
+    process_pool,
+    thread_pool,
+)
 
-KINDS = {"threads": ThreadPool, "processes": ProcessJobPool}
+KINDS = {"threads": thread_pool, "processes": process_pool}
 SOON_S, PATIENCE_S = 0.2, 20.0
 
 
@@ -113,7 +122,7 @@ def test_a_job_that_hangs_meets_its_own_deadline_alone(new_pool, tmp_path):
 
     (tmp_path / "go").touch()
     assert pool.wait([slow], 1, PATIENCE_S) == [slow]
-    if isinstance(pool, ThreadPool):  # it cannot be ended, and would write into the same rows
+    if isinstance(pool.backend, Threads):  # it cannot be ended, and would write into the same rows
         with pytest.raises(WorkerTimeoutError):
             pool.restart_worker(1)
         return
@@ -138,7 +147,7 @@ def test_rounds_come_after_jobs_and_jobs_after_rounds(new_pool):
 
 
 def test_a_killed_worker_fails_its_job_and_every_later_one_until_it_is_replaced():
-    pool = ProcessJobPool(Counter, 2, 2, commands=COMMANDS, timeout_s=PATIENCE_S)
+    pool = process_pool(Counter, 2, 2, commands=COMMANDS, timeout_s=PATIENCE_S)
     try:
         pool.start()
         pool.bind(layout(2))
@@ -169,7 +178,7 @@ def test_hosts_are_made_one_after_the_other_in_threads():
             Alone.making -= 1
             super().__init__(rows)
 
-    pool = ThreadPool(Alone, 4, 4, commands=COMMANDS)
+    pool = thread_pool(Alone, 4, 4, commands=COMMANDS)
     try:
         assert len(pool.start()) == 4
     finally:
@@ -178,7 +187,7 @@ def test_hosts_are_made_one_after_the_other_in_threads():
 
 def test_closing_leaves_no_thread_behind():
     before = set(threading.enumerate())
-    pool = ThreadPool(Counter, 3, 3, commands=COMMANDS)
+    pool = thread_pool(Counter, 3, 3, commands=COMMANDS)
     pool.start()
     pool.bind(layout(3))
     pool.begin(0, STEP)

@@ -12,8 +12,7 @@ import psutil
 import pytest
 
 from envkit.errors import WorkerError, WorkerTimeoutError
-from envkit.transport import ProcessPool
-from tests.transport.hosts import HANG, KILL, RAISE_ODD, Counter
+from tests.transport.hosts import HANG, KILL, RAISE_ODD, Counter, process_pool
 from tests.transport.test_scripts import METHODS, start_script
 
 STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(60)"
@@ -60,7 +59,7 @@ class Breeder(Counter):
         return process.pid
 
     def grandchildren_of_a_pool(self):
-        self.pool = ProcessPool(Breeder, 1, 1)
+        self.pool = process_pool(Breeder, 1, 1)
         return [*self.pool.start()[0], *self.pool.pids]
 
 
@@ -136,7 +135,7 @@ def test_what_a_worker_has_started_goes_on_when_a_row_raises(bred):
 
 
 def test_what_a_worker_has_started_ends_when_it_cannot_be_built():
-    pool = ProcessPool(BreederFails, 1, 1, timeout_s=20)
+    pool = process_pool(BreederFails, 1, 1, timeout_s=20)
 
     with pytest.raises(WorkerError) as caught:
         pool.start()
@@ -159,9 +158,9 @@ def test_what_workers_of_a_worker_have_started_ends_too(bred, end):
 
 SCRIPT = """
 import os, time
-from envkit.transport import ProcessPool
+from tests.transport.hosts import process_pool
 from tests.transport.test_offspring import Breeder
-pool = ProcessPool(Breeder, 1, 1, timeout_s=20)
+pool = process_pool(Breeder, 1, 1, timeout_s=20)
 print(os.getpid(), *pool.start()[0], *pool.pids, flush=True)
 time.sleep(60)
 """

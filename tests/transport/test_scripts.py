@@ -11,13 +11,12 @@ import warnings
 import psutil
 import pytest
 
-from envkit.transport import ProcessPool
-from tests.transport.hosts import Counter
+from tests.transport.hosts import Counter, process_pool
 
 SCRIPT = """
 import ctypes, os, sys, threading, time
 print("main runs in", os.getpid(), flush=True)
-from envkit.transport import Field, Layout, ProcessPool
+from envkit.transport import Field, Layout, Pool, Processes
 
 class Host:
     def __init__(self, rows): self.rows = rows
@@ -31,7 +30,7 @@ class Host:
     def call(self, method, *args): return self
     def close(self): pass
 
-pool = ProcessPool(lambda rows: Host(rows), 4, 2, start_method={method!r}, timeout_s=20)
+pool = Pool(Processes(lambda rows: Host(rows), 4, 2, start_method={method!r}), timeout_s=20)
 assert pool.start() == ["__main__", "__main__"]
 value = pool.bind(Layout((Field("value", (), "int64"),), 4))["value"]
 pool.send(0, [0, 3])
@@ -162,11 +161,11 @@ def test_a_fork_that_the_machine_refuses_fails_that_pool_alone(tmp_path):
         "os.fork = refuse\n"
     )
     body = SCRIPT.format(method="forkserver").replace(
-        "timeout_s=", "preload=['few_processes'], timeout_s="
+        "start_method=", "preload=['few_processes'], start_method="
     )
     body += (
         f"open({str(tmp_path / 'full')!r}, 'w').close()\n"
-        "other = ProcessPool(lambda rows: Host(rows), 2, 2, timeout_s=20)\n"
+        "other = Pool(Processes(lambda rows: Host(rows), 2, 2), timeout_s=20)\n"
         "try: other.start()\n"
         "except RuntimeError as error: print(error)\n"
         "pool.send(0); pool.recv(); print(value.tolist())\n"
@@ -211,11 +210,11 @@ def test_the_start_method_of_the_caller_stays_unset(tmp_path):
 
 @pytest.mark.parametrize("method", METHODS[:2])
 def test_workers_see_the_surroundings_of_the_time_they_start(monkeypatch, tmp_path, method):
-    ProcessPool(Counter, 1, 1).close()  # the fork server runs, with what was valid until here
+    process_pool(Counter, 1, 1).close()  # the fork server runs, with what was valid until here
     monkeypatch.setenv("ENVKIT_TEST_VARIABLE", "late")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    pool = ProcessPool(Counter, 1, 1, start_method=method)
+    pool = process_pool(Counter, 1, 1, start_method=method)
 
     pool.start()
     ((variable, path, directory),) = pool.call("surroundings", "ENVKIT_TEST_VARIABLE")
@@ -232,7 +231,7 @@ def test_workers_start_where_the_working_directory_was_deleted(monkeypatch, tmp_
     (tmp_path / "deleted").mkdir()
     monkeypatch.chdir(tmp_path / "deleted")
     (tmp_path / "deleted").rmdir()
-    pool = ProcessPool(Counter, 1, 1, start_method=method)
+    pool = process_pool(Counter, 1, 1, start_method=method)
 
     pool.start()
     answers = pool.call("add", 1)
@@ -252,7 +251,7 @@ def test_warnings_are_hidden_before_the_maker_is_imported(monkeypatch, tmp_path,
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         make = __import__(name).make
-    pool = ProcessPool(make, 1, 1, start_method="spawn", hide_warnings=hidden)
+    pool = process_pool(make, 1, 1, start_method="spawn", hide_warnings=hidden)
 
     pool.start()
     pool.close()
@@ -262,10 +261,10 @@ def test_warnings_are_hidden_before_the_maker_is_imported(monkeypatch, tmp_path,
 
 def test_jax_in_workers_defaults_to_the_cpu(monkeypatch):
     monkeypatch.setenv("JAX_PLATFORMS", "cuda")
-    pool = ProcessPool(Counter, 1, 1)
+    pool = process_pool(Counter, 1, 1)
     pool.start()
     monkeypatch.setenv("ENVKIT_WORKER_JAX_PLATFORMS", "cuda,cpu")
-    other = ProcessPool(Counter, 1, 1)
+    other = process_pool(Counter, 1, 1)
     other.start()
 
     platforms = [p.call("surroundings", "JAX_PLATFORMS")[0][0] for p in (pool, other)]
@@ -279,7 +278,7 @@ def test_modules_to_preload_that_are_missing_or_broken_are_skipped(tmp_path, mon
     (tmp_path / "broken_module.py").write_text("raise RuntimeError('broken')")
     monkeypatch.syspath_prepend(str(tmp_path))
 
-    pool = ProcessPool(Counter, 2, 1, preload=("no_such_module", "broken_module", "json"))
+    pool = process_pool(Counter, 2, 1, preload=("no_such_module", "broken_module", "json"))
     began = time.monotonic()
     pool.start()
     pool.close()

@@ -1,14 +1,13 @@
-"""A pool whose workers are Ray actors, on this machine or on others of a cluster.
+"""Workers that are Ray actors, on this machine or on others of a cluster.
 
-`RayPool` places actors, sends them requests, waits for their answers and ends them. `RowActor` serves one pool, one request
+`RayActors` places actors, sends them requests, waits for their answers and ends them. `RowActor` serves one pool, one request
 after the other. They share no memory: both sides hold arrays of their own, and what a request reads and writes of them
 (`Layout.traffic`) goes through Ray's store as NumPy arrays. `RaySession` is Ray in this process: begun where it is not
 running yet, and then ended after the last pool that uses it.
 
 Conventions
     An actor is lost when Ray says so of it or of its node, or when a deadline has passed; then it is killed.
-    Nothing is ever sent to it again: its rows go to a new actor, see `restart_worker`.
-    Errors are those of `ProcessPool`, so that the layer above treats all pools alike.
+    Nothing is ever sent to it again: its rows go to a new actor, see `Pool.restart_worker`.
     parts    rows of bound arrays, see `moving`. They arrive read-only, and are copied once into the actor's arrays.
     reply    a message, see `answers` (None where a command went well, which is all there is to tell), and the
              parts that were written.
@@ -21,9 +20,9 @@ from __future__ import annotations
 import math
 import os
 import pickle
+import time
 import warnings
-import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -33,16 +32,14 @@ from envkit.errors import ArgumentError, ClosedEnvError, WorkerError
 from envkit.transport import by_value
 from envkit.transport.answers import Answers, build_host, call_host, read_answer
 from envkit.transport.failure import Failure
-from envkit.transport.handle import pickle_arguments, pickle_maker
 from envkit.transport.host import Host, MakeHost, RowCursor
 from envkit.transport.interpreter import worker_environ
-from envkit.transport.job_rounds import JobRounds
-from envkit.transport.jobs import Job
 from envkit.transport.layout import Layout
 from envkit.transport.moving import MovingRows
+from envkit.transport.pool import Backend, Request, Worker, spread_rows
 from envkit_bridges.libraries import require
 
-__all__ = ["RayPool"]
+__all__ = ["RayActors"]
 
 ray = require("ray")
 
@@ -107,7 +104,6 @@ class Setup:
 
     index: int
     rows: range
-    commands: dict[int | str, str]
     environ: dict[str, str]
     hide_warnings: bool
     prepare: tuple[bytes, ...]  # called next
@@ -125,7 +121,7 @@ class Setup:
 
 
 class RowActor:
-    """Serves one pool; `RayPool` calls its methods from afar."""
+    """Serves one pool; `RayActors` calls its methods from afar."""
 
     _host: Host | None = None
     _moving: MovingRows | None = None
@@ -133,13 +129,13 @@ class RowActor:
     def arrive(self, setup: Setup) -> Reply:
         """Prepare this process, and import what the maker needs; answers the number of the process."""
         self._setup = setup
-        self._answers = Answers(setup.index, setup.rows, setup.commands)
-        return self._answers.of("start", lambda: (None, setup.apply()))[1], []
+        self._answers = Answers(setup.index, setup.rows)
+        return self._answers.of(lambda: (None, setup.apply()))[1], []
 
     def start(self) -> Reply:
         """Build the host; answers what it says of itself."""
         self._host, message = self._answers.of(
-            "start", lambda: build_host(self._setup.maker, self._setup.rows)
+            lambda: build_host(self._setup.maker, self._setup.rows)
         )
         return message, []
 
@@ -155,7 +151,7 @@ class RowActor:
             host.bind(arrays, rows)
             return None, None
 
-        return self._answers.of("bind", work)[1], []
+        return self._answers.of(work)[1], []
 
     def run(self, command: int, rows: list[int] | None, moment: int | None, parts: Parts) -> Reply:
         """Carry out a command on some rows (None: all)."""
@@ -174,7 +170,7 @@ class RowActor:
         host, moving = self._require_host(), self._moving
         if moving is not None:
             moving.take_inputs(method, moment, parts)
-        _, message = self._answers.of(method, lambda: (None, call_host(host, method, arguments)))
+        _, message = self._answers.of(lambda: (None, call_host(host, method, arguments)))
         return message, [] if moving is None else moving.outputs(method, moment, None)
 
     def close(self) -> None:
@@ -196,10 +192,8 @@ _ARRIVAL_S = 300.0
 """Seconds that Ray has at least to find a place for actors and to start their processes."""
 
 
-class RayPool(JobRounds["_Worker"]):
-    """Rows spread over actors; see `Pool` and `JobPool` for what each method promises.
-
-    Use it from one thread, in the process that made it. It takes part in a `RaySession` until it is closed.
+class RayActors(Backend["Actor"]):
+    """Rows spread over actors. They take part in a `RaySession` until they are closed.
 
     Args:
         make_host: builds the host of a worker, called there with its rows. Travels by value, see `by_value`.
@@ -211,7 +205,6 @@ class RayPool(JobRounds["_Worker"]):
         hide_warnings: ignore Python warnings in workers, from before they import anything for ``make_host``.
         prepare: functions that every worker calls before it unpickles ``make_host``, in this order.
             They travel by value.
-        **options: see `JobRounds`.
 
     Raises:
         ArgumentError: Ray refuses an option, or is connected to another cluster.
@@ -227,193 +220,215 @@ class RayPool(JobRounds["_Worker"]):
         actor_options: Mapping[str, Any] | None = None,
         hide_warnings: bool = False,
         prepare: Iterable[Callable[[], None]] = (),
-        **options: Any,
     ) -> None:
         given = dict(actor_options or {})
-        maker, prepared = pickle_maker(make_host), tuple(map(by_value.dumps, prepare))
+        maker, prepared = by_value.dumps_maker(make_host), tuple(map(by_value.dumps, prepare))
         self._new_actor, self._actor_options = _actor_class(given).remote, given
         self._session = RaySession(address)
         try:
-            super().__init__(num_rows, num_actors or _room(given), **options)
+            super().__init__(spread_rows(num_rows, num_actors or _room(given)))
         except BaseException:
             self._session.end()
             raise
-        self._setup = Setup(
-            0, range(0), self._commands, _environ(given), hide_warnings, prepared, maker
-        )
+        self._setup = Setup(0, range(0), _environ(given), hide_warnings, prepared, maker)
         self._layout: Layout | None = None
         self._arrays: dict[str, np.ndarray] = {}
-        self._finalizer = weakref.finalize(self, _end, self._workers, self._session)
+        self._is_closed = False
 
     @property
     def pids(self) -> list[int]:
         """Process ids of the living actors, each on the machine that it is on."""
-        return [worker.pid for worker in self._workers if worker.lost is None and worker.pid]
+        return [worker.pid for worker in self.workers if worker.lost is None and worker.pid]
 
-    def start(self) -> list[object]:
-        """Start all actors at the same time, and return what each host says of itself."""
-        if self.closed or self._workers:
-            raise ClosedEnvError("this pool was started before; make a new one.")
-        try:
-            for index, rows in enumerate(self.rows_of):
-                self._workers.append(_Worker(index, rows, self._new_actor()))
-            return self._start_up(self._workers)
-        except BaseException:
-            self.close()
-            raise
+    def open(self) -> None:
+        """Have Ray find places for all actors."""
+        for index in range(len(self.rows_of)):
+            self.workers.append(self._make(index))
 
-    def bind(self, layout: Layout) -> dict[str, np.ndarray]:
-        """Allocate memory for ``layout`` here, and have every actor do so there."""
-        self._require_open()
-        self._layout, self._arrays = layout, layout.zeros()
-        self._together(self._binds(self._workers, anew=True))
-        return dict(self._arrays)
+    def replace(self, index: int) -> Actor:
+        """Kill an actor, and have Ray place another one, whose arrays begin as ours are then."""
+        old = self.workers[index]
+        old.kill()
+        self.pending.pop(old.reply, None)
+        worker = self.workers[index] = self._make(index)
+        worker.is_late = True
+        return worker
 
-    def restart_worker(self, index: int) -> object:
-        """Give the rows of a worker a new actor, whose arrays begin as ours are now."""
-        self._require_open()
-        self._workers[index].kill()
-        worker = self._workers[index] = _Worker(index, self.rows_of[index], self._new_actor())
-        try:
-            described = self._start_up([worker])[0]
-            if self._layout is not None:
-                self._together(self._binds([worker], anew=False))
-        except BaseException as error:
-            lost = worker.failure("interrupted", "start")
-            if isinstance(error, WorkerError):
-                lost = replace(error.failures[0], rows=tuple(worker.rows))
-            worker.lost = worker.lost or lost
-            worker.kill()
-            raise
-        return described
+    def _make(self, index: int) -> Actor:
+        return Actor(index, self.rows_of[index], self._new_actor())
 
-    def close(self) -> None:
-        """End all actors, in bounded time; closing twice does nothing."""
-        self.closed, self._arrays = True, {}
-        self._finalizer()
-
-    # ---------------------------------------------------------------------------------------- jobs
-
-    def _start_up(self, workers: Sequence[_Worker]) -> list[object]:
-        pids = self._together(self._arrivals(workers))
-        for worker, pid in zip(workers, pids, strict=True):
-            worker.pid = pid
-        return self._together(self._starts(workers))
-
-    def _arrivals(self, workers: Sequence[_Worker]) -> Iterator[Job]:
-        """Have actors prepare their processes: how long Ray takes to start those is no matter of what is built there."""
-        least_s = _ARRIVAL_S if _has_room(self._actor_options, len(workers)) else 0.0
-        for worker in workers:
-            setup = replace(self._setup, index=worker.index, rows=worker.rows)
-            job = self._new_job(worker, "start", is_start=True, least_s=least_s)
-            yield self._ask(worker, job, worker.actor.arrive, setup)
-
-    def _starts(self, workers: Sequence[_Worker]) -> Iterator[Job]:
-        for worker in workers:
-            job = self._new_job(worker, "start", is_start=True)
-            yield self._ask(worker, job, worker.actor.start)
-
-    def _binds(self, workers: Sequence[_Worker], *, anew: bool) -> Iterator[Job]:
-        """Have workers bind arrays, which hold zeros if ours are new."""
-        assert self._layout is not None
-        for worker in workers:
-            moving = worker.moving = MovingRows(self._layout, self._arrays, worker.rows)
-            job = self._new_job(worker, "bind", is_start=True)
-            held = [] if anew else moving.everything()
-            yield self._ask(worker, job, worker.actor.bind, self._layout, held)
-
-    def _begin_command(self, worker: _Worker, command: int, rows: list[int] | None) -> Job:
-        job = self._new_job(worker, command)
-        moment, inputs = worker.inputs(command, rows)
-        return self._ask(worker, job, worker.actor.run, command, rows, moment, inputs)
-
-    def begin_call(self, worker: int, method: str, *args: Any, **kwargs: Any) -> Job:
-        """Call a method of the host of a worker that is free; the layout says what moves with it."""
-        arguments = pickle_arguments(method, (args, kwargs))
-        self._require_open()
-        asked = self._workers[worker]
-        job = self._new_job(asked, method)
-        moment, inputs = asked.inputs(method, None)
-        return self._ask(asked, job, asked.actor.call, method, arguments, moment, inputs)
-
-    def _ask(self, worker: _Worker, job: Job, method: Any, *arguments: Any) -> Job:
-        """Send a request to an actor, unless that is lost."""
-        if worker.lost is not None:
-            return job
-        try:
-            worker.reply, worker.job, worker.latest = method.remote(*arguments), job, job
-        except ray.exceptions.RayError as error:
-            self._lose(worker, job, error)
-        except BaseException:  # Ctrl-C: it may have been sent, and nobody would take the reply
-            worker.lost = worker.failure("interrupted", job.request.name)
-            worker.kill()
-            raise
-        return job
-
-    def _await_answers(self, jobs: Sequence[Job], wanted: int, seconds: float) -> None:
-        pending = {self._workers[job.worker].reply: job for job in jobs}
-        done = _ready(pending, wanted, seconds)
-        if len(done) < len(pending):
-            done = _ready(pending, len(pending), 0.0)
-        for reply in done:
-            self._take(self._workers[pending[reply].worker], pending[reply])
-
-    def _take(self, worker: _Worker, job: Job) -> None:
-        """Take a reply that is there, or note why none will come."""
-        try:
-            message, written = ray.get(worker.reply)
-        except ray.exceptions.RayError as error:
-            self._lose(worker, job, error)
-            return
-        worker.take(written)
-        result, failures = None, []
-        if message is not None:
-            result, failures = read_answer(
-                message, worker=worker.index, rows=worker.rows, command=job.request.name
-            )
-        job.request.settle(worker.index, result, failures)
-        worker.job = worker.reply = None  # while there is a reply, Ray's store keeps what it holds
-
-    def _lose(self, worker: _Worker, job: Job, error: Exception) -> None:
-        """Note that Ray has no actor any more that would answer."""
-        worker.lost = worker.failure("died", job.request.name, " ".join(str(error).split()))
-        job.request.failures[0, worker.index] = [worker.lost]
-        worker.job = None
-        worker.kill()
-
-    def _give_up(self, worker: _Worker, lost: Failure) -> Failure:
-        worker.kill()
-        if worker.pid:
-            return lost
-        free = {
-            name: amount for name, amount in ray.available_resources().items() if ":" not in name
-        }
-        return replace(
-            lost,
-            advice=f"Its process had not begun to build anything. If Ray has found no place for it: each actor asks for "
-            f"{self._actor_options or 'what Ray gives by default'}, and {free} are free. Raise that limit if nodes or "
-            "a runtime_env take this long.",
-        )
-
-    def _require_open(self) -> None:
-        super()._require_open()
+    def require_alive(self) -> None:
+        """Check that Ray runs as it did, and that this process is the one that asked it."""
         if not self._session.is_alive:
             raise ClosedEnvError(
                 "this pool of workers belongs to another process, or Ray was shut down under it, and its "
                 "actors are gone. Close it, and start a new one."
             )
 
+    def close(self) -> None:
+        """Have actors close their hosts, kill them, and end the session's part."""
+        if self._is_closed:
+            return
+        self._is_closed, self._arrays = True, {}
+        living, busy = [], []
+        for worker in self.workers:
+            if worker.lost is None:
+                (busy if worker.reply in self.pending else living).append(worker)
+        try:
+            if self._session.is_alive:
+                closing = [worker.actor.close.remote() for worker in (*living, *busy)]
+                _ready(closing[: len(living)], len(living), _CLOSE_S)
+                _ready(closing[len(living) :], len(busy), _CLOSE_BUSY_S)
+        finally:
+            if self._session.is_alive:
+                for worker in self.workers:
+                    worker.kill()
+            self.workers.clear()
+            self.pending.clear()
+            self._session.end()
 
-class _Worker:
-    """An actor, as its pool sees it; ``lost`` tells why it can no longer be used, None while it can."""
+    # ---------------------------------------------------------------------------------- what is asked
+
+    def arrival_s(self, count: int) -> float | None:
+        """Give what Ray may need to start processes where there is room: that is no matter of what is built there."""
+        return _ARRIVAL_S if _has_room(self._actor_options, count) else 0.0
+
+    def arrive(self, worker: Actor, request: Request) -> None:
+        """Have an actor prepare its process."""
+        setup = replace(self._setup, index=worker.index, rows=worker.rows)
+        self._ask(worker, request, worker.actor.arrive, setup)
+
+    def start(self, worker: Actor, request: Request) -> None:
+        """Have an actor build its host."""
+        self._ask(worker, request, worker.actor.start)
+
+    def allocate(self, layout: Layout) -> dict[str, np.ndarray]:
+        """Allocate memory here."""
+        self._layout, self._arrays = layout, layout.zeros()
+        for worker in self.workers:
+            worker.is_late = False
+        return dict(self._arrays)
+
+    def bind(self, worker: Actor, request: Request) -> None:
+        """Have an actor allocate and bind arrays of its own, which hold zeros if ours are new."""
+        assert self._layout is not None
+        moving = worker.moving = MovingRows(self._layout, self._arrays, worker.rows)
+        held = moving.everything() if worker.is_late else []
+        self._ask(worker, request, worker.actor.bind, self._layout, held)
+
+    def packed(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
+        """Pickle the arguments, by value."""
+        return by_value.dumps_arguments(method, (args, kwargs))
+
+    def call(self, worker: Actor, request: Request, method: str, arguments: bytes) -> None:
+        """Have an actor call a method of its host; the layout says what moves with it."""
+        moment, inputs = worker.inputs(method, None)
+        self._ask(worker, request, worker.actor.call, method, arguments, moment, inputs)
+
+    def run(
+        self, workers: Sequence[Actor], request: Request, command: int, mask: np.ndarray | None
+    ) -> None:
+        """Have actors carry out a command."""
+        for worker in workers:
+            if worker.lost is not None:
+                request.miss(worker.lost)
+                continue
+            own, rows = worker.rows, None
+            if mask is not None:
+                rows = (np.flatnonzero(mask[own.start : own.stop]) + own.start).tolist()
+            moment, inputs = worker.inputs(command, rows)
+            self._ask(worker, request, worker.actor.run, command, rows, moment, inputs)
+
+    def _ask(self, worker: Actor, request: Request, method: Any, *arguments: Any) -> None:
+        """Send a request to an actor."""
+        self.require_alive()
+        worker.request = request
+        try:
+            reply = method.remote(*arguments)
+            worker.reply = reply
+            self.pending[reply] = worker
+        except ray.exceptions.RayError as error:
+            request.miss(self._lost(worker, error))
+        except BaseException:  # Ctrl-C: it may have been sent, and nobody would take the reply
+            self.lose(worker, worker.failure("interrupted"))
+            raise
+
+    # -------------------------------------------------------------------------------- what is heard
+
+    def attend(self, until: float, left: int) -> bool:
+        """Take the replies there are, and wait for others."""
+        if not self.pending:
+            return False
+        self.require_alive()
+        waiting = list(self.pending)
+        seconds = max(until - time.monotonic(), 0.0)
+        done = _ready(waiting, max(len(waiting) - left, 1), seconds)
+        if len(done) < len(waiting):
+            done = _ready(waiting, len(waiting), 0.0)
+        for reply in done:
+            self._take(self.pending[reply])
+        return bool(done)
+
+    def _take(self, worker: Actor) -> None:
+        """Take a reply that is there, or note why none will come."""
+        try:
+            message, written = ray.get(worker.reply)
+        except ray.exceptions.RayError as error:
+            self._lost(worker, error)
+            return
+        worker.take(written)
+        request, index = worker.request, worker.index
+        if message is None:
+            request.settle(index, None, [])
+        else:
+            result, failures = read_answer(
+                message, worker=index, rows=worker.rows, command=request.name
+            )
+            if not worker.pid and not failures:  # it has arrived
+                worker.pid = result
+            request.settle(index, result, failures)
+        del self.pending[worker.reply]
+        worker.reply = None  # while there is a reply, Ray's store keeps what it holds
+
+    # -------------------------------------------------------------------------------------- losses
+
+    def _lost(self, worker: Actor, error: Exception) -> Failure:
+        """Note that Ray has no actor any more that would answer."""
+        why = worker.failure("died", " ".join(str(error).split()))
+        self.lose(worker, why)
+        return why
+
+    def lose(self, worker: Actor, why: Failure) -> None:
+        """Kill an actor, and note why."""
+        super().lose(worker, why)
+        worker.reply = None
+        worker.kill()
+
+    def give_up(self, stuck: Sequence[tuple[Actor, Failure]]) -> None:
+        """Kill actors; where one has not arrived, say what Ray has places for."""
+        for worker, why in stuck:
+            self.lose(worker, why if worker.pid else self._without_place(why))
+
+    def _without_place(self, why: Failure) -> Failure:
+        free = {
+            name: amount for name, amount in ray.available_resources().items() if ":" not in name
+        }
+        return replace(
+            why,
+            advice=f"Its process had not begun to build anything. If Ray has found no place for it: each actor asks for "
+            f"{self._actor_options or 'what Ray gives by default'}, and {free} are free. Raise that limit if nodes or "
+            "a runtime_env take this long.",
+        )
+
+
+class Actor(Worker):
+    """An actor, as its pool sees it; ``is_late`` if it was made when there were arrays already."""
 
     def __init__(self, index: int, rows: range, actor: Any):
-        self.index, self.rows, self.actor = index, rows, actor
+        super().__init__(index, rows)
+        self.actor = actor
         self.pid = 0
-        self.job: Job | None = None
-        self.latest: Job | None = None
-        self.lost: Failure | None = None
-        self.reply: Any = None
+        self.is_late = False
         self.moving: MovingRows | None = None
         self._asked: tuple[int | str, int | None, list[int] | None] | None = None
 
@@ -434,11 +449,9 @@ class _Worker:
             self.moving.take_outputs(request, moment, rows, written)
         self._asked = None
 
-    def failure(
-        self, kind: Literal["died", "interrupted"], command: str, told: str = ""
-    ) -> Failure:
+    def failure(self, kind: Literal["died", "interrupted"], told: str = "") -> Failure:
         """Describe why it is lost, in Ray's words where there are any."""
-        return Failure(self.index, tuple(self.rows), command, kind, advice=told)
+        return Failure(self.index, tuple(self.rows), self.request.name, kind, advice=told)
 
     def kill(self) -> None:
         """End the actor, whatever it does, without waiting for its end."""
@@ -486,22 +499,3 @@ def _ready(replies: Iterable[Any], wanted: int, seconds: float) -> list[Any]:
         return []
     limit = None if seconds == math.inf else seconds
     return ray.wait(waiting, num_returns=count, timeout=limit)[0]
-
-
-def _end(workers: list[_Worker], session: RaySession) -> None:
-    """Have actors close their hosts, kill them, and end the session's part: what a pool must give back."""
-    living, busy = [], []
-    for worker in workers:
-        if worker.lost is None:
-            (busy if worker.job else living).append(worker)
-    try:
-        if session.is_alive:
-            closing = [worker.actor.close.remote() for worker in (*living, *busy)]
-            _ready(closing[: len(living)], len(living), _CLOSE_S)
-            _ready(closing[len(living) :], len(busy), _CLOSE_BUSY_S)
-    finally:
-        if session.is_alive:
-            for worker in workers:
-                worker.kill()
-        workers.clear()
-        session.end()

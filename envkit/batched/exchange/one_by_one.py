@@ -30,7 +30,7 @@ from envkit.data.paths import Path, as_key, tensordict_of
 from envkit.errors import InputError, WorkerError
 from envkit.specs.inputs import require_input
 from envkit.specs.membership import has_array
-from envkit.transport.jobs import Job, JobPool
+from envkit.transport import Job, Pool
 
 __all__ = ["BufferJobs", "JobKind", "Leaves", "Outcome", "TensorDictJobs"]
 
@@ -49,7 +49,7 @@ class _Recovering:
     """What both exchanges do about a row that failed and was built anew."""
 
     recovery: Any
-    pool: Any
+    pool: Pool
 
     def _answer(self, job: Job) -> Any:
         """Give what a job has returned; None where its row was built anew instead.
@@ -58,7 +58,7 @@ class _Recovering:
             WorkerError: it failed, and is not made good.
         """
         try:
-            return cast(JobPool, self.pool).outcome(job)
+            return self.pool.outcome(job)
         except WorkerError as error:
             self.recovery.repair(error)
             return None
@@ -125,7 +125,7 @@ class BufferJobs(_Recovering, BufferExchange):
     def begin_one(self, row: int, kind: JobKind, td: TensorDictBase) -> Job:
         """Have one row step, or be reset; its worker has no other job."""
         self._mask(row, td)
-        pool = cast(JobPool, self.pool)
+        pool = self.pool
         if kind != "reset":
             if row in self.recovery.unstarted:
                 self._begin_episode(row)
@@ -150,7 +150,7 @@ class BufferJobs(_Recovering, BufferExchange):
         given = (td.get(as_key(path), None) for path in flags)
         has_ended = any(flag is not None and bool(flag.any()) for flag in given)
         skipped = {row: (advance, has_ended)}
-        return cast(JobPool, self.pool).begin_call(row, "skip_rows", skipped)
+        return self.pool.begin_call(row, "skip_rows", skipped)
 
     def begin_whole(self, row: int, kind: JobKind) -> Job:
         """Have one row step, with all its parts; its worker has no other job."""
@@ -159,7 +159,7 @@ class BufferJobs(_Recovering, BufferExchange):
                 masks[row] = True
         if row in self.recovery.unstarted:
             self._begin_episode(row)
-        return cast(JobPool, self.pool).begin(row, STEP if kind == "step" else ADVANCE)
+        return self.pool.begin(row, STEP if kind == "step" else ADVANCE)
 
     def _begin_episode(self, row: int) -> None:
         self.recovery.begin({row}, self._reset_rows)
@@ -288,7 +288,7 @@ class TensorDictJobs(_Recovering, TensorDictExchange):
 
     def begin_one(self, row: int, kind: JobKind, td: TensorDictBase) -> Job:
         """Have one row step, or be reset; its worker has no other job."""
-        pool = cast(JobPool, self.pool)
+        pool = self.pool
         part: TensorDictBase | None = self._moved(td.exclude("next"), row)
         if row in self.recovery.unstarted:
             if kind == "reset":

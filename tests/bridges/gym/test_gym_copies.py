@@ -209,7 +209,7 @@ def test_the_copy_of_a_serial_env_closes_its_own_sub_envs():
     env.reset()
 
     twin = copy.deepcopy(env)
-    subs = list(twin._pool._host.envs)
+    subs = list(twin._pool.backend.workers[0].host.envs)
     twin.close()
 
     assert all(sub.is_closed for sub in subs)

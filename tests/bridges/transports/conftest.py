@@ -6,7 +6,8 @@ from contextlib import ExitStack
 
 import pytest
 
-from tests.transport.hosts import COMMANDS, Counter, layout
+from envkit.transport import Pool
+from tests.transport.hosts import COMMANDS, LIMITS, Counter, layout
 from tests.zoo.ray_cluster import begin_ray
 
 
@@ -14,13 +15,14 @@ from tests.zoo.ray_cluster import begin_ray
 def new_pool():
     """Start a pool of `Counter` rows in two actors, bound to `layout`; closed after the test."""
     begin_ray()
-    from envkit_bridges.transports.ray import RayPool
+    from envkit_bridges.transports.ray import RayActors
 
     with ExitStack() as stack:
 
         def start(make_host=Counter, rows=4, actors=2, bound=None, **options):
             options = {"commands": COMMANDS, "timeout_s": 20.0, **options}
-            pool = RayPool(make_host, rows, actors, **options)
+            limits = {name: options.pop(name) for name in LIMITS if name in options}
+            pool = Pool(RayActors(make_host, rows, actors, **options), **limits)
             stack.callback(pool.close)
             pool.start()
             return pool, pool.bind(layout(rows) if bound is None else bound)

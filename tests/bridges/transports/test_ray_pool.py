@@ -18,7 +18,7 @@ from envkit.errors import (
     WorkerError,
     WorkerTimeoutError,
 )
-from envkit.transport import Field, Layout, ProcessPool, Traffic
+from envkit.transport import Field, Layout, Traffic
 from tests.transport.hosts import (
     COMMANDS,
     EXIT,
@@ -30,6 +30,7 @@ from tests.transport.hosts import (
     FailsToStart,
     HangsAtStart,
     HangsInClose,
+    process_pool,
 )
 
 pytestmark = [pytest.mark.slow, pytest.mark.sweep, pytest.mark.timeout(400)]
@@ -172,7 +173,7 @@ def test_a_call_that_was_interrupted_is_finished_by_the_next(new_pool, tmp_path)
 
 def test_a_row_that_raises_is_told_as_by_a_process_and_the_others_go_on(new_pool):
     pool, arrays = new_pool()
-    measure = ProcessPool(Counter, 4, 2, commands=COMMANDS)
+    measure = process_pool(Counter, 4, 2, commands=COMMANDS)
     errors = []
 
     measure.start()

@@ -14,7 +14,6 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
 from typing import Any, NoReturn
@@ -32,16 +31,15 @@ from envkit.env.base import EnvBase
 from envkit.errors import (
     ArgumentError,
     ArgumentTypeError,
-    ClosedEnvError,
     OptionError,
     ResumeError,
     StepMaskError,
     UnsupportedError,
 )
-from envkit.transport import Layout, Pool
-from envkit.transport.failure import failures_of
-from envkit.transport.job_rounds import Arrivals, JobRounds
-from envkit.transport.jobs import Job
+from envkit.transport import Backend, Layout, Pool
+from envkit.transport.failure import Failure, failures_of
+from envkit.transport.in_process import Arrivals
+from envkit.transport.pool import Request, Worker
 from envkit_bridges.gym.rows import DONE
 from envkit_bridges.worlds.envpool.env import MultiThreadedEnv
 from envkit_bridges.worlds.envpool.library import (
@@ -51,7 +49,7 @@ from envkit_bridges.worlds.envpool.library import (
     require_name,
 )
 
-__all__ = ["EnvPoolAsyncEnvPool", "EnvPoolJobs"]
+__all__ = ["EnvPoolAsyncEnvPool", "EnvPoolRows"]
 
 
 class EnvPoolAsyncEnvPool(AsyncEnvPool):
@@ -111,10 +109,8 @@ class EnvPoolAsyncEnvPool(AsyncEnvPool):
         require_keywords(names[0], self._kwargs[0])
 
     def _make_pool(self, makers: list[Maker], described: frozenset[int]) -> Pool:
-        return EnvPoolJobs(
-            self.env_name,
-            self.num_workers,
-            self._kwargs[0],
+        return Pool(
+            EnvPoolRows(self.env_name, self.num_workers, self._kwargs[0]),
             commands=COMMAND_NAMES,
             timeout_s=self.timeout,
             start_timeout_s=self.start_timeout,
@@ -130,68 +126,71 @@ _CLOSE_S = 3.0
 _REWARD: Path = ("reward",)
 
 
-@dataclass
-class _Row:
+class EnvPoolRow(Worker):
     """A row: what it does, in which moment of the memory, and whether the reset of that is under way."""
 
-    index: int
-    job: Job | None = None
-    latest: Job | None = None
-    lost: Any = None
-    command: int = RESET
-    slot: int = 0
-    resets: bool = False
-    ended: bool = True
+    def __init__(self, index: int) -> None:
+        super().__init__(index, range(index, index + 1))
+        self.command, self.slot = RESET, 0
+        self.resets, self.ended = False, True
 
 
-class EnvPoolJobs(JobRounds[_Row]):
-    """The rows of an EnvPool that gives results as they come; see `Pool` and `JobPool`.
+class EnvPoolRows(Backend[EnvPoolRow]):
+    """The rows of an EnvPool that gives results as they come.
 
     Args:
         env_name: id of the library.
         num_rows: number of envs.
         kwargs: what `make_pool` takes.
-        **options: see `JobRounds`.
     """
 
-    def __init__(self, env_name: str, num_rows: int, kwargs: Mapping[str, Any], **options: Any):
-        super().__init__(num_rows, num_rows, **options)
+    ends_with_pool = False
+
+    def __init__(self, env_name: str, num_rows: int, kwargs: Mapping[str, Any]):
+        super().__init__(tuple(range(row, row + 1) for row in range(num_rows)))
         self._env_name, self._kwargs = env_name, kwargs
         self._answers = Arrivals()
         self._awaited: SimpleQueue[bool] = SimpleQueue()  # one entry for each result that will come
         self._thread = threading.Thread(target=self._receive, name="EnvPool results", daemon=True)
+        self._seeds: dict[int, int] = {}
 
     @property
     def pids(self) -> list[int]:
         """This process, while open."""
-        return [os.getpid()] if self._workers and not self.closed else []
+        return [os.getpid()] if self.workers else []
 
     # ------------------------------------------------------------------------------ start and end
 
-    def start(self) -> list[object]:
-        """Build the pool; the first row describes them all."""
-        if self.closed or self._workers:
-            raise ClosedEnvError("this pool was started before; make a new one.")
+    def open(self) -> None:
+        """Build the pool."""
+        self.owner_pid, num_rows = os.getpid(), len(self.rows_of)
         with MultiThreadedEnv(1, self._env_name, create_env_kwargs=self._kwargs) as one:
             self._observed, self._acted = one._observed, one._acted
             self._metadata = EnvMetaData.metadata_from_env(one)[0]
-        self._pool = make_pool(self._env_name, self._num_rows, self._kwargs, batch_size=1)
-        self._workers = [_Row(index) for index in range(self._num_rows)]
+        self._pool = make_pool(self._env_name, num_rows, self._kwargs, batch_size=1)
+        self.workers = [EnvPoolRow(index) for index in range(num_rows)]
         self._thread.start()
-        return [{0: self._metadata}, *({} for _ in self._workers[1:])]
 
-    def bind(self, layout: Layout) -> dict[str, np.ndarray]:
-        """Allocate memory for ``layout``."""
-        self._require_open()
+    def start(self, worker: EnvPoolRow, request: Request) -> None:
+        """Answer what a row is like: the first one describes them all."""
+        described = {} if worker.index else {0: self._metadata}
+        request.settle(worker.index, described, [])
+
+    def allocate(self, layout: Layout) -> dict[str, np.ndarray]:
+        """Allocate ordinary memory."""
         arrays = layout.zeros()
-        plan = BufferPlan.of(self._metadata, self._num_rows).fitted(arrays)
+        plan = BufferPlan.of(self._metadata, layout.rows).fitted(arrays)
         self._slot = arrays[SLOT.name]
         self._inputs, self._roots, self._nexts = (
             plan.tensors(arrays, region) for region in ("in", "root", "next")
         )
         return arrays
 
-    def restart_worker(self, index: int) -> NoReturn:
+    def bind(self, worker: EnvPoolRow, request: Request) -> None:
+        """Do nothing: the memory is that of all rows."""
+        request.settle(worker.index, None, [])
+
+    def replace(self, index: int) -> NoReturn:
         """Refused: a row has no life of its own.
 
         Raises:
@@ -203,27 +202,31 @@ class EnvPoolJobs(JobRounds[_Row]):
 
     def close(self) -> None:
         """Have the thread end once what is under way has come, and wait for that a few seconds."""
-        if self.closed:
-            return
-        self.closed = True
-        if self._workers:
+        workers, self.workers = self.workers, []
+        if workers:
             self._awaited.put(False)
             self._thread.join(_CLOSE_S)
-        self._workers = []
 
     # ---------------------------------------------------------------------------------------- jobs
 
-    def _begin_command(self, worker: _Row, command: int, rows: list[int] | None) -> Job:
-        job = self._new_job(worker, command)
-        if job.request.failures:
-            return job
-        worker.latest = job
+    def run(
+        self, workers: Sequence[EnvPoolRow], request: Request, command: int, mask: np.ndarray | None
+    ) -> None:
+        """Have rows step, or be reset."""
+        for worker in workers:
+            if worker.lost is None:
+                self._run(worker, request, command)
+            else:
+                request.miss(worker.lost)
+
+    def _run(self, worker: EnvPoolRow, request: Request, command: int) -> None:
+        worker.request = request
         worker.command, worker.slot = command, int(self._slot[0])
         worker.resets = command in (RESET, RESTART)
         if not worker.resets and worker.ended:
-            self._settle_raised(worker, job, _ended(worker.index))
-            return job
-        worker.job = job
+            self._settle_raised(worker, request, _ended(worker.index))
+            return
+        self.pending[worker.reply] = worker
         if worker.resets:
             self._send_reset(worker)
         else:
@@ -231,46 +234,35 @@ class EnvPoolJobs(JobRounds[_Row]):
             taken = {path: rows[worker.slot, own] for path, rows in self._inputs.items()}
             self._awaited.put(True)
             self._pool.send(self._acted.decode_arrays(taken), _id(worker))
-        return job
 
-    def _send_reset(self, worker: _Row) -> None:
+    def _send_reset(self, worker: EnvPoolRow) -> None:
         self._awaited.put(True)
         self._pool._reset(_id(worker))  # what `reset` does, without waiting for its result
 
-    def begin_call(self, worker: int, method: str, *args: Any, **kwargs: Any) -> Job:
+    def call(self, worker: EnvPoolRow, request: Request, method: str, arguments: Any) -> None:
         """Call a method: seeds, states and attributes; what steps or resets is a command."""
-        self._require_open()
-        row = self._workers[worker]
-        job = self._new_job(row, method)
+        args, kwargs = arguments
+        worker.request = request
         try:
             result = getattr(self, f"_call_{method}", self._refuse)(*args, **kwargs)
         except Exception as error:
-            self._settle_raised(row, job, error)
+            self._settle_raised(worker, request, error)
         else:
-            job.request.settle(worker, result, [])
-        return job
+            request.settle(worker.index, result, [])
 
-    def _settle_raised(self, worker: _Row, job: Job, error: Exception) -> None:
-        name, index = job.request.name, worker.index
-        failures = failures_of(error, worker=index, rows=(index,), command=name)
-        job.request.settle(index, None, failures)
+    def _settle_raised(self, worker: EnvPoolRow, request: Request, error: Exception) -> None:
+        index, rows = worker.index, tuple(worker.rows)
+        failures = failures_of(error, worker=index, rows=rows, command=request.name)
+        request.settle(index, None, failures)
 
-    def call_each(
-        self,
-        method: str,
-        arguments: Sequence[tuple[tuple[Any, ...], dict[str, Any]]],
-        workers: Sequence[int] | None = None,
-    ) -> list[Any]:
-        """Call a method of some rows; seeds are given to all of them, in a pool that is built anew."""
-        if method != "set_seed":
-            return super().call_each(method, arguments, workers)
-        self._require_open()
-        self._abandoned()
-        seeds = {row: seed for (of_row,), _ in arguments for row, seed in of_row.items()}
-        self._pool = built_anew(self._pool, [seeds[row] for row in range(self._num_rows)])
-        for worker in self._workers:
-            worker.ended = True
-        return [None] * len(arguments)
+    def _call_set_seed(self, of_row: dict[int, int]) -> None:
+        """Note seeds; once all rows have new ones, the pool is built anew with them."""
+        self._seeds.update(of_row)
+        if len(self._seeds) == len(self.rows_of):
+            seeds, self._seeds = self._seeds, {}
+            self._pool = built_anew(self._pool, [seeds[row] for row in range(len(seeds))])
+            for worker in self.workers:
+                worker.ended = True
 
     def _call_has_attribute(self, path: tuple[str, ...]) -> bool:
         return False
@@ -288,13 +280,16 @@ class EnvPoolJobs(JobRounds[_Row]):
             "create_env_kwargs, and set_seed()."
         )
 
-    def wait(self, jobs: Sequence[Job], count: int, timeout_s: float | None) -> list[Job]:
-        """Wait until ``count`` of some jobs are done, and give all that are; see `JobPool.wait`."""
-        with self._answers:  # nothing comes between a look and the wait for what changes
-            return super().wait(jobs, count, timeout_s)
+    def attend(self, until: float, left: int) -> bool:
+        """Wait for results, which the thread takes."""
+        return self._answers.attend(self.pending, until, left)
 
-    def _await_answers(self, jobs: Sequence[Job], wanted: int, seconds: float) -> None:
-        self._answers.wait_for_some(wanted, seconds)
+    def give_up(self, stuck: Sequence[tuple[EnvPoolRow, Failure]]) -> None:
+        """Note that rows are lost."""
+        with self._answers:
+            for worker, why in stuck:
+                if worker.reply in self.pending:
+                    self.lose(worker, why)
 
     # ------------------------------------------------------------------------- results, in their thread
 
@@ -306,29 +301,29 @@ class EnvPoolJobs(JobRounds[_Row]):
     def _take(self, *result: Any) -> None:
         """Take a result of some row; nobody waits for that of a job that was given up."""
         with self._answers:
-            if self.closed:
+            if not self.workers:
                 return
             *_, terminated, truncated, info = result
-            worker = self._workers[int(info["env_id"][0])]
+            worker = self.workers[int(info["env_id"][0])]
             worker.ended = bool(terminated[0] | truncated[0])
-            if (job := worker.job) is None:
+            if worker.reply not in self.pending:
                 return
             try:
                 self._record(worker, *result[:-1])
             except Exception as error:
-                self._settle_raised(worker, job, error)
+                self._settle_raised(worker, worker.request, error)
             else:
                 if worker.command == ADVANCE and worker.ended:
                     worker.resets = True
                     self._send_reset(worker)
                     return
-                job.request.settle(worker.index, None, [])
-            worker.job = None
+                worker.request.settle(worker.index, None, [])
+            del self.pending[worker.reply]
             self._answers.came()
 
     def _record(
         self,
-        worker: _Row,
+        worker: EnvPoolRow,
         observation: Any,
         reward: np.ndarray,
         terminated: np.ndarray,
@@ -344,13 +339,15 @@ class EnvPoolJobs(JobRounds[_Row]):
         if worker.resets or worker.command == ADVANCE:
             self._write(self._roots, worker, worker.slot + 1, seen)
 
-    def _write(self, region: Any, worker: _Row, slot: int, values: Mapping[Path, Any]) -> None:
+    def _write(
+        self, region: Any, worker: EnvPoolRow, slot: int, values: Mapping[Path, Any]
+    ) -> None:
         for path, value in values.items():
             row = region[path][slot, worker.index]
             row.copy_(value[0].reshape(row.shape))
 
 
-def _id(worker: _Row) -> np.ndarray:
+def _id(worker: EnvPoolRow) -> np.ndarray:
     return np.array([worker.index], np.int32)
 
 
