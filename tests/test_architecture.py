@@ -138,14 +138,6 @@ def test_worlds_do_not_know_each_other_and_jax_does_not_know_gym(graph):
 # Modules that are only read together with their one importer, and still stand apart. This list may
 # only get shorter: merge the module into its importer, or write tests of it.
 STAND_APART = {
-    # envkit.batched
-    "envkit.batched.carried",
-    "envkit.batched.exchange_stats",
-    "envkit.batched.joining",
-    "envkit.batched.moments",
-    "envkit.batched.output_checks",
-    "envkit.batched.policy_proof",
-    "envkit.batched.resuming",
     # envkit.env
     "envkit.env.from_data",
     "envkit.env.module",

@@ -2,7 +2,7 @@
 
 `AsyncEnvPool` is a batched env whose sub-envs can also be sent to work one by one, and whose results are
 received as they come. This module holds what its users see. Who is busy and what is received is known to
-`queues`, how one row's data travels to `exchange.one_by_one`.
+`job_queues`, how one row's data travels to `exchange.async_rows`.
 
 Conventions
     job     a step, a reset, or a step and a reset of what is done, of one sub-env. A sub-env has at most one.
@@ -17,15 +17,14 @@ import torch
 from tensordict import TensorDictBase
 
 from envkit.batched.attributes import WorkerAttribute
-from envkit.batched.creation_context import chosen
+from envkit.batched.caller_settings import chosen
 from envkit.batched.env import BatchedEnv
-from envkit.batched.env_index import ENV_INDEX, env_indices, envs_of
-from envkit.batched.exchange.one_by_one import BufferJobs, TensorDictJobs
+from envkit.batched.exchange.async_rows import BufferJobs, TensorDictJobs
 from envkit.batched.host import BUILDING, COMMAND_NAMES, HostFactory, Maker
+from envkit.batched.job_queues import ENV_INDEX, JobQueues, env_indices, envs_of
+from envkit.batched.lazy_stacks import stack_rows
 from envkit.batched.metadata import EnvMetaData
-from envkit.batched.queues import JobQueues
 from envkit.batched.settings import AsyncOptions, RayOptions
-from envkit.batched.stacking import stack_rows
 from envkit.batched.workers import cores_of, ray_workers, usable_options, worker_processes
 from envkit.data.arguments import as_int
 from envkit.data.paths import Key, as_key

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from envkit.batched.arguments import equal
+from envkit.batched.makers import equal
 from envkit.batched.metadata import EnvMetaData
 from envkit.batched.shared_state import OwnState, SharedState
 from envkit.env.base import EnvBase

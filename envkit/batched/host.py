@@ -22,19 +22,20 @@ import numpy as np
 import torch
 from tensordict import TensorDictBase
 
-from envkit.batched import unsigned  # noqa: F401 (it says how messages hold such tensors)
 from envkit.batched.apart import Apart
-from envkit.batched.creation_context import holding
+from envkit.batched.caller_settings import holding
 from envkit.batched.exchange.buffers import SLOT, BufferPlan
 from envkit.batched.host_rows import TensorDictRows, bind_rows, row_core
 from envkit.batched.metadata import EnvLeaves, EnvMetaData
-from envkit.batched.output_checks import OutputForms
-from envkit.data.paths import Path
+from envkit.data.forms import require_form
+from envkit.data.paths import Key, Path, as_key, leaf_paths
 from envkit.data.plain import from_plain, plain
 from envkit.env.base import EnvBase
 from envkit.env.wrapper_hints import wrapping_of
 from envkit.errors import WorkerError
+from envkit.specs.consolidation import contains_lazy_spec
 from envkit.transport import RowsFailedError
+from envkit.transport.by_value import pickle_with
 
 __all__ = [
     "ADVANCE",
@@ -46,7 +47,9 @@ __all__ = [
     "EnvHost",
     "HostFactory",
     "Maker",
+    "OutputForms",
 ]
+
 
 STEP, RESET, ADVANCE, RESTART = 1, 2, 3, 4
 COMMAND_NAMES: dict[int | str, str] = {
@@ -78,7 +81,7 @@ class HostFactory:
         without_gradients: compute none in that process from now on.
         own_random_numbers: seed torch in that process by chance. Forks of one server would
             otherwise all draw the same numbers.
-        choices: hold while envs are built, see `choices`.
+        choices: hold while envs are built, see `caller_settings`.
     """
 
     def __init__(
@@ -396,3 +399,59 @@ def _blaming(row: int) -> Iterator[None]:
         yield
     except Exception as error:
         raise RowsFailedError({row: error}, None) from error
+
+
+class OutputForms:
+    """The forms of what one env makes: of a root, and of the outcome of a step.
+
+    Sizes that only data can tell fit any, and so do entries without a dtype. An env whose parts are
+    unlike is trusted.
+    """
+
+    def __init__(self, env: EnvBase):
+        def forms(*kinds: str) -> list[tuple[Key, tuple[int, ...], torch.dtype]]:
+            specs = [getattr(env, f"full_{kind}_spec") for kind in kinds]
+            return [
+                (as_key(path), tuple(leaf.shape), leaf.dtype)
+                for spec in specs
+                if not contains_lazy_spec(spec)
+                for path in leaf_paths(spec)
+                if (leaf := spec[as_key(path)]).dtype is not None
+            ]
+
+        self._of_root = forms("observation", "done")
+        self._of_outcome = forms("observation", "reward", "done")
+
+    def check_root(self, td: TensorDictBase) -> None:
+        """Check what a reset returned.
+
+        Raises:
+            WorkerError: an entry is missing, or has another form.
+        """
+        for key, shape, dtype in self._of_root:
+            require_form(key, td.get(key, None), shape, dtype)
+
+    def check_outcome(self, td: TensorDictBase) -> None:
+        """Check ``next`` of a step; see `check_root`."""
+        for key, shape, dtype in self._of_outcome:
+            require_form(key, td.get(key, None), shape, dtype)
+
+
+# ------------------------------------------------------------------------------- tensors in messages
+
+# torch cannot unpickle tensors of uint16, uint32 and uint64 that it has pickled itself, alone or in a spec or
+# a TensorDict. In messages to and from workers they travel as arrays of the same numbers.
+_UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
+
+
+def _reduced(tensor: torch.Tensor) -> Any:
+    if tensor.dtype in _UNSIGNED:
+        return _tensor_on, (tensor.numpy(force=True), tensor.device)
+    return tensor.__reduce_ex__(2)
+
+
+def _tensor_on(array: Any, device: torch.device) -> torch.Tensor:
+    return torch.from_numpy(array).to(device)
+
+
+pickle_with(torch.Tensor, _reduced)

@@ -19,10 +19,10 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 from envkit import rules
-from envkit.batched.agreement import specs_of_rows
 from envkit.batched.attributes import chosen_rows, looked_up
+from envkit.batched.batch_layout import specs_of_rows
 from envkit.batched.env import BatchedEnv
-from envkit.batched.stacking import by_row, stack_rows
+from envkit.batched.lazy_stacks import by_row, stack_rows
 from envkit.data.arguments import require_tensordict
 from envkit.data.paths import as_key
 from envkit.data.transition import leaves

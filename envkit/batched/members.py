@@ -1,32 +1,51 @@
-"""The members of a mixed batch: their rows, the names of their states there, what they told last.
+"""The members of a mixed batch: their rows, what they must have in common, and what of their state stands in the data.
 
-It decides where the states of unlike members stand in one dense batch. When members are stepped and
-reset is decided in `mixed`.
+It decides where the states of unlike members stand in one dense batch, and which data a simulator has left behind.
+Keys, shapes and dtypes of members must agree, and what actions are drawn from; bounds may differ. When members are
+stepped and reset is decided in `mixed`.
 
 Conventions
-    member  an env with one batch axis; its rows follow those of the member before it.
-    state   what the next step of a member reads besides actions, and its steps give. Where all members
-            give an entry alike, it stands in the data of the whole batch as in theirs. Else entry
-            ``path`` stands at ``("state", "member{i}", *path)``, zero in the rows of other members.
-    told    what a member gave, under its own names.
+    member   an env with one batch axis; its rows follow those of the member before it.
+    state    what the next step of a member reads besides actions, and its steps give. Where all members
+             give an entry alike, it stands in the data of the whole batch as in theirs. Else entry
+             ``path`` stands at ``("state", "member{i}", *path)``, zero in the rows of other members.
+    version  ``("state", "moment")``, int64 (rows, 1): how often a row of a stateful member was stepped or
+             reset since it was seeded. 0 makes no claim; rows of stateless members hold it.
+    told     what a member gave, under its own names.
+    kind     observation, action, reward or done; states that travel are no observations here.
+    leaves   specs of one member by kind and path.
+    mask     bool (rows,) on the CPU.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
 import torch
 from tensordict import TensorDictBase
 
+from envkit import rules
 from envkit.data.paths import Key, Path, as_key, as_path
 from envkit.data.transition import choose_leaf, leaves
 from envkit.env.base import EnvBase
-from envkit.errors import SpecError
-from envkit.specs import TensorSpec
+from envkit.errors import ArgumentError, KeyCollisionError, SpecError, StaleDataError
+from envkit.specs import Bounded, Composite, TensorSpec, Unbounded
 
-__all__ = ["STATE", "Member", "delivered", "members_of"]
+__all__ = [
+    "STATE",
+    "VERSION",
+    "Member",
+    "RowVersions",
+    "common_device",
+    "delivered",
+    "joined_specs",
+    "members_of",
+    "require_free",
+    "shared_leaves",
+]
+
 
 STATE = "state"
 _Placed = TypeVar("_Placed", TensorDictBase, TensorSpec)
@@ -141,3 +160,184 @@ def _state_of(env: EnvBase) -> dict[Path, TensorSpec]:
 def delivered(value: _Placed, device: Any) -> _Placed:
     """Give a TensorDict or spec on a device; None sets no constraint."""
     return value if device is None or value.device == device else value.to(device)
+
+
+LeavesByKind = dict[str, dict[Path, TensorSpec]]
+
+_KINDS = ("observation", "action", "reward", "done")
+
+
+def common_device(members: list[EnvBase]) -> torch.device | None:
+    """Give the device that members name, None where none does.
+
+    Raises:
+        ArgumentError: they name several.
+    """
+    devices = list(dict.fromkeys(env.device for env in members if env.device is not None))
+    if len(devices) > 1:
+        raise ArgumentError(
+            f"the members deliver to different devices, {list(map(str, devices))}, but a mixed env "
+            f"delivers to one. Say to which: MixedEnv(members, device={str(devices[0])!r})."
+        )
+    return devices[0] if devices else None
+
+
+def shared_leaves(members: Sequence[Member]) -> list[LeavesByKind]:
+    """Give the leaves that members have in common with each other, for each member.
+
+    Raises:
+        SpecError: they differ; the message lists every difference.
+    """
+    leaves = [_leaves_of(member) for member in members]
+    _require_alike(leaves)
+    return leaves
+
+
+def joined_specs(
+    leaves: Sequence[LeavesByKind], batch_size: torch.Size, device: torch.device | None
+) -> dict[str, Composite]:
+    """Declare the rows of all members, by kind; ``leaves`` are those of each member."""
+    joined = {}
+    for kind in _KINDS:
+        spec = joined[kind] = Composite(shape=batch_size, device=device)
+        for path in leaves[0][kind]:
+            parts = [delivered(found[kind][path], device) for found in leaves]
+            spec[as_key(path)] = _concatenated(parts)
+    return joined
+
+
+def _leaves_of(member: Member) -> LeavesByKind:
+    """Give what a member must have in common with the others."""
+    return {
+        kind: {
+            as_path(key): leaf
+            for key, leaf in getattr(member.env, f"full_{kind}_spec").items(True, True)
+            if not (kind == "observation" and as_path(key) in member.state)
+        }
+        for kind in _KINDS
+    }
+
+
+def _require_alike(leaves: Sequence[LeavesByKind]) -> None:
+    differences = []
+    for number, other in enumerate(leaves[1:], 1):
+        for kind in _KINDS:
+            first, second = leaves[0][kind], other[kind]
+            for path in dict.fromkeys((*first, *second)):
+                shown = [_shown(leaf, kind) for leaf in (first.get(path), second.get(path))]
+                if shown[0] != shown[1]:
+                    differences.append(
+                        f"  {kind} {as_key(path)!r}: member 0 has {shown[0]}, "
+                        f"member {number} has {shown[1]}"
+                    )
+    if differences:
+        raise SpecError(
+            "the members of a mixed env must have equal keys, shapes and dtypes, but differ:\n"
+            + "\n".join(differences)
+            + "\nBring them to one spec with wrappers, e.g. gymnasium's DtypeObservation."
+        )
+
+
+def require_free(places: Iterable[Path], observation: Composite) -> None:
+    """Check that no observation of the members stands where their states go."""
+    for path in places:
+        for taken in map(as_path, observation.keys(True, True)):
+            if path[: len(taken)] == taken or taken[: len(path)] == path:
+                raise KeyCollisionError(
+                    f"the members have an observation {as_key(taken)!r}, but a mixed env has its own entry "
+                    f"{as_key(path)!r}, for states. Give theirs another name, e.g. with RenameTransform in "
+                    "each member."
+                )
+
+
+def _shown(leaf: TensorSpec | None, kind: str) -> str:
+    """Describe a leaf by what must be equal: of an action also the set it is drawn from."""
+    if leaf is None:
+        return "absent"
+    text = f"{leaf.dtype} {tuple(leaf.shape[1:])}"
+    if kind != "action":
+        return text
+    count = getattr(leaf, "n", None)
+    return f"{type(leaf).__name__} {text}" + ("" if count is None else f" of {count}")
+
+
+def _concatenated(specs: list[TensorSpec]) -> TensorSpec:
+    """Join leaf specs along the batch axis; a leaf some member does not bound is unbounded."""
+    first = specs[0]
+    shape = (sum(spec.shape[0] for spec in specs), *first.shape[1:])
+    if all(isinstance(spec, Bounded) for spec in specs):
+        low, high = (torch.cat([getattr(spec, end) for spec in specs]) for end in ("low", "high"))
+        return Bounded(low, high, shape, dtype=first.dtype, device=first.device)
+    if all(spec == first[0].expand(spec.shape) for spec in specs):
+        return first[0].expand(shape)
+    return Unbounded(shape, dtype=first.dtype, device=first.device)
+
+
+VERSION = (STATE, "moment")  # its name in data that was saved
+
+
+class RowVersions:
+    """The versions of all rows: what tells data that a simulator has left behind.
+
+    Args:
+        is_stateful: rows whose simulator cannot go back.
+    """
+
+    def __init__(self, is_stateful: torch.Tensor):
+        self._is_stateful = is_stateful
+        self.are_told = bool(is_stateful.any())
+        self._now = torch.zeros(is_stateful.shape, dtype=torch.int64, device="cpu")
+
+    def begin_anew(self) -> None:
+        """Forget all: the simulators were seeded."""
+        self._now = torch.zeros_like(self._now)
+
+    def state(self) -> torch.Tensor:
+        """Give all versions."""
+        return self._now.clone()
+
+    def take(self, versions: torch.Tensor) -> None:
+        """Go on from what `state` gave."""
+        self._now = versions.clone()
+
+    def count(self, rows: torch.Tensor, within: slice = slice(None)) -> None:
+        """Count a step or a reset of those of some rows that lie ``within`` a range."""
+        now = self._now.clone()
+        now[within] += (rows & self._is_stateful)[within]
+        self._now = now
+
+    def moving(self, td: TensorDictBase, mask: torch.Tensor | None) -> torch.Tensor:
+        """Say which rows a step of ``mask`` (None: of all) from ``td`` moves for good.
+
+        Raises:
+            StaleDataError: the simulator of one has left that data behind.
+        """
+        moving = self._is_stateful if mask is None else self._is_stateful & mask
+        given = td.get(VERSION, None) if self.are_told else None
+        if given is None:
+            return moving
+        given, newest = given.reshape(self._now.shape).cpu(), self._now
+        stale = moving & (given != newest) & (given != 0) & (newest != 0)
+        if bool(stale.any()):
+            row = int(stale.nonzero()[0])
+            raise StaleDataError(
+                f"row {row} is to be stepped from moment {int(given[row])}, but its simulator is at "
+                f"moment {int(newest[row])} and cannot go back. Go on from what the last step or reset "
+                "gave: env.step_mdp(td), or begin anew: env.reset()."
+            )
+        return moving
+
+    def tell(
+        self,
+        told: TensorDictBase,
+        root: TensorDictBase | None = None,
+        stepped: torch.Tensor | None = None,
+    ) -> None:
+        """Write the versions of all rows; those that were not ``stepped`` keep what ``root`` says."""
+        if not self.are_told:
+            return
+        versions = self._now[:, None].to(told.device or "cpu", copy=True)
+        given = None if root is None else root.get(VERSION, None)
+        if given is not None and stepped is not None:
+            versions = rules.choose(stepped.to(versions.device), versions, given)
+        told.set(VERSION, versions)

@@ -22,6 +22,7 @@ from envkit.errors import EmptySpecError
 from envkit.specs import Composite, TensorSpec, check_no_exclusive_keys, exclusive_paths
 from envkit.specs.annotations import AxisIndex, Device
 from envkit.specs.devices import as_device
+from envkit.specs.inputs import ActionInput, action_inputs
 from envkit.specs.stacks import refuse_ragged
 
 __all__ = ["EnvLeaves", "EnvMetaData", "HasLeaves"]
@@ -207,6 +208,11 @@ class EnvMetaData:
     def keys(self, *kinds: str) -> list[Key]:
         """Name the leaves of some of the full specs, with those that only some parts of a stack have."""
         return [*map(as_key, self.paths(*kinds)), *self._own(*kinds)]
+
+    def action_inputs(self) -> dict[Path, ActionInput]:
+        """Give the rule of each action."""
+        found = action_inputs(self.full_spec("action"))
+        return {as_path(key): rule for key, rule in found.items()}
 
     def _own(self, *kinds: str) -> list[Key]:
         found = (path for kind in kinds for path in sorted(exclusive_paths(self.full_spec(kind))))

@@ -6,8 +6,7 @@ members stand in the data is decided in `members`.
 
 Conventions
     member  an env with one batch axis; it is the submodule ``member{i}``.
-    moment  tells data that the simulator of a stateful (batch-locked) member has left behind, see
-            `moments`.
+    version tells data that the simulator of a stateful (batch-locked) member has left behind, see `members`.
     device  where the mixed env delivers; each member is given data where it expects it.
 """
 
@@ -22,9 +21,18 @@ from tensordict import TensorDict, TensorDictBase
 
 from envkit import rules
 from envkit.batched.apart import Apart
-from envkit.batched.joining import common_device, joined_specs, require_free, shared_leaves
-from envkit.batched.members import STATE, Member, delivered, members_of
-from envkit.batched.moments import MOMENT, Moments
+from envkit.batched.members import (
+    STATE,
+    VERSION,
+    Member,
+    RowVersions,
+    common_device,
+    delivered,
+    joined_specs,
+    members_of,
+    require_free,
+    shared_leaves,
+)
 from envkit.data.arguments import require_state_dict, require_tensordict
 from envkit.data.paths import Path, as_path
 from envkit.data.plain import from_plain, plain
@@ -96,7 +104,7 @@ class MixedEnv(EnvBase):
         is_stateful = torch.zeros(self.batch_size, dtype=torch.bool, device="cpu")
         for member in self.members:
             is_stateful[member.rows] = member.env.batch_locked
-        self._moments = Moments(is_stateful)
+        self._versions = RowVersions(is_stateful)
         # members that compute in this process first: the others work meanwhile
         self._in_order_of_waiting = sorted(placed, key=lambda member: member.env.works_elsewhere)
         self._declare_state()
@@ -159,8 +167,8 @@ class MixedEnv(EnvBase):
             for member in self.members
             for path, leaf in member.state.items()
         }
-        if self._moments.are_told:
-            forms[MOMENT] = (1,), torch.int64
+        if self._versions.are_told:
+            forms[VERSION] = (1,), torch.int64
         observation, device = self.full_observation_spec.clone(), self.device
         require_free(map(as_path, forms), observation)
         for key, (event, dtype) in forms.items():
@@ -171,7 +179,7 @@ class MixedEnv(EnvBase):
             if key in forms or key in read:
                 state[key] = leaf.clone()
         self.full_observation_spec, self.full_state_spec = observation, state
-        self._hidden = (MOMENT, *((STATE, member.name) for member in self.members))
+        self._hidden = (VERSION, *((STATE, member.name) for member in self.members))
 
     # ---------------------------------------------------------------------------------------- step
 
@@ -183,7 +191,7 @@ class MixedEnv(EnvBase):
         td, mask = ticket.td, None if ticket.mask is None else ticket.mask.cpu()
         # Rows that are left out may be done already: then the reset follows apart.
         ticket.restarts = mask is None and self._may_restart(ticket)
-        work = ticket.work = _MixedWork(mask, self._moments.moving(td, mask))
+        work = ticket.work = _MixedWork(mask, self._versions.moving(td, mask))
         for member in reversed(self._in_order_of_waiting):
             part = member.part(td, self._hidden)
             try:
@@ -195,7 +203,7 @@ class MixedEnv(EnvBase):
             work.parts[member.name] = own
 
     def _begin_step(self, ticket: Ticket) -> None:
-        self._moments.count(ticket.work.moving)
+        self._versions.count(ticket.work.moving)
         try:
             for own in ticket.work.parts.values():
                 own.begin()
@@ -207,9 +215,9 @@ class MixedEnv(EnvBase):
         nexts = self._received(ticket)
         following = self._joined(nexts)
         if ticket.restarts:
-            self._moments.tell(following)
+            self._versions.tell(following)
         else:
-            self._moments.tell(following, ticket.td, ticket.work.mask)
+            self._versions.tell(following, ticket.td, ticket.work.mask)
         return following
 
     def _fresh_root(self, ticket: Ticket, data: TensorDictBase) -> TensorDictBase:
@@ -248,13 +256,13 @@ class MixedEnv(EnvBase):
 
     def _count_begun(self, following: TensorDictBase, root: TensorDictBase) -> None:
         """Count the episodes that members have begun after a step that ended with ``following``."""
-        if not self._moments.are_told:
+        if not self._versions.are_told:
             return
         flags = following.select(*self.done_keys)
         self.any_done(flags)
         masks = collect_reset_masks(flags, self.done_levels, self.full_done_spec)
-        self._moments.count(self._rows_of(masks))
-        self._moments.tell(root)
+        self._versions.count(self._rows_of(masks))
+        self._versions.tell(root)
 
     def _visit_transforms(self, visit: Any, given: Any) -> Any:
         each = [ALL] * len(self.members) if given == ALL else given
@@ -312,10 +320,10 @@ class MixedEnv(EnvBase):
                 part = None if td is None else take(member, td, self._hidden)
                 told = member.env.reset(part, **kwargs)
                 member.keep(told, None if bool(own.all()) else own)
-                self._moments.count(rows, member.rows)
+                self._versions.count(rows, member.rows)
             parts[member.name] = member.newest
         fresh = self._joined(parts)
-        self._moments.tell(fresh)
+        self._versions.tell(fresh)
         return fresh
 
     # ------------------------------------------------------------------------- specs, place, state
@@ -373,7 +381,7 @@ class MixedEnv(EnvBase):
 
     def _own_state(self) -> dict[str, Any]:
         newest = [plain(member.newest) for member in self.members]
-        return {**super()._own_state(), "moments": self._moments.state(), "newest": newest}
+        return {**super()._own_state(), "moments": self._versions.state(), "newest": newest}
 
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, **kwargs: Any
@@ -404,7 +412,7 @@ class MixedEnv(EnvBase):
 
     def _take_own_state(self, state: Mapping[str, Any], *, strict: bool) -> None:
         super()._take_own_state(state, strict=strict)
-        self._moments.take(state["moments"])
+        self._versions.take(state["moments"])
         for member, newest in zip(self.members, state["newest"], strict=True):
             member.newest = from_plain(newest)
 
@@ -415,7 +423,7 @@ class MixedEnv(EnvBase):
         following = seed
         for member in self.members:
             following = member.env.set_seed(following, static_seed=static_seed)
-        self._moments.begin_anew()
+        self._versions.begin_anew()
         self._seed_actions(seed)
         return following
 

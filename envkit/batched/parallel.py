@@ -18,8 +18,7 @@ from envkit.batched.env import BatchedEnv
 from envkit.batched.host import Maker
 from envkit.batched.indexed import Indexable
 from envkit.batched.serial import SerialEnv
-from envkit.batched.settings import Backend, PoolOptions
-from envkit.batched.threads import ThreadLimit
+from envkit.batched.settings import Backend, PoolOptions, ThreadLimit
 from envkit.batched.workers import ray_workers, usable_options, worker_processes
 from envkit.data.arguments import completed
 from envkit.env.base import EnvBase

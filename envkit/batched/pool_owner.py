@@ -1,11 +1,11 @@
 """Own the pool of a batched env's sub-envs: start it at the first use, describe it as one env, close it.
 
-`PoolOwner` holds what a batched env was given (`settings`, `arguments`), starts the pool, reads metadata once
-for each task, and declares what `agreement` makes of it. It does not know steps, masks or attributes.
+`PoolOwner` holds what a batched env was given (`settings`, `makers`), starts the pool, reads metadata once
+for each task, and declares what `batch_layout` makes of it. It does not know steps, masks or attributes.
 
 Conventions
     row      number of a sub-env, 0 .. num_workers - 1.
-    task     kind of sub-env, see `arguments`; its first row is described by the host it lives in.
+    task     kind of sub-env, see `makers`; its first row is described by the host it lives in.
     given    what the user asked for. It stays, and counts again when sub-envs are built anew.
 """
 
@@ -19,24 +19,22 @@ from typing import TYPE_CHECKING, Any, Self, Unpack, cast
 
 import torch
 
-from envkit.batched.agreement import agreement_of, specs_of_rows
-from envkit.batched.arguments import as_kwargs, as_makers, tasks_of
-from envkit.batched.creation_context import chosen
+from envkit.batched.batch_layout import layout_of, may_use_rows, specs_of_rows
+from envkit.batched.caller_settings import chosen
 from envkit.batched.creator import known_metadata, with_kwargs
-from envkit.batched.exchange.choice import may_use_rows
 from envkit.batched.exchange.rows import BufferExchange
 from envkit.batched.exchange.tensordicts import TensorDictExchange
 from envkit.batched.host import Maker
-from envkit.batched.maker_keywords import require_known
+from envkit.batched.makers import as_kwargs, as_makers, require_known, tasks_of
 from envkit.batched.metadata import EnvMetaData
 from envkit.batched.policy_proof import PolicyEntries, policy_entries
 from envkit.batched.recovery import Recovery, allowed_restarts, require_truncated
 from envkit.batched.settings import (
     Limit,
     PoolOptions,
+    ThreadLimit,
     require_usable,
 )
-from envkit.batched.threads import ThreadLimit
 from envkit.data.arguments import as_int, completed, known_to, refuse_unknown
 from envkit.data.inference import lasting
 from envkit.env.base import EnvBase
@@ -251,9 +249,7 @@ class PoolOwner(EnvBase):
     def _adopt(self, metadata: list[EnvMetaData], tasks: Sequence[int]) -> None:
         """Take over specs, device and batch size from the metadata of each task."""
         own_rows, device = self._given_share_individual_td, self._given_device
-        agreed = agreement_of(
-            metadata, self.num_workers, device=device, share_individual_td=own_rows
-        )
+        agreed = layout_of(metadata, self.num_workers, device=device, share_individual_td=own_rows)
         if self.on_worker_failure == "restart":
             for found in metadata:
                 require_truncated(found)

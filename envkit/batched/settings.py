@@ -1,13 +1,17 @@
 """The keywords of every batched env: type, default and meaning of each, and what is refused before any sub-env is built.
 
 `PoolOptions` is the one list of them, which the classes show and type checkers read. What they bring about is
-decided where they are used.
+decided where they are used, but for limits that outlast a call: of time, and of torch's threads. There is one number
+of threads for the whole process, and envs begin and end in any order: the limit of the newest env that runs holds, and
+after the last one the number before the first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal, TypedDict, get_args
+
+import torch
 
 from envkit.data.arguments import Default, as_bool, as_int, refuse_unknown
 from envkit.errors import ArgumentError, ArgumentTypeError, MemoryKindError, OptionError
@@ -19,10 +23,12 @@ __all__ = [
     "Limit",
     "PoolOptions",
     "RayOptions",
+    "ThreadLimit",
     "backend_options_of",
     "require_seconds",
     "require_usable",
 ]
+
 
 Backend = Literal["process", "ray"]
 """Where the sub-envs of a `ParallelEnv` are: in processes of this machine, or in actors of a Ray cluster."""
@@ -265,3 +271,23 @@ def require_seconds(name: str, value: Any) -> None:
         raise ArgumentError(
             f"{name} is {value}, but must be a positive number of seconds, or None for no limit."
         )
+
+
+class ThreadLimit:
+    """A limit that holds from now on until `end`."""
+
+    _running: list[ThreadLimit] = []  # noqa: RUF012  (of this process, as the number itself)
+    _before = 0
+
+    def __init__(self, num_threads: int):
+        self.num_threads = num_threads
+        if not self._running:
+            ThreadLimit._before = torch.get_num_threads()
+        self._running.append(self)
+        torch.set_num_threads(num_threads)
+
+    def end(self) -> None:
+        """Let the limit of the newest env that still runs hold, or the number before all of them."""
+        self._running.remove(self)
+        newest = self._running[-1].num_threads if self._running else ThreadLimit._before
+        torch.set_num_threads(newest)

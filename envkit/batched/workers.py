@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Integral
 from typing import Any
 
-from envkit.batched.carried import carried
-from envkit.batched.creation_context import chosen
+from envkit.batched.caller_settings import caller_settings, chosen
 from envkit.batched.host import BUILDING, COMMAND_NAMES, HostFactory, Maker
 from envkit.batched.pool_owner import PoolOwner
 from envkit.batched.settings import backend_options_of
@@ -195,6 +194,6 @@ def _taken_over() -> dict[str, Any]:
         # import of itself that sees it: a worker's.
         del os.environ["LAZY_LEGACY_OP"]
     return {
-        "prepare": carried(),
+        "prepare": caller_settings(),
         "hide_warnings": getattr(sys.modules["envkit"], "filter_warnings_subprocess", True),
     }

@@ -21,7 +21,7 @@ import torch
 from tensordict import TensorDictBase
 
 from envkit.batched.attributes import ask_single_envs, single_envs
-from envkit.batched.creation_context import holding
+from envkit.batched.caller_settings import holding
 from envkit.collectors.build_runner import Parts, build_runner, recorded_leaves
 from envkit.collectors.distant import executed, followed
 from envkit.collectors.profiling import ProfileConfig
@@ -171,7 +171,7 @@ class RunnerFactory:
         parts: what each worker builds.
         seeds: of torch's generator in each worker, from which policies draw.
         num_threads: torch threads of a worker.
-        choices: see `creation_context`.
+        choices: see `caller_settings`.
         begin: called before anything is built; None: nothing.
     """
 

@@ -17,9 +17,9 @@ from tensordict import TensorDictBase
 from torch import nn
 
 from envkit.batched.attributes import chosen_rows, require_found
-from envkit.batched.creation_context import chosen
+from envkit.batched.caller_settings import chosen
 from envkit.batched.recovery import allowed_restarts
-from envkit.batched.threads import ThreadLimit
+from envkit.batched.settings import ThreadLimit
 from envkit.batched.workers import actors_for, processes_for, usable_options
 from envkit.collectors.build_runner import Parts
 from envkit.collectors.collector import Collector, MakeEnv, flat_stats

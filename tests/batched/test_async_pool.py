@@ -25,9 +25,8 @@ from envkit import (
     TransformedEnv,
     check_env_specs,
 )
-from envkit.batched import env_index
-from envkit.batched.env_index import ENV_INDEX, env_indices, envs_of
-from envkit.batched.queues import JobQueues
+from envkit.batched import job_queues
+from envkit.batched.job_queues import ENV_INDEX, JobQueues, env_indices, envs_of
 from envkit.errors import (
     ArgumentCountError,
     ArgumentError,
@@ -851,7 +850,7 @@ def test_rows_name_their_envs_wherever_they_have_been(travel, envs, size):
 
 def test_an_entry_that_is_gone_names_no_env():
     held = env_indices([7], torch.Size([50])).tensordicts[0]
-    known = id(held) in env_index._ENVS
+    known = id(held) in job_queues._ENVS
 
     for size in range(1, 40):
         env_indices(range(200), torch.Size([size]))  # more than are remembered
@@ -860,7 +859,7 @@ def test_an_entry_that_is_gone_names_no_env():
     gc.collect()
 
     assert known
-    assert number not in env_index._ENVS
+    assert number not in job_queues._ENVS
 
 
 # ------------------------------------------------------------------- how data travels, and where workers run

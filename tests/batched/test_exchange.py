@@ -12,7 +12,7 @@ from tensordict.nn import TensorDictModule
 from envkit.batched.async_pool import AsyncEnvPool
 from envkit.batched.exchange import buffers
 from envkit.batched.exchange.buffers import BufferPlan
-from envkit.batched.exchange.delivery import can_wait
+from envkit.batched.exchange.memory import can_wait
 from envkit.batched.serial import SerialEnv
 from envkit.specs import Categorical, Composite, Unbounded
 from envkit_bridges.gym.env import GymEnv

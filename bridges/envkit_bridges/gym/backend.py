@@ -27,7 +27,7 @@ from functools import partial
 from types import ModuleType
 from typing import Any, ParamSpec, TypeVar
 
-from envkit.batched.creation_context import chosen, forget, set_choice
+from envkit.batched.caller_settings import chosen, forget, set_choice
 from envkit.errors import ArgumentError, ArgumentTypeError, CopyError
 from envkit.transport import by_value
 from envkit_bridges.libraries import require

@@ -18,12 +18,12 @@ import numpy as np
 import torch
 from tensordict import TensorDict
 
-from envkit.batched.exchange.delivery import can_wait
-from envkit.batched.exchange.lent_memory import LentMemory
+from envkit.batched.exchange.buffer_reuse import LentMemory
 from envkit.data.paths import Axes, Path, node_of, shaped
 from envkit.specs.membership import has_array
 
-__all__ = ["Leaves", "Moment", "Rings", "RowMemory"]
+__all__ = ["Leaves", "Moment", "Rings", "RowMemory", "can_wait"]
+
 
 Leaves = dict[Path, torch.Tensor]
 _SMALL_BYTES = (
@@ -155,3 +155,8 @@ def _by_slot(region: Leaves, slots: int) -> list[Moment]:
     return [
         Moment({path: tensor[slot] for path, tensor in region.items()}) for slot in range(slots)
     ]
+
+
+def can_wait(device: torch.device | None, non_blocking: bool) -> bool:
+    """Say whether a copy to ``device`` may end after the call: what reads it there is queued too."""
+    return non_blocking and device is not None and device.type == "cuda"

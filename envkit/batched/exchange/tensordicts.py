@@ -19,13 +19,11 @@ import torch
 from tensordict import TensorDictBase
 
 from envkit import rules
-from envkit.batched.action_checks import inputs_by_path
-from envkit.batched.exchange.delivery import can_wait
-from envkit.batched.exchange.saved import require_keys
-from envkit.batched.exchange.selection import refuse_early_part, rows_of
+from envkit.batched.exchange.memory import can_wait
+from envkit.batched.exchange.row_checks import refuse_early_part, require_keys, rows_of
+from envkit.batched.lazy_stacks import keep_unstepped, stack_rows, with_objects_like
 from envkit.batched.metadata import EnvMetaData
 from envkit.batched.recovery import Recovery
-from envkit.batched.stacking import keep_unstepped, stack_rows, with_objects_like
 from envkit.data.paths import Path, as_key
 from envkit.data.plain import from_plain, plain
 from envkit.errors import WorkerError
@@ -83,7 +81,7 @@ class TensorDictExchange:
         self._non_blocking = False
         self._individual = individual
         self._states = [_states_of(found) for found in metadata]
-        self._actions = [inputs_by_path(found) for found in metadata]
+        self._actions = [found.action_inputs() for found in metadata]
         self._root_keys = [found.keys("observation", "done") for found in metadata]
         self._next_keys = [
             dict.fromkeys(found.keys("observation", "reward", "done")) for found in metadata

@@ -1,6 +1,8 @@
 """What was sent to the sub-envs of an asynchronous pool and not received yet.
 
-This module decides who is busy, which results are taken and in which order, and what data they give.
+This module decides who is busy, which results are taken and in which order, what data they give, and how often.
+The entry ``env_index`` says which env each row of data belongs to. It is a non-tensor entry, written into every result
+and read where data is sent back; it may also be set by hand: an int for one row, or one for each.
 
 Conventions
     queue   jobs that `JobQueues.recv` takes as they are done; one queue for each kind.
@@ -10,19 +12,20 @@ Conventions
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+import weakref
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, cast
 
 import torch
-from tensordict import NonTensorData, TensorDict, TensorDictBase
+from tensordict import NonTensorData, NonTensorStack, TensorDict, TensorDictBase
 
 from envkit import rules
-from envkit.batched.env_index import ENV_INDEX, env_indices, envs_of
-from envkit.batched.exchange.one_by_one import BufferJobs, JobKind, Leaves, TensorDictJobs
-from envkit.batched.exchange_stats import ExchangeStats
+from envkit.batched.exchange.async_rows import BufferJobs, JobKind, Leaves, TensorDictJobs
+from envkit.batched.lazy_stacks import stack_rows
 from envkit.batched.pool_owner import PoolOwner
-from envkit.batched.stacking import stack_rows
 from envkit.data.arguments import as_int, require_tensordict
 from envkit.data.paths import Axes, Path, as_key, node_axes, tensordict_of
 from envkit.data.transition import leaves
@@ -32,12 +35,153 @@ from envkit.errors import (
     BatchSizeError,
     BusyEnvError,
     ClosedEnvError,
+    MissingKeyError,
     NotResetError,
     WorkerError,
 )
 from envkit.transport import Job
 
-__all__ = ["JobQueues"]
+__all__ = ["ENV_INDEX", "ExchangeStats", "JobQueues", "env_indices", "envs_of"]
+
+
+ENV_INDEX = "env_index"
+
+
+def env_indices(
+    envs: Iterable[int], sub_batch: torch.Size, device: torch.device | None = None
+) -> Any:
+    """Give the entry for rows of some envs, each of batch size ``sub_batch``.
+
+    ``device`` is that of the data it goes into, which would move it there, part by part.
+    """
+    return NonTensorStack(*(_entry(env, sub_batch, device) for env in envs))  # type: ignore[abstract]
+
+
+@lru_cache(maxsize=4096)
+def _entry(env: int, sub_batch: torch.Size, device: torch.device | None) -> NonTensorData:
+    made = NonTensorData(env, batch_size=sub_batch, device=device).lock_()
+    _ENVS[id(made)] = env
+    weakref.finalize(made, _ENVS.pop, id(made)).atexit = False
+    return made
+
+
+_ENVS: dict[int, int] = {}
+"""The env of each entry made here that lives, by its identity: reading one from tensordict takes 15 us."""
+
+
+def envs_of(
+    td: TensorDictBase | None, env_index: int | Sequence[int] | None, num_envs: int
+) -> list[int]:
+    """Name the envs that data is sent to: those of ``env_index``, by default what the entry says.
+
+    Raises:
+        MissingKeyError: (a KeyError) neither says any.
+        ArgumentError: (a ValueError) they are not ints of different envs.
+    """
+    if env_index is None and td is not None and ENV_INDEX in td.keys():
+        env_index = _known_envs(td.get(ENV_INDEX)) or cast(Any, td[ENV_INDEX])
+    if env_index is None:
+        raise MissingKeyError(
+            "nothing says which envs are meant: the TensorDict has no entry 'env_index'. Pass what this "
+            "pool has given, set td['env_index'], or pass env_index=."
+        )
+    envs = _flat(env_index)
+    wrong = [env for env in envs if type(env) is not int or not 0 <= env < num_envs]
+    if wrong or len(set(envs)) != len(envs):
+        raise ArgumentError(
+            f"env_index is {env_index!r}, but must name different envs of 0 to {num_envs - 1}, "
+            "each by an int."
+        )
+    return envs
+
+
+def _known_envs(entry: Any) -> list[int] | None:
+    """Read an entry all of whose parts `env_indices` has made; None where it is any other."""
+    if type(entry) is not NonTensorStack or entry.stack_dim != 0:
+        return None
+    envs = [_ENVS.get(id(part)) for part in entry.tensordicts]
+    return None if None in envs else cast(list[int], envs)
+
+
+def _flat(env_index: Any) -> list[Any]:
+    """Give the envs that an int, a list of ints, or one of lists (of envs with a batch) names."""
+    if isinstance(env_index, NonTensorStack | NonTensorData):
+        env_index = env_index.tolist()
+    if isinstance(env_index, torch.Tensor):
+        env_index = env_index.tolist()
+    if not isinstance(env_index, list | tuple | range):
+        return [env_index]
+    return [_first(one) for one in env_index]
+
+
+def _first(one: Any) -> Any:
+    while isinstance(one, list) and one:
+        one = one[0]
+    return one
+
+
+class ExchangeStats:
+    """Counts since the pool was made, or since they were last reset."""
+
+    def __init__(self) -> None:
+        self._received: dict[int, float] = {}  # time of envs that wait for their next action
+        self._clear()
+
+    def _clear(self) -> None:
+        now = time.monotonic()
+        self._batches = self._items = self._capacity = self._partial = self._answered = 0
+        self._answer_s = self._busy_s = 0.0
+        self._received = dict.fromkeys(self._received, now)
+        self._busy_since = self._began = now if self._received else None
+
+    def receive(self, envs: Sequence[int], max_get: int | None, *, asks_for_action: bool) -> None:
+        """Count a batch of results; envs that ask for their next action wait for it from now on."""
+        now = time.monotonic()
+        if self._began is None:
+            self._began = now
+        self._batches += 1
+        self._items += len(envs)
+        self._capacity += len(envs) if max_get is None else max_get
+        self._partial += max_get is not None and len(envs) < max_get
+        if asks_for_action and envs:
+            if not self._received:
+                self._busy_since = now
+            self._received.update(dict.fromkeys(envs, now))
+
+    def send(self, envs: Sequence[int]) -> None:
+        """Count actions that envs have waited for."""
+        now = time.monotonic()
+        for env in envs:
+            since = self._received.pop(env, None)
+            if since is not None:
+                self._answer_s += now - since
+                self._answered += 1
+        if not self._received and self._busy_since is not None:
+            self._busy_s += now - self._busy_since
+            self._busy_since = None
+
+    def told(self, *, reset: bool) -> dict[str, float | int]:
+        """Give the counts under TorchRL's names, and begin again where ``reset`` is set."""
+        now = time.monotonic()
+        busy_s = self._busy_s + (0.0 if self._busy_since is None else now - self._busy_since)
+        elapsed_s = 0.0 if self._began is None else now - self._began
+        told = {
+            "batches": self._batches,
+            "items": self._items,
+            "avg_batch_size": _ratio(self._items, self._batches),
+            "batch_fill_ratio": _ratio(self._items, self._capacity),
+            "partial_batch_fraction": _ratio(self._partial, self._batches),
+            "avg_batch_to_action_ms": 1e3 * _ratio(self._answer_s, self._answered),
+            "consumer_busy_fraction": _ratio(busy_s, elapsed_s),
+        }
+        if reset:
+            self._clear()
+        return told
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0
+
 
 Made = tuple[TensorDictBase, TensorDictBase | None]  # data, and the root that follows a step
 

@@ -1,7 +1,7 @@
-"""What sub-envs have in common, read off their metadata: specs of all rows, batch size, device, layout.
+"""What several sub-envs look like as one batch, read off their metadata: specs, batch size, device, and how data is laid out.
 
-This module says what a batched env declares, and refuses sub-envs that cannot stand in one batch. It does
-not know when they are built.
+This module says what a batched env declares, refuses sub-envs that cannot stand in one batch, and decides whether
+results are dense or lazy stacks and whether rows of memory can carry them. It does not know when sub-envs are built.
 
 Conventions
     metadata  one for each task, a kind of sub-env; ``tasks`` gives the number of each row's.
@@ -9,6 +9,7 @@ Conventions
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -16,16 +17,15 @@ from typing import Any, cast
 import torch
 
 from envkit.batched.metadata import EnvMetaData
-from envkit.batched.stacking import has_own_rows
-from envkit.data.paths import Key
-from envkit.errors import SpecError
+from envkit.data.paths import Key, as_key
+from envkit.errors import ArgumentError, SpecError
 from envkit.specs import Composite
 
-__all__ = ["Agreement", "agreement_of", "specs_of_rows"]
+__all__ = ["BatchLayout", "layout_of", "may_use_rows", "specs_of_rows"]
 
 
 @dataclass(frozen=True)
-class Agreement:
+class BatchLayout:
     """What holds for the batch.
 
     Attributes:
@@ -43,16 +43,16 @@ class Agreement:
     action_masks: tuple[tuple[Key, Key], ...]
 
 
-def agreement_of(
+def layout_of(
     metadata: Sequence[EnvMetaData], rows: int, *, device: Any, share_individual_td: bool | None
-) -> Agreement:
+) -> BatchLayout:
     """Find what sub-envs agree on.
 
     Args:
         metadata: of each task.
         rows: number of sub-envs.
         device: what the user asked for; None takes that of the sub-envs.
-        share_individual_td: what the user asked for, see `has_own_rows`.
+        share_individual_td: what the user asked for, see `_has_own_rows`.
 
     Raises:
         EmptySpecError: a node of a spec has no leaf.
@@ -65,10 +65,10 @@ def agreement_of(
         found.refuse_ragged_leaves()
     _require_common_level(metadata)
     masks = [pair for found in metadata for pair in found.action_masks]
-    return Agreement(
+    return BatchLayout(
         batch_size=torch.Size((rows, *_sub_batch(metadata))),
         device=_delivery_device(metadata) if device is None else device,
-        has_own_rows=has_own_rows(metadata, share_individual_td),
+        has_own_rows=_has_own_rows(metadata, share_individual_td),
         allows_done_after_reset=any(found.allow_done_after_reset for found in metadata),
         action_masks=tuple(dict.fromkeys(masks)),
     )
@@ -84,6 +84,47 @@ def specs_of_rows(
     else:
         specs = cast(Composite, torch.stack([metadata[task].specs for task in tasks], 0))
     return specs if device is None else specs.to(device)
+
+
+def _has_own_rows(metadata: Sequence[EnvMetaData], share_individual_td: bool | None) -> bool:
+    """Say whether each sub-env has a TensorDict of its own in the results.
+
+    Args:
+        metadata: of each task.
+        share_individual_td: what the user asked for; None leaves it to the layouts. Sizes that only
+            data can tell may differ at any step, so such rows are their own then, too.
+
+    Raises:
+        ArgumentError: dense results were asked for and the layouts differ.
+    """
+    layouts = [found.layout() for found in metadata]
+    alike = all(layout == layouts[0] for layout in layouts)
+    if share_individual_td is False and not alike:
+        raise ArgumentError(
+            "share_individual_td=False asks for dense results, but the sub-envs differ in keys, "
+            f"shapes or dtypes: {_difference(layouts)}. Pass share_individual_td=None (or True) to "
+            "get lazy stacks."
+        )
+    if share_individual_td is not None:
+        return share_individual_td
+    return not alike or any(found.has_varying_sizes for found in metadata)
+
+
+def _difference(layouts: Sequence[dict[str, dict[Any, Any]]]) -> str:
+    """Name the first entry in which a layout differs from the first one."""
+    first, other = layouts[0], next(layout for layout in layouts if layout != layouts[0])
+    for kind, entries in first.items():
+        for path in {**entries, **other[kind]}:
+            left, right = entries.get(path), other[kind].get(path)
+            if left != right:
+                return (
+                    f"{kind} {as_key(path)!r} is {_shown(left)} in one, {_shown(right)} in another"
+                )
+    raise AssertionError("the layouts are equal")
+
+
+def _shown(entry: tuple[torch.Size, torch.dtype | None] | None) -> str:
+    return "missing" if entry is None else f"{tuple(entry[0])} {entry[1]}"
 
 
 def _require_common_level(metadata: Sequence[EnvMetaData]) -> None:
@@ -114,3 +155,25 @@ def _delivery_device(metadata: Sequence[EnvMetaData]) -> torch.device | None:
             "Say where the batch shall go: device=..."
         )
     return devices.pop()
+
+
+def may_use_rows(metadata: Sequence[EnvMetaData], *, asked: bool | None, has_memory: bool) -> bool:
+    """Say whether rows in memory can carry the data of some sub-envs, and may.
+
+    Args:
+        metadata: see the module.
+        asked: what the user asked for; None leaves it to ``has_memory``. Asking for what the specs do not
+            allow warns.
+        has_memory: there is memory that all who hold sub-envs can map.
+    """
+    model = metadata[0]
+    fits = not any(found.is_dynamic for found in metadata) and (
+        all(found is model or found.layout() == model.layout() for found in metadata)
+    )
+    if asked and not fits:
+        warnings.warn(
+            "use_buffers=True, but a spec has no fixed size, is no tensor or is that of some agents alone, or the "
+            "sub-envs differ in keys, shapes or dtypes; TensorDicts are exchanged instead.",
+            stacklevel=11,  # the caller of what started: public calls are wrapped
+        )
+    return fits and (has_memory if asked is None else asked)

@@ -1,10 +1,11 @@
-"""What a batched env is given for its sub-envs: create functions, their keywords, and their tasks.
+"""What makes the sub-envs of a batched env: create functions, their keywords, and their tasks.
 
-This module decides how one value for all and a list of one value each are told apart, and which
-rows are known to hold the same kind of env. It builds no env.
+This module decides how one value for all and a list of one value each are told apart, which rows are known to hold
+the same kind of env, and whether a maker takes its keywords. It builds no env: an unknown keyword that can be seen
+without building is reported where it is given; makers that take any keyword leave that to the sub-env.
 
 Conventions
-    maker  callable that returns an env.
+    maker  callable that returns an env: a class, a function, or a partial of one.
     task   number of a kind of sub-env: rows with the same maker object and equal keywords share
            one, and are taken to look alike.
 """
@@ -12,15 +13,27 @@ Conventions
 from __future__ import annotations
 
 import copy
+import inspect
 import pickle
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
+from envkit.data.arguments import refuse_unknown
 from envkit.env.base import EnvBase
 from envkit.errors import ArgumentCountError, ArgumentError, ArgumentTypeError
 from envkit.transport import by_value
 
-__all__ = ["Copies", "as_kwargs", "as_makers", "as_own_kwargs", "equal", "tasks_of"]
+__all__ = [
+    "Copies",
+    "as_kwargs",
+    "as_makers",
+    "as_own_kwargs",
+    "equal",
+    "require_known",
+    "tasks_of",
+]
+
 
 Make = Callable[..., Any]
 
@@ -167,3 +180,40 @@ class Copies:
 
 def _unpickled(env: bytes) -> Copies:
     return Copies(pickle.loads(env))
+
+
+def require_known(
+    makers: Iterable[Callable[..., Any]], kwargs: Iterable[Mapping[str, Any]]
+) -> None:
+    """Check the keywords that each maker will be called with; equal ones are looked at once.
+
+    A class whose constructor hands keywords on to a library may say which are known, by a class method
+    ``require_keywords(*args, **kwargs)`` beside its ``__init__``, with the arguments of that.
+
+    Raises:
+        OptionError: (a TypeError) a keyword is unknown; the message names the nearest that is known.
+    """
+    seen = set()
+    for maker, own in zip(makers, kwargs, strict=True):
+        if (which := (id(maker), tuple(own))) not in seen:
+            seen.add(which)
+            _require_known(maker, own)
+
+
+def _require_known(maker: Callable[..., Any], own: Mapping[str, Any]) -> None:
+    args: tuple[Any, ...] = ()
+    given = dict(own)
+    if isinstance(maker, partial):
+        maker, args, given = maker.func, maker.args, {**maker.keywords, **given}
+    if not given:
+        return
+    if inspect.isclass(maker) and issubclass(maker, EnvBase):
+        owner = next(base for base in maker.__mro__ if "__init__" in vars(base))
+        if "require_keywords" in vars(owner):
+            maker.require_keywords(*args, **given)  # type: ignore[attr-defined]
+            return
+    elif not inspect.isfunction(maker):
+        return
+    parameters = inspect.signature(maker, follow_wrapped=False).parameters
+    if all(parameter.kind is not parameter.VAR_KEYWORD for parameter in parameters.values()):
+        refuse_unknown(maker.__name__, given, list(parameters))

@@ -1,16 +1,23 @@
-"""Whether the newest roots that were saved fit the rows that are to go on from them."""
+"""What both exchanges ask of rows: which a mask selects, and whether a reset or what was saved leaves one without data.
+
+Conventions
+    row   number of a sub-env, 0 .. num_workers - 1.
+    mask  bool, shape (rows, *sub_batch).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
+import numpy as np
+import torch
 from tensordict import TensorDictBase
 
 from envkit.data.paths import Key, Path, as_key
 from envkit.data.transition import leaves
-from envkit.errors import ResumeError
+from envkit.errors import ResetMaskError, ResumeError
 
-__all__ = ["require_keys", "require_leaves"]
+__all__ = ["refuse_early_part", "require_keys", "require_leaves", "rows_of"]
 
 
 def require_keys(found: TensorDictBase, wanted: Iterable[Key]) -> None:
@@ -43,4 +50,24 @@ def require_leaves(found: TensorDictBase, wanted: Mapping[Path, tuple[int, ...]]
             "what was saved has other entries than this env: "
             + "; ".join(told)
             + ". Build the env that was saved."
+        )
+
+
+def rows_of(mask: torch.Tensor | None, count: int) -> list[int]:
+    """Give the rows that a mask touches with any of their parts; None touches all."""
+    if mask is None:
+        return list(range(count))
+    return mask.reshape(count, -1).any(-1).nonzero().squeeze(-1).tolist()
+
+
+def refuse_early_part(rows: Collection[int], has_root: Sequence[bool] | np.ndarray) -> None:
+    """Check that a reset leaves no row without data.
+
+    Raises:
+        ResetMaskError: a row that is not reset has never been before.
+    """
+    if not all(known or row in rows for row, known in enumerate(has_root)):
+        raise ResetMaskError(
+            "a partial reset came before the first full one, so there is no data of the other "
+            "sub-envs. Call reset() once without a mask."
         )
