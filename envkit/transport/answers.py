@@ -8,7 +8,7 @@ The name of the request does not travel: `read_answer` puts it into the failures
 import pickle
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from envkit.errors import WorkerError
 from envkit.transport import by_value
@@ -106,12 +106,11 @@ def _without_stuck(result: object, error: Exception) -> tuple[object, Exception]
     """
     if not isinstance(result, dict):
         return None, error
-    stuck: dict[int, Exception] = {}
-    for row, value in result.items():
+    of_row, stuck = cast("dict[int, object]", result), dict[int, Exception]()
+    for row, value in of_row.items():
         try:
             _dumps((value, []))
         except WorkerError as own:
             stuck[row] = own
-    return {row: value for row, value in result.items() if row not in stuck}, RowsFailedError(
-        stuck, None
-    )
+    sound = {row: value for row, value in of_row.items() if row not in stuck}
+    return sound, RowsFailedError(stuck, None)

@@ -9,14 +9,17 @@ Conventions
             other processes just as well; cloudpickle takes that name for an ordinary module.
 """
 
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+# (cloudpickle has no annotations)
+
 import io
 import pickle
 import sys
 import threading
 from collections import ChainMap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import cloudpickle
 
@@ -104,7 +107,8 @@ def pickle_with(kind: type, reduce: Callable[[Any], Any]) -> None:
     _reducers[kind] = reduce
 
 
-_reducers = ChainMap({}, cloudpickle.Pickler.dispatch_table)
+_Reducers = ChainMap[type, Callable[[Any], Any]]
+_reducers: _Reducers = ChainMap({}, cast(_Reducers, cloudpickle.Pickler.dispatch_table))
 
 
 class _Pickler(cloudpickle.Pickler):
@@ -121,7 +125,7 @@ class _PartsPickler(_Pickler):
 
 
 @contextmanager
-def _script_by_value() -> Iterator[None]:
+def _script_by_value() -> Generator[None]:
     """Have cloudpickle pickle by value what the script defines; afterwards all is as before."""
     script = sys.modules.get(_SCRIPT)
     with _registering:

@@ -116,7 +116,7 @@ def _hung_up(server: socket.socket) -> bool:
     return bool(poller.poll(0))
 
 
-def _end(process: subprocess.Popen, server: socket.socket, owner_pid: int) -> None:
+def _end(process: subprocess.Popen[bytes], server: socket.socket, owner_pid: int) -> None:
     server.close()
     if os.getpid() != owner_pid:
         process.returncode = 0  # a fork of the owner: not our child to wait for
@@ -140,7 +140,9 @@ def main(requests_fd: int, parent_pid: int) -> None:
     for fd in (ended_r, ended_w):
         os.set_blocking(fd, False)
     signal.set_wakeup_fd(ended_w, warn_on_full_buffer=False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)  # a handler, so that the byte is written
+    signal.signal(
+        signal.SIGCHLD, lambda _number, _frame: None
+    )  # a handler, so that the byte is written
     statuses: dict[int, int] = {}
     poller = select.poll()
     poller.register(ended_r, select.POLLIN)

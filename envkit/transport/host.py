@@ -89,7 +89,7 @@ def run_rest(
     Returns:
         The rows to blame, with what they raised, in order.
     """
-    raised = []
+    raised: list[tuple[tuple[int, ...], BaseException]] = []
     while True:
         blamed, rows = rows.split()
         raised.append((tuple(blamed), error))

@@ -302,7 +302,7 @@ class Threads(_InProcess["ThreadWorker"]):
 
     def give_up(self, stuck: Sequence[tuple[ThreadWorker, Failure]]) -> None:
         """Leave threads to themselves, and note where they were stuck."""
-        frames = sys._current_frames()
+        frames = sys._current_frames()  # pyright: ignore[reportPrivateUsage]
         for worker, why in stuck:
             frame = frames.get(worker.thread.ident or 0)
             stack = "" if frame is None else "".join(traceback.format_stack(frame))

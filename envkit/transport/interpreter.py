@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from typing import Any, cast
 
 __all__ = ["absolute_sys_path", "run_python", "worker_environ", "working_directory"]
 
@@ -19,7 +20,9 @@ _PROGRAM = (
 )
 
 
-def run_python(module: str, arguments: Sequence[int], fds: Sequence[int]) -> subprocess.Popen:
+def run_python(
+    module: str, arguments: Sequence[int], fds: Sequence[int]
+) -> subprocess.Popen[bytes]:
     """Start an interpreter that calls ``module.main(*arguments)`` and inherits ``fds``.
 
     It ignores Ctrl-C, which is its parent's to handle, and has no standard input. It leads a session
@@ -27,7 +30,7 @@ def run_python(module: str, arguments: Sequence[int], fds: Sequence[int]) -> sub
     """
     program = _PROGRAM.format(path=absolute_sys_path(), module=module, arguments=tuple(arguments))
     executable = os.fsdecode(multiprocessing.spawn.get_executable())
-    flags = subprocess._args_from_interpreter_flags()  # pyright: ignore[reportAttributeAccessIssue]
+    flags: list[str] = cast(Any, subprocess)._args_from_interpreter_flags()
     # Ctrl-C between here and the first line of the program must not kill it: blocked signals
     # stay blocked across exec.
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])

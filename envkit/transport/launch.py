@@ -207,7 +207,7 @@ class _SpawnedProcess(_ChildProcess):
     def __init__(self, fds: Sequence[int]) -> None:
         super().__init__(lambda alive: self._run(fds, alive).pid)
 
-    def _run(self, fds: Sequence[int], alive: int) -> subprocess.Popen:
+    def _run(self, fds: Sequence[int], alive: int) -> subprocess.Popen[bytes]:
         arguments = [*fds, _starter_pid()]
         self._popen = run_python("envkit.transport.worker", arguments, [*fds, alive])
         return self._popen

@@ -141,7 +141,8 @@ class Layout:
 
     @cached_property
     def _placement(self) -> tuple[tuple[int, ...], int]:
-        offsets, end = [], 0
+        offsets: list[int] = []
+        end = 0
         for field in self.fields:
             offsets.append(end)
             end += -(-field.size_bytes(self.rows) // ALIGNMENT_BYTES) * ALIGNMENT_BYTES

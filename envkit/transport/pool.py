@@ -586,7 +586,7 @@ class Pool:
 
     def _expire(self) -> None:
         """Give up every worker that did not answer in time."""
-        now, stuck = time.monotonic(), []
+        now, stuck = time.monotonic(), list[tuple[Any, Failure]]()
         for worker in list(self.backend.pending.values()):
             request = worker.request
             if request.deadline <= now:
@@ -655,7 +655,8 @@ def mask_of(rows: Sequence[int] | np.ndarray, num_rows: int) -> np.ndarray:
 
 def call_by_row(pool: Pool, method: str, values: dict[int, Any], *leading: Any) -> list[Any]:
     """Call ``method(*leading, {row: value})`` of every worker that owns one of the rows."""
-    arguments, workers = [], []
+    arguments: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+    workers: list[int] = []
     for worker, owned in enumerate(pool.rows_of):
         own = {row: values[row] for row in owned if row in values}
         if own:

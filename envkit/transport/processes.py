@@ -20,7 +20,7 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from typing import Any
@@ -530,7 +530,7 @@ def _still_running(handles: Sequence[WorkerProcess], timeout_s: float) -> list[W
 
 
 @contextmanager
-def _within_open_files(num_workers: int) -> Iterator[None]:
+def _within_open_files(num_workers: int) -> Generator[None]:
     """Tell which limit it was, where too many files are open for a pool of so many workers.
 
     Raises:

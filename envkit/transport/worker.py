@@ -132,7 +132,7 @@ def main(
     except Exception:  # of `Host.close`: nobody waits for a reply any more
         traceback.print_exc()
     if run_exit_handlers:
-        atexit._run_exitfuncs()
+        atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):  # whoever read our output may be gone
             stream.flush()
