@@ -84,12 +84,12 @@ def handoff_of(env: BraxEnv, title: str, rounds: int) -> dict[str, float]:
     """
     _, td = env.step_and_maybe_reset(env.rand_action(env.reset()))
     td = env.rand_action(td)
-    inputs, constants = env._inputs(td), env._constants(td.batch_size)
+    inputs, constants = env._engine.prepare(td).inputs, env._engine.constants(td.batch_size)
     lent = to_jit(inputs, copy=False, detach=True)
     follows = number_to_jit(RESTART, env.device)
-    results = jax.block_until_ready(env._programs.advance(*lent, constants, follows))
+    results = jax.block_until_ready(env._engine.programs.advance(*lent, constants, follows))
     works = {
-        "read_inputs_us": lambda: env._inputs(td),
+        "read_inputs_us": lambda: env._engine.prepare(td).inputs,
         "torch_to_jax_us": lambda: to_jit(inputs, copy=False, detach=True),
         "jax_to_torch_us": lambda: to_torch(results),
     }

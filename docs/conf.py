@@ -43,7 +43,7 @@ autodoc_typehints_format = "short"
 # Classes whose members stand on their own page alone, each with what it is put together from; no page shows the general ones.
 _PARTS = {
     "EnvBase": ("Stepping", "SpecNames", "EnvModule"),
-    "JaxEnv": ("ProgramEnv",),
+    "JaxEnv": (),
     "Transform": (),
     "TensorSpec": ("Reshapable", "LeafSpec"),
 }

@@ -34,7 +34,6 @@ place while it runs, so only a copy nobody else holds is safe: that is `to_jit`.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -43,6 +42,7 @@ import numpy as np
 import torch
 from jax.core import Tracer
 from jax.sharding import SingleDeviceSharding
+from jax.tree_util import tree_flatten, tree_unflatten
 from torch.utils.dlpack import from_dlpack as _from_capsule
 
 from envkit.arrays.elementwise import NARROWER
@@ -132,7 +132,6 @@ _capsule_of: Any = getattr(_inside, "buffer_to_dlpack_managed_tensor", None)
 PyTree = Any
 JaxDevice = Any  # jax.Device, which is a variable to type checkers
 
-_LEAVES = frozenset((_PlainArray, torch.Tensor, np.ndarray))
 _SAME_IN_NUMPY = frozenset(map(np.dtype, ("float32", "int32", "uint32", "bool", "uint8")))
 _SAME_IN_BOTH = frozenset((torch.float32, torch.int32, torch.bool, torch.uint8))
 _REFUSALS = (BufferError, TypeError, ValueError, RuntimeError)  # what DLPack raises, by library
@@ -155,7 +154,8 @@ def to_torch(tree: PyTree) -> PyTree:
     Raises:
         HandoffError: a leaf is no concrete array on one device, or torch lacks its dtype.
     """
-    return _mapped(_tensor_of, tree)
+    leaves, treedef = tree_flatten(tree)
+    return tree_unflatten(treedef, [_tensor_of(leaf) for leaf in leaves])
 
 
 def torch_device_of(array: jax.Array | JaxDevice) -> torch.device:
@@ -172,17 +172,18 @@ def torch_device_of(array: jax.Array | JaxDevice) -> torch.device:
 
 def _tensor_of(array: Any) -> torch.Tensor:
     # A deleted array is asked nothing further, for its device least of all: JAX would crash.
-    if type(array) is _PlainArray and not array.is_deleted() and _is_on_one_cpu(array):
+    if (
+        type(array) is _PlainArray
+        and not array.is_deleted()
+        and type(array.sharding) is SingleDeviceSharding
+        and array.platform() == "cpu"
+    ):
         array.block_until_ready()  # what the program raises is not about the handoff
         try:
             return _from_capsule(_capsule_of(array, stream=None))
         except _REFUSALS:
             return _checked_tensor_of(array)
     return _checked_tensor_of(array)
-
-
-def _is_on_one_cpu(array: jax.Array) -> bool:
-    return type(array.sharding) is SingleDeviceSharding and array.platform() == "cpu"
 
 
 def _checked_tensor_of(array: Any) -> torch.Tensor:
@@ -235,7 +236,7 @@ def to_jax(
     Raises:
         HandoffError: a value is out of range, requires grad, or is not a dense array.
     """
-    return _mapped(lambda leaf: _array_of(_plain(leaf, dtype, detach), copy), tree)
+    return jax.tree.map(lambda leaf: _array_of(_plain(leaf, dtype, detach), copy), tree)
 
 
 def to_jit(
@@ -248,15 +249,15 @@ def to_jit(
     ``copy=False`` nobody may write to the tensors until the call's results are ready. Leaves that are `jax.Array`
     stay what they are.
     """
+    leaves, treedef = tree_flatten(tree)
     if jax.default_backend() == "cpu":
-        return _mapped(functools.partial(_lent, copy=copy, dtype=dtype, detach=detach), tree)
-
-    def placed(leaf: Any) -> jax.Array:
-        if isinstance(leaf, jax.Array):
-            return leaf
-        return _array_of(_plain(leaf, dtype, detach), copy)
-
-    return _mapped(placed, tree)
+        given = [_lent(leaf, copy, dtype, detach) for leaf in leaves]
+    else:
+        given = [
+            leaf if isinstance(leaf, jax.Array) else _array_of(_plain(leaf, dtype, detach), copy)
+            for leaf in leaves
+        ]
+    return tree_unflatten(treedef, given)
 
 
 def adopted(tree: PyTree) -> PyTree:
@@ -338,19 +339,6 @@ def _lent(leaf: Any, copy: bool, dtype: Any | None, detach: bool) -> Any:
         if type(leaf) is np.ndarray and leaf.dtype in _SAME_IN_NUMPY and leaf.flags.c_contiguous:
             return leaf
     return leaf if isinstance(leaf, jax.Array) else _argument_of(_plain(leaf, dtype, detach), copy)
-
-
-def _mapped(handoff: Callable[[Any], Any], tree: PyTree) -> PyTree:
-    """Do what `jax.tree.map` does, without its detour for dicts and tuples."""
-    kind = type(tree)
-    if kind in _LEAVES:
-        return handoff(tree)
-    if kind is not dict and kind is not tuple:
-        return jax.tree.map(handoff, tree)
-    handed = {}
-    for name, leaf in tree.items() if kind is dict else enumerate(tree):
-        handed[name] = handoff(leaf) if type(leaf) in _LEAVES else _mapped(handoff, leaf)
-    return handed if kind is dict else tuple(handed.values())
 
 
 def _plain(leaf: Any, dtype: Any | None, detach: bool) -> torch.Tensor:

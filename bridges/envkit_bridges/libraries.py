@@ -18,7 +18,7 @@ from difflib import get_close_matches
 from types import ModuleType
 from typing import Any
 
-from envkit.data.arguments import refuse_unknown
+from envkit.data.keywords import refuse_unknown
 from envkit.errors import (
     ArgumentTypeError,
     BrokenLibraryError,

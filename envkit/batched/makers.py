@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from envkit.data.arguments import refuse_unknown
+from envkit.data.keywords import refuse_unknown
 from envkit.env.base import EnvBase
 from envkit.errors import ArgumentCountError, ArgumentError, ArgumentTypeError
 from envkit.transport import by_value

@@ -20,7 +20,7 @@ from envkit.batched.indexed import Indexable
 from envkit.batched.serial import SerialEnv
 from envkit.batched.settings import Backend, PoolOptions, ThreadLimit
 from envkit.batched.workers import ray_workers, usable_options, worker_processes
-from envkit.data.arguments import completed
+from envkit.data.keywords import completed
 from envkit.env.base import EnvBase
 from envkit.errors import ArgumentError, CopyError, OptionError
 from envkit.specs.annotations import Destination

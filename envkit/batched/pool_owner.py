@@ -35,8 +35,9 @@ from envkit.batched.settings import (
     ThreadLimit,
     require_usable,
 )
-from envkit.data.arguments import as_int, completed, known_to, refuse_unknown
+from envkit.data.arguments import as_int
 from envkit.data.inference import lasting
+from envkit.data.keywords import completed, known_to, refuse_unknown
 from envkit.env.base import EnvBase
 from envkit.env.declared import OUTPUTS
 from envkit.env.html import Told

@@ -13,7 +13,8 @@ from typing import Annotated, Any, Literal, TypedDict, get_args
 
 import torch
 
-from envkit.data.arguments import Default, as_bool, as_int, refuse_unknown
+from envkit.data.arguments import as_bool, as_int
+from envkit.data.keywords import Default, refuse_unknown
 from envkit.errors import ArgumentError, ArgumentTypeError, MemoryKindError, OptionError
 from envkit.specs.annotations import Device
 

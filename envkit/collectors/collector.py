@@ -37,7 +37,8 @@ from envkit.collectors.settings import (
 )
 from envkit.collectors.thread_guard import asked_for, in_turn, require_open, require_own
 from envkit.collectors.whole_episodes import EpisodeStore
-from envkit.data.arguments import ShownKeywords, completed, require_state_dict
+from envkit.data.arguments import require_state_dict
+from envkit.data.keywords import ShownKeywords, completed
 from envkit.data.plain import from_plain, plain
 from envkit.env.base import EnvBase
 from envkit.env.policy import PolicyLike

@@ -15,7 +15,8 @@ import torch
 from envkit.batched.recovery import allowed_restarts
 from envkit.batched.settings import require_seconds
 from envkit.collectors.runner import RunnerOptions
-from envkit.data.arguments import Default, as_bool, as_int, known_to, refuse_unknown
+from envkit.data.arguments import as_bool, as_int
+from envkit.data.keywords import Default, known_to, refuse_unknown
 from envkit.env.policy import BindsToEnv, ExplorationType
 from envkit.errors import (
     ArgumentError,

@@ -85,7 +85,9 @@ def nest(entries: Mapping[Path, Any]) -> dict[str, Any]:
     """Build nested dicts from entries by path."""
     tree: dict[str, Any] = {}
     for path, value in entries.items():
-        node = tree if len(path) == 1 else node_of(tree, path)
+        node = tree
+        for name in path[:-1]:
+            node = node.setdefault(name, {})
         node[path[-1]] = value
     return tree
 

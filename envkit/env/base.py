@@ -23,13 +23,8 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import nn
 
-from envkit.data.arguments import (
-    as_batch_size,
-    completed,
-    known_to,
-    refuse_unknown,
-    require_tensordict,
-)
+from envkit.data.arguments import as_batch_size, require_tensordict
+from envkit.data.keywords import completed, known_to, refuse_unknown
 from envkit.data.paths import Key
 from envkit.data.plain import from_plain, plain
 from envkit.env.declared import Declared

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 from torch import nn
 
-from envkit.data.arguments import Default, as_bool, keywords_of
+from envkit.data.arguments import as_bool
+from envkit.data.keywords import Default, keywords_of
 from envkit.lazy_imports import late
 from envkit.specs.annotations import BatchSize
 

@@ -193,8 +193,8 @@ def test_an_env_on_the_cpu_runs_there_whatever_jax_prefers():
 def test_an_env_on_the_cpu_stays_there_beside_a_card(device):
     env = JaxEnv(Pendulum(), batch_size=[4], device="cpu")
 
-    given = to_jit(env._inputs(env.rand_action(env.reset())), copy=False)
-    state = env._programs.step.run(*given, env._constants(env.batch_size))
+    given = to_jit(env._engine.prepare(env.rand_action(env.reset())).inputs, copy=False)
+    state = env._engine.programs.step.run(*given, env._engine.constants(env.batch_size))
 
     assert jax_device_of(device).platform == "gpu"
     assert {leaf.platform() for leaf in jax.tree.leaves(state)} == {"cpu"}

@@ -13,7 +13,8 @@ from typing import Any
 from envkit.batched.async_pool import AsyncEnvPool, ProcessorAsyncEnvPool
 from envkit.batched.parallel import ParallelEnv
 from envkit.batched.serial import SerialEnv
-from envkit.data.arguments import as_int, known_to
+from envkit.data.arguments import as_int
+from envkit.data.keywords import known_to
 from envkit.env.base import EnvBase
 from envkit.errors import ArgumentError, ArgumentTypeError, OptionError
 from envkit.specs.annotations import Device

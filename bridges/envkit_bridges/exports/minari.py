@@ -26,9 +26,9 @@ import torch
 from tensordict import TensorDictBase
 from typing_extensions import Unpack
 
-from envkit.data.arguments import refuse_unknown
 from envkit.data.episodes import EpisodeNumbers, Piece
 from envkit.data.files import telling, undamaged, whole_folder
+from envkit.data.keywords import refuse_unknown
 from envkit.data.paths import Path, as_key, infos_in, leaf_paths, nest
 from envkit.env.base import EnvBase
 from envkit.env.wrapper_hints import wrapping_of

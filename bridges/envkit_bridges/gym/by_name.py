@@ -15,7 +15,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from envkit.batched.parallel import ParallelEnv
-from envkit.data.arguments import as_int, refuse_unknown
+from envkit.data.arguments import as_int
+from envkit.data.keywords import refuse_unknown
 from envkit.errors import ArgumentError
 from envkit_bridges.libraries import parameters_of
 

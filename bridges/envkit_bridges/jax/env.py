@@ -1,11 +1,13 @@
 """Any `StatelessEnv` as a TensorDict env, and the same with transforms inside its programs.
 
-`JaxEnv` decides what is declared of an env and how its state is shown; `FusedEnv` what it declares, takes and
-gives once transforms are compiled in: what a `TransformedEnv` of them would. Which program runs when is
-decided in `stepping`, what fuses in `fusing`.
+`JaxEnv` decides what is declared of an env, what a reset and a step are, and when a run is one program; `FusedEnv`
+what is declared, taken and given once transforms are compiled in: what a `TransformedEnv` of them would. How data
+gets to programs and back stands in `engine`, a run of many steps in `unrolling`, what fuses in `fusing`.
 
 Conventions
-    state      under ``("state", ...)``, packed or leaf by leaf.
+    state      everything of a row that a step needs, its PRNG key and elapsed steps included, under ``("state", ...)``,
+               packed or leaf by leaf. Nothing but the key for new rows lives in the env. It is made of the seed, or
+               where none was set, of a number from torch's global generator at its first use.
     packed     state as two tensors: ``floats`` and int32 ``words``, each (*batch, width).
     memory     entries at the root of the data that transforms read at a step. They go in and out of the
                programs beside the state.
@@ -24,10 +26,20 @@ import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from envkit.data.arguments import completed, require_tensordict
+from envkit import rules
+from envkit.data.arguments import as_int, require_tensordict
+from envkit.data.keywords import completed
 from envkit.data.paths import Key, Path, as_key, leaf_paths, tensordict_of
+from envkit.data.resets import collect_reset_masks
+from envkit.data.transition import carry, leaves
 from envkit.env.base import EnvBase
-from envkit.errors import ArgumentError, ArgumentTypeError, MissingKeyError
+from envkit.env.fragments import Begun
+from envkit.env.input_checks import require_actions
+from envkit.env.policy import PolicyLike
+from envkit.env.runs import Run
+from envkit.env.seeding import checked_seed, drawn_seed
+from envkit.env.tickets import Ticket
+from envkit.errors import ArgumentError, ArgumentTypeError, GradientError, MissingKeyError
 from envkit.functional import (
     StatelessEnv,
 )
@@ -37,11 +49,13 @@ from envkit.specs.devices import as_device, destination
 from envkit.transforms.core.base import Transform
 from envkit.transforms.core.memory import memory_of
 from envkit.transforms.core.wrapper import Wrapper
-from envkit_bridges.dlpack import jax_device_of, to_jit, to_torch, torch_device_of, torch_dtype_of
+from envkit_bridges.dlpack import jax_device_of, torch_device_of, torch_dtype_of
 from envkit_bridges.jax.codecs import action_composite, array_leaf, done_composite
 from envkit_bridges.jax.compilation import simulator_name
-from envkit_bridges.jax.fusing import Fusion, arguments_of, plan_fusion, share, wide_integers
-from envkit_bridges.jax.keys import unkeyed_draws
+from envkit_bridges.jax.engine import ProgramEngine, Settings
+from envkit_bridges.jax.fusing import Fusion, plan_fusion, wide_integers
+from envkit_bridges.jax.gradients import is_wanted
+from envkit_bridges.jax.keys import key_of, split, unkeyed_draws
 from envkit_bridges.jax.memory import warn_if_full
 from envkit_bridges.jax.options import (
     JaxOptions,
@@ -51,17 +65,17 @@ from envkit_bridges.jax.options import (
     require_sense,
     rows_of,
 )
-from envkit_bridges.jax.programs import Constants, Programs
+from envkit_bridges.jax.policy.inputs import is_compilable
+from envkit_bridges.jax.programs import NOTHING, Programs
 from envkit_bridges.jax.rendering import picture, pictures
 from envkit_bridges.jax.sharding import AXIS, Shards
-from envkit_bridges.jax.stepping import ProgramEnv
-from envkit_bridges.jax.tensor_cache import Unchanged
 from envkit_bridges.jax.transformed_rows import observation_leaves
+from envkit_bridges.jax.unrolling import Unrolling
 
 __all__ = ["FusedEnv", "JaxEnv"]
 
 
-class JaxEnv(ProgramEnv):
+class JaxEnv(EnvBase):
     """A stateless JAX environment behind the TensorDict interface.
 
     Args:
@@ -87,6 +101,14 @@ class JaxEnv(ProgramEnv):
         ArgumentError: unknown ``state_layout``, or ``cache_clear_frequency`` is no number of steps.
     """
 
+    cache_clear_frequency: int
+    leaves_torch = True
+    _batch_locked = False
+    _passes_by = EnvBase._passes_by | {"_step", "_reset"}
+    _steps_since_clear = 0
+    _key: np.ndarray | None = None  # where keys for new rows come from; None is not seeded yet
+    _engine: ProgramEngine
+
     def __init__(
         self,
         env: StatelessEnv,
@@ -108,7 +130,6 @@ class JaxEnv(ProgramEnv):
         super().__init__(device=device, **of_every_env(options))
         if shards is not None:
             shards.check(self.numel(), device, requires_grad=given.requires_grad)
-        self.requires_grad = given.requires_grad
         self.state_layout = given.state_layout
         self._shows_metrics = given.metrics
         self.episode_length = given.episode_length
@@ -116,17 +137,19 @@ class JaxEnv(ProgramEnv):
         self.cache_clear_frequency = given.cache_clear_frequency
         self._reset_rows: ResetRows = given.reset_rows
         rows = rows_of(env, given, device, axis=None if shards is None else AXIS)
-        self._unchanged = Unchanged()
-        self._programs = Programs(rows, packed=given.state_layout == "packed", shards=shards)
+        programs = Programs(rows, packed=given.state_layout == "packed", shards=shards)
+        settings = Settings(self.batch_size, given.requires_grad, given.categorical_action_encoding)
+        shown = observation_leaves(rows.template[1])
+        self._engine = ProgramEngine(programs, settings, device, shown)
         jax_device_of(device)  # or say now that JAX does not see it
         warn_if_full(device)
         self._declare()
-        self._root_paths = tuple(observation_leaves(rows.template[1]))
 
     def to(self, *args: Destination, **kwargs: Destination) -> Self:
         """Move specs and future computation to a device that JAX sees too; returns self."""
         device = destination(*args, **kwargs)
-        if device is not None and device != self.device and self._programs.shards is not None:
+        engine = self._engine
+        if device is not None and device != self.device and engine.programs.shards is not None:
             raise ArgumentError(
                 f"this env is spread over several devices and cannot move to {device}. Build another one, "
                 "with the devices it shall have."
@@ -134,33 +157,46 @@ class JaxEnv(ProgramEnv):
         if device is not None:
             jax_device_of(device)  # or say now that JAX does not see it
         super().to(*args, **kwargs)
-        rows, chunks = self._programs.env, chunks_on(self.device, self._reset_rows)
+        rows, chunks = engine.programs.env, chunks_on(self.device, self._reset_rows)
         if chunks != rows.chunks:
-            self._programs = self._programs.over(rows.with_chunks(chunks))
+            engine.programs = engine.programs.over(rows.with_chunks(chunks))
+        engine.device = self.device
         return self
 
     @property
+    def requires_grad(self) -> bool:
+        """Whether gradients flow from what steps return to what they were given."""
+        return self._engine.settings.requires_grad
+
+    @requires_grad.setter
+    def requires_grad(self, value: bool) -> None:
+        self._engine.settings.requires_grad = value
+
+    @property
+    def traces(self) -> dict[str, int]:
+        """How often each program was traced for this env, by name."""
+        return dict(self._engine.programs.traces)
+
+    @property
     def _infos(self) -> frozenset[Path]:
-        gives_infos = bool(jax.tree.leaves(self._programs.env.template[1].info))
+        gives_infos = bool(jax.tree.leaves(self._engine.programs.env.template[1].info))
         infos = super()._infos if gives_infos else frozenset()
         if not self._shows_metrics:
             return infos
-        return infos | {path for path in self._root_paths if path[0] == "metrics"}
+        return infos | {path for path in self._engine.shown if path[0] == "metrics"}
 
     def _faults(self) -> Iterable[str]:
-        return unkeyed_draws(self._programs.env)
+        return unkeyed_draws(self._engine.programs.env)
 
     def _told_first(self) -> list[str]:
-        return [simulator_name(self._programs.env)]
+        return [simulator_name(self._engine.programs.env)]
 
     # ---------------------------------------------------------------------------------- declaration
 
     def _declare(self) -> None:
-        rows, batch, device = self._programs.env, self.batch_size, self.device
+        rows, batch, device = self._engine.programs.env, self.batch_size, self.device
         state, observation = (Composite(shape=batch, device=device) for _ in range(2))
-        state_like = self._state_like()
-        self._state_paths = tuple(state_like)
-        for path, like in state_like.items():
+        for path, like in self._engine.state_like().items():
             state[("state", *path)] = array_leaf(like.shape, like.dtype, batch, device)
         for path, like in observation_leaves(rows.template[1]).items():
             observation[as_key(path)] = array_leaf(like.shape, like.dtype, batch, device)
@@ -175,17 +211,206 @@ class JaxEnv(ProgramEnv):
         self.reward_spec = Unbounded(reward, device=device, dtype=torch.float32)
         self.done_spec = done_composite(batch, device)
 
-    def _state_like(self) -> dict[Path, Any]:
-        packing = self._programs.env.packing
-        if self.state_layout == "packed":
-            like = jax.eval_shape(packing.pack, packing.template)
-            return {(name,): buffer for name, buffer in like.items()}
-        return jax.eval_shape(self._programs.name_leaves, packing.template)
+    # ------------------------------------------------------------------------------ resets
+
+    def _next_key(self) -> np.ndarray:
+        """Give a key that no program was given before."""
+        if self._key is None:
+            self._set_seed(drawn_seed())
+        self._key, now = split(self._key)
+        return now
+
+    def _set_seed(self, seed: int | None) -> None:
+        if seed is None:
+            raise ArgumentError(
+                "a stateless env needs a seed: set_seed(0), say. None makes no key."
+            )
+        self._key = key_of(checked_seed(seed))
+
+    def _reset(self, td: TensorDictBase | None, **kwargs: Any) -> TensorDictBase:
+        if kwargs:
+            raise ArgumentError(
+                f"a stateless env takes no reset keywords, but got {sorted(kwargs)}. A seed is set by "
+                "set_seed(3), what to start from is passed in the TensorDict."
+            )
+        shape = self.batch_size if td is None else td.batch_size
+        if td is None or td.get("state", None) is None:
+            return self._engine.begin_rows(shape, self._next_key())
+        masks = collect_reset_masks(td, self.done_levels, self.full_done_spec)
+        mask = masks.get((), torch.ones(shape, dtype=torch.bool, device=self.device))
+        return self._engine.restart(td, mask)
+
+    # ------------------------------------------------------------------------------- steps
+
+    def _count_steps(self, steps: int) -> None:
+        """Clear the caches of JAX now and then, if that was asked for."""
+        self._steps_since_clear += steps
+        if self.cache_clear_frequency <= self._steps_since_clear:
+            self._steps_since_clear = 0
+            jax.clear_caches()
+
+    def _prepare_step(self, ticket: Ticket, *, is_ahead: bool) -> None:
+        td, mask = ticket.td, ticket.mask
+        if self._overrides(_PROGRAM) or not (mask is None or bool(mask.any())):
+            super()._prepare_step(ticket, is_ahead=is_ahead)
+            return
+        if self.run_type_checks:
+            require_actions(td, self.full_action_spec)
+        work = ticket.work = self._engine.prepare(td, mask)
+        ticket.restarts = not work.has_graph and self._may_restart(ticket)
+
+    def _begin_step(self, ticket: Ticket) -> None:
+        if ticket.work is None:
+            return
+        if self.cache_clear_frequency:
+            self._count_steps(1)
+        shape, restarts = ticket.td.batch_size, ticket.restarts
+        self._engine.begin(ticket.work, shape, ticket.mask, restarts=restarts)
+
+    def _finish_step(self, ticket: Ticket) -> TensorDictBase:
+        td, mask, work = ticket.td, ticket.mask, ticket.work
+        if work is None:
+            return super()._finish_step(ticket)
+        following: TensorDictBase = self._engine.finish(work, td.batch_size)
+        if not ticket.restarts:
+            following = self._accepted(following, td)
+        return following if mask is None else self._kept_where_skipped(td, mask, following)
+
+    def _fresh_root(self, ticket: Ticket, data: TensorDictBase) -> TensorDictBase:
+        fresh = ticket.work.fresh
+        if ticket.mask is None:
+            return carry(data, (self._declared.table or self._table).carrying, fresh)
+        root = self.step_mdp(data)
+        return root.update(self._kept_where_skipped(root, ticket.mask, fresh))
+
+    def _step(self, td: TensorDictBase) -> TensorDictBase:
+        mask = td.get(rules.STEP, None)
+        mask = None if mask is None else rules.step_mask(mask, td.batch_size)
+        work = self._engine.prepare(td, mask)
+        if self.cache_clear_frequency:
+            self._count_steps(1)
+        self._engine.begin(work, td.batch_size, mask, restarts=False)
+        return self._engine.finish(work, td.batch_size)
+
+    def _masked_next(self, td: TensorDictBase, mask: torch.Tensor) -> TensorDictBase:
+        if not bool(mask.any()):
+            self._engine.state(td)  # which brings it into the env's own layout
+            return self._skipped_next(td).clone()
+        return self._kept_where_skipped(td, mask, self._computed_next(td))
+
+    def _kept_where_skipped(
+        self, td: TensorDictBase, mask: torch.Tensor, following: TensorDictBase
+    ) -> TensorDictBase:
+        """Keep what was there in rows that ``mask`` leaves out; their reward is 0."""
+        if bool(mask.all()):
+            return following
+        skipped = self._skipped_next(td)
+        for path, value in leaves(following):
+            key = as_key(path)
+            following.set(key, rules.choose(mask, value, skipped.get(key)))
+        return following
+
+    def _step_last(self, td: TensorDictBase) -> TensorDictBase:
+        """Step by the program that has made the steps before, so that none is compiled for this one."""
+        if not self._steps_by_itself or self.run_type_checks:
+            return self.step(td)
+        ticket = self._make_step(td, advance=True)
+        if ticket.restarts:
+            ticket.work.follows = NOTHING
+        self._begin_step(ticket)
+        return self._stepped(ticket)
+
+    # --------------------------------------------------------------------------- many steps
+
+    def unroll(
+        self,
+        td: TensorDictBase,
+        steps: int,
+        policy: PolicyLike = None,
+        *,
+        record_state: bool = False,
+    ) -> tuple[EnvData, EnvData]:
+        """Take ``steps`` steps as one program, new episodes begun inside.
+
+        Args:
+            td: root to start from: ``state``, observation, done flags; what is done begins anew.
+            steps: length of the run.
+            policy: None for random actions, a `JaxPolicy`, or what `compile_policy` gave. What they draw
+                comes from the env's seed.
+            record_state: record ``state`` at root and next of every step, as `rollout` does.
+
+        Returns:
+            ``(data, td_next)``: transitions of batch size (*batch, steps), which lie time-major in
+            memory, and the root after the last step, from which the next call goes on.
+
+        Raises:
+            ArgumentError: ``steps`` is no integer above 0.
+            DataTypeError: ``td`` is no TensorDict.
+            PolicyError: (a TypeError) ``policy`` is of another kind.
+            TranslationError: (a NotImplementedError) the policy cannot be translated.
+            FusionError: (a NotImplementedError) a subclass steps or resets in its own way.
+            GradientError: gradients would be asked for, see `requires_grad`.
+        """
+        require_tensordict("td", td)
+        steps = as_int("steps", steps, least=1, meaning="the number of steps to take")
+        self._require_no_override(draws=policy is None)
+        if self._gives_gradients(td, policy):
+            raise GradientError(
+                "no gradient flows through unroll, but the env has requires_grad=True, and the policy or "
+                "the data to start from requires grad. Use rollout(steps, break_when_any_done=False), or "
+                "call unroll under torch.no_grad()."
+            )
+        return self._begun(td, steps, policy, record_state=record_state)()
+
+    def _begun(self, td: TensorDictBase, steps: int, policy: Any, *, record_state: bool) -> Begun:
+        if self.cache_clear_frequency:
+            self._count_steps(steps)
+        run = Unrolling(self, self._engine, td, policy, self._next_key)
+        return run.begin(steps, record_state=record_state)
+
+    def _gives_gradients(self, td: TensorDictBase, policy: Any) -> bool:
+        """Say whether a run from ``td`` must be made of steps with a graph."""
+        if not (self.requires_grad and torch.is_grad_enabled()):
+            return False
+        given = [leaf for _, leaf in leaves(td) if isinstance(leaf, torch.Tensor)]
+        if isinstance(policy, torch.nn.Module):
+            given.extend(policy.parameters())
+        return is_wanted(given)
+
+    def _expect_run(self, stop: rules.Stop, policy: Any) -> None:
+        may_keep_graph = self.requires_grad and torch.is_grad_enabled()
+        steps = self._steps_by_itself and not (is_compilable(policy) or may_keep_graph)
+        if stop == "never" and steps:
+            self._engine.programs.advancing.add(self._engine.size(self.numel()))
+
+    @property
+    def _cannot_drop_steps(self) -> str | None:
+        return None if self._steps_by_itself else type(self).__name__
+
+    _unrecorded = ("state",)
+
+    def _runs_at_once(self, policy: Any) -> bool:
+        return is_compilable(policy) and not (policy is None and self._draws_its_own)
+
+    def _begin_run(self, run: Run) -> Begun:
+        return self._begun(run.root, run.steps, run.policy, record_state=run.record_state)
+
+    def _fast_rollout(self, run: Run) -> TensorDictBase | None:
+        root, steps, policy = run.root, run.steps, run.policy
+        if not is_compilable(policy) or self._gives_gradients(root, policy):
+            return None
+        if run.stop == "never":
+            return self.unroll(root, steps, policy, record_state=run.record_state)[0]
+        if self._engine.programs.shards is not None:
+            return None
+        if self.cache_clear_frequency:
+            self._count_steps(steps)
+        return Unrolling(self, self._engine, root, policy, self._next_key).until(run)
 
     # ------------------------------------------------------------------------------ transforms
 
     def _fuse(self, transforms: Sequence[Transform]) -> tuple[EnvBase, int]:
-        fusion = plan_fusion(self, transforms)
+        fusion = plan_fusion(self, self._engine, transforms)
         return (self, 0) if fusion is None else (FusedEnv(self, fusion), len(fusion.taken))
 
     # ------------------------------------------------------------------------------------ state
@@ -204,14 +429,12 @@ class JaxEnv(ProgramEnv):
 
     def reseed(self, td: TensorDictBase) -> EnvData:
         """Give the rows of ``td`` new keys, so that copies of one state part ways; returns ``td``."""
-        reseed = self._start(self._programs.reseed, (self._state_in(td),), (self._next_key_in(),))
-        named = {("state", *path): leaf for path, leaf in reseed.result().items()}
-        return td.update(self._named(td.batch_size, named))
+        return td.update(self._engine.reseed(td, self._next_key()))
 
     @property
     def drawn_bytes(self) -> dict[str, int]:
         """What ``randomize`` draws for a row, by name of the leaf, and the bytes of its state that it takes."""
-        rows = self._programs.env.env
+        rows = self._engine.programs.env.env
         return {} if rows.randomization is None else rows.randomization.drawn_bytes(rows)
 
     def unpack(self, state: TensorDictBase) -> TensorDict:
@@ -229,7 +452,7 @@ class JaxEnv(ProgramEnv):
             MissingKeyError: (a KeyError) it is no packed state.
         """
         require_tensordict("state", state, 'td["state"], packed')
-        fields, tree = self._programs.env.packing.fields, {}
+        fields, tree = self._engine.programs.env.packing.fields, {}
         _require_entries(state, sorted({field.buffer for field in fields}), 'td["state"], packed')
         for field in fields:
             part = state.get(field.buffer)[..., field.offset : field.offset + field.size]
@@ -245,9 +468,9 @@ class JaxEnv(ProgramEnv):
             MissingKeyError: (a KeyError) it lacks a field of the state.
         """
         require_tensordict("nested", nested, 'what env.unpack(td["state"]) gave')
-        names = [as_key(field.name) for field in self._programs.env.packing.fields]
+        names = [as_key(field.name) for field in self._engine.programs.env.packing.fields]
         _require_entries(nested, names, 'what env.unpack(td["state"]) gave')
-        packing, batch = self._programs.env.packing, nested.batch_size
+        packing, batch = self._engine.programs.env.packing, nested.batch_size
         dtypes = {"floats": torch_dtype_of(packing.float_dtype), "words": torch.int32}
         parts: dict[str, list[torch.Tensor]] = {
             name: [torch.empty(*batch, 0, dtype=dtype, device=nested.device)]
@@ -280,7 +503,7 @@ class JaxEnv(ProgramEnv):
             OptionError: (a TypeError) its renderer does not know a keyword.
             RenderingError: (a RuntimeError) nothing works here that draws without a display.
         """
-        return picture(self, td, row, **options)
+        return picture(self._engine, td, row, **options)
 
     def render_rollout(
         self, td: TensorDictBase, row: int = 0, every: int = 1, **options: Any
@@ -296,7 +519,7 @@ class JaxEnv(ProgramEnv):
         Returns:
             uint8 (T', 3, H, W), T' = ceil(T / every).
         """
-        return pictures(self, td, row, every, **options)
+        return pictures(self._engine, td, row, every, **options)
 
 
 class FusedEnv(Wrapper, JaxEnv):
@@ -312,28 +535,18 @@ class FusedEnv(Wrapper, JaxEnv):
     base_env: JaxEnv
 
     def __init__(self, env: JaxEnv, fusion: Fusion):
-        transforms, inputs, outputs = fusion.taken, fusion.inputs, fusion.outputs
+        inputs, outputs = fusion.inputs, fusion.outputs
         Wrapper.__init__(self, env)
         self._batch_size, self._device = env.batch_size, env.device
         self._declared.hold(inputs, outputs)
         self._declared.added_flags = env._declared.added_flags
-        self._transforms = transforms
         self._own_books, self._own_infos = fusion.books, fusion.infos
-        self._unchanged = Unchanged()
-        self._programs = Programs(
-            env._programs.env,
-            self._transforms,
-            packed=env.state_layout == "packed",
-            shards=env._programs.shards,
+        shown = [*leaf_paths(outputs["full_observation_spec"]), *memory_of(fusion.taken)]
+        self._engine = env._engine.behind(
+            fusion.taken,
+            [path for path in dict.fromkeys(shown) if path[0] != "state"],
+            wide_integers(outputs),
         )
-        memory = memory_of(transforms)
-        observed = leaf_paths(outputs["full_observation_spec"])
-        self._memory_paths = tuple(memory)
-        self._state_paths = env._state_paths
-        self._root_paths = tuple(
-            path for path in dict.fromkeys([*observed, *memory]) if path[0] != "state"
-        )
-        self._wide = wide_integers(outputs)
 
     def _after_init(self, spec_locked: bool) -> None:
         self._declared.is_locked = True
@@ -352,29 +565,10 @@ class FusedEnv(Wrapper, JaxEnv):
     def _set_seed(self, seed: int | None) -> None:
         self.base_env._set_seed(seed)
 
-    def _constants(self, shape: torch.Size, mask: torch.Tensor | None = None) -> Constants:
-        each = arguments_of(self._transforms, self._unchanged, self.device)
-        if not any(transform.state() for transform in self._transforms):
-            return each, None, self._model_given()
-        if mask is None:
-            mask = torch.ones(shape, dtype=torch.bool, device=self.device)
-        return each, to_jit(self._mask_in(mask), copy=True), self._model_given()
-
-    def _kept(self, outputs: dict[str, Any]) -> dict[str, Any]:
-        shared = to_torch(outputs.pop("shared", ()))
-        for transform, after in zip(self._transforms, shared, strict=bool(shared)):
-            before = transform.state()
-            for name, value in after.items():
-                share(before[name], value, self._unchanged)
-        return outputs
-
-    def _model_given(self) -> Any:
-        return self.base_env._model_given()
-
     def _fuse(self, transforms: Sequence[Transform]) -> tuple[EnvBase, int]:
-        own = len(self._transforms)
-        fusion = plan_fusion(self.base_env, [*self._transforms, *transforms])
-        more = 0 if fusion is None else len(fusion.taken) - own
+        own = self._engine.programs.transforms
+        fusion = plan_fusion(self.base_env, self.base_env._engine, [*own, *transforms])
+        more = 0 if fusion is None else len(fusion.taken) - len(own)
         return (FusedEnv(self.base_env, fusion), more) if fusion and more > 0 else (self, 0)
 
 
@@ -384,3 +578,6 @@ def _require_entries(td: TensorDictBase, keys: Sequence[Key], expected: str) -> 
             f"the TensorDict has no {', '.join(map(repr, missing))}; it has "
             f"{sorted(map(str, td.keys(True, True)))}. Pass {expected}."
         )
+
+
+_PROGRAM = frozenset(("_step",))

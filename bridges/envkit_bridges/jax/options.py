@@ -10,7 +10,8 @@ from typing import Annotated, Any, Literal, TypedDict, get_args
 
 import torch
 
-from envkit.data.arguments import Default, as_bool, as_int
+from envkit.data.arguments import as_bool, as_int
+from envkit.data.keywords import Default
 from envkit.env.options import EnvOptions
 from envkit.errors import ArgumentError, ArgumentTypeError, OptionError
 from envkit.functional import (

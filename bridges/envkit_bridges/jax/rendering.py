@@ -15,36 +15,37 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from envkit.data.arguments import as_int, refuse_unknown, require_tensordict
+from envkit.data.arguments import as_int, require_tensordict
+from envkit.data.keywords import refuse_unknown
 from envkit.data.transition import leaves
 from envkit.errors import ArgumentError, MissingKeyError, UnsupportedError
 from envkit.functional import EnvWrapper, WrapperState
 from envkit.functional.structure import is_typed_key
 from envkit_bridges.dlpack import to_jax
 from envkit_bridges.jax.compilation import simulator_name
+from envkit_bridges.jax.engine import ProgramEngine
 from envkit_bridges.libraries import keywords_told, parameters_of
-
-if TYPE_CHECKING:
-    from envkit_bridges.jax.handoff import RowEnv
 
 __all__ = ["picture", "pictures", "require_drawable"]
 
 
-def picture(env: RowEnv, td: TensorDictBase, row: int, **options: Any) -> torch.Tensor:
+def picture(engine: ProgramEngine, td: TensorDictBase, row: int, **options: Any) -> torch.Tensor:
     """Draw one row of ``td``, whose batch is counted through: uint8 (H, W, 3)."""
     rows = _states_of(td).reshape(-1)
     row = _row_in(row, rows.shape[0])
-    return _drawn(env, rows[row : row + 1], **options)[0]
+    return _drawn(engine, rows[row : row + 1], **options)[0]
 
 
-def pictures(env: RowEnv, td: TensorDictBase, row: int, every: int, **options: Any) -> torch.Tensor:
+def pictures(
+    engine: ProgramEngine, td: TensorDictBase, row: int, every: int, **options: Any
+) -> torch.Tensor:
     """Draw the roots of one row of a rollout of batch size (*batch, T): uint8 (T / every, 3, H, W)."""
     every = as_int("every", every, least=1, meaning="1 to draw every step, 2 every second one")
     states = _states_of(td)
@@ -55,7 +56,7 @@ def pictures(env: RowEnv, td: TensorDictBase, row: int, every: int, **options: A
         )
     rows = states.flatten(0, -2) if td.ndim > 1 else states.unsqueeze(0)
     row = _row_in(row, rows.shape[0])
-    return _drawn(env, rows[row, ::every], **options).movedim(-1, 1)
+    return _drawn(engine, rows[row, ::every], **options).movedim(-1, 1)
 
 
 def _states_of(td: TensorDictBase) -> Any:
@@ -78,9 +79,9 @@ def _row_in(row: int, rows: int) -> int:
     return row
 
 
-def _drawn(env: RowEnv, td: TensorDictBase, **options: Any) -> torch.Tensor:
+def _drawn(engine: ProgramEngine, td: TensorDictBase, **options: Any) -> torch.Tensor:
     frames: list[np.ndarray] = []
-    for simulator, states in _by_model(env, td):
+    for simulator, states in _by_model(engine, td):
         if not hasattr(simulator, "render"):
             raise UnsupportedError(
                 f"{simulator_name(simulator)} cannot be drawn: it has no method `render(states) -> frames`, uint8 "
@@ -93,7 +94,7 @@ def _drawn(env: RowEnv, td: TensorDictBase, **options: Any) -> torch.Tensor:
     if any(frame.dtype != np.uint8 or frame.shape[2:] != (3,) for frame in frames):
         found = sorted({f"{frame.dtype}{list(frame.shape)}" for frame in frames})
         raise ArgumentError(
-            f"render of {simulator_name(env._programs.env)} gave {found}, but a picture is uint8 [H, W, 3]."
+            f"render of {simulator_name(engine.programs.env)} gave {found}, but a picture is uint8 [H, W, 3]."
         )
     return torch.from_numpy(np.stack(frames))
 
@@ -102,13 +103,13 @@ def _options_of(simulator: Any) -> list[str]:
     return parameters_of(simulator.render)[1:]
 
 
-def _by_model(env: RowEnv, td: TensorDictBase) -> Iterator[tuple[Any, Sequence[Any]]]:
+def _by_model(engine: ProgramEngine, td: TensorDictBase) -> Iterator[tuple[Any, Sequence[Any]]]:
     """Give the states of a simulator, and it with the model that they were stepped with, in runs of one model."""
-    env._require_own(dict(leaves(td["state"])), td)
+    engine.require_own_state(dict(leaves(td["state"])), td.batch_dims)
     found = {path: to_jax(leaf.contiguous(), copy=True) for path, leaf in leaves(td["state"])}
-    state = jax.tree.map(_in_numpy, env._programs.read_state(found))
+    state = jax.tree.map(_in_numpy, engine.programs.read_state(found))
     moments = [jax.tree.map(lambda leaf, at=at: leaf[at], state) for at in range(td.shape[0])]
-    episodic: Any = env._programs.env_given(env._model_given()).env
+    episodic: Any = engine.programs.env_given(engine.settings.model).env
 
     def drawn(moment: Any) -> list[bytes]:
         return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(moment.model)]

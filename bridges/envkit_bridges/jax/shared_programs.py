@@ -266,34 +266,24 @@ class Shared:
     def __init__(self, account: Hashable):
         self.account = account
         self.advancing: set[int] = set()
-        self._jitted: dict[str, Callable[..., Any]] = {}
+        self._jitted: dict[str, Any] = {}
         self._calling = threading.local()
 
-    def call(self, name: str, owner: Owner, *args: Any) -> Any:
-        """Call a program on behalf of its owner.
+    def call(self, name: str, owner: Owner, args: tuple[Any, ...], *, lowers: bool = False) -> Any:
+        """Call a program on behalf of its owner, or lower it, as `jax.jit` does.
 
         Raises:
             _ChangedError: the owner is to be traced and has changed.
         """
-        return self._on_behalf_of(owner, self._program(name, owner), args)
-
-    def lower(self, name: str, owner: Owner, *args: Any) -> Any:
-        """Lower a program, as `jax.jit` does, on behalf of its owner."""
-        program: Any = self._program(name, owner)
-        return self._on_behalf_of(owner, program.lower, args)
-
-    def _on_behalf_of(self, owner: Owner, call: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-        before = getattr(self._calling, "owner", None)
-        self._calling.owner = owner
+        program = self._jitted.get(name)
+        if program is None:
+            program = self._jitted[name] = owner.jit(name, partial(self._trace, name))
+        calling, before = self._calling, getattr(self._calling, "owner", None)
+        calling.owner = owner
         try:
-            return call(*args)
+            return program.lower(*args) if lowers else program(*args)
         finally:
-            self._calling.owner = before
-
-    def _program(self, name: str, owner: Owner) -> Callable[..., Any]:
-        if name not in self._jitted:
-            self._jitted[name] = owner.jit(name, partial(self._trace, name))
-        return self._jitted[name]
+            calling.owner = before
 
     def _trace(self, name: str, *args: Any) -> Any:
         owner = self._calling.owner
@@ -328,14 +318,14 @@ class Program:
     def __call__(self, *args: Any) -> Any:
         """Call it; an owner that has changed since gets programs of its own."""
         try:
-            return self.shared.call(self._name, self._owner, *args)
+            return (self._shared or self.shared).call(self._name, self._owner, args)
         except _ChangedError:
             self._shared = None
-        return self.shared.call(self._name, self._owner, *args)
+        return self.shared.call(self._name, self._owner, args)
 
     def lower(self, *args: Any) -> Any:
         """Do what `jax.jit` does under that name."""
-        return self.shared.lower(self._name, self._owner, *args)
+        return self.shared.call(self._name, self._owner, args, lowers=True)
 
     @property
     def shared(self) -> Shared:

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Literal, Unpack
 import jax
 import numpy as np
 
-from envkit.data.arguments import refuse_unknown
+from envkit.data.keywords import refuse_unknown
 from envkit.errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from envkit.functional import Box, RandomizeAt, Randomizer, ResetMode, Timestep
 from envkit.specs.annotations import BatchSize, Device

@@ -23,7 +23,8 @@ from typing import Any, ClassVar, Unpack
 
 import numpy as np
 
-from envkit.data.arguments import as_bool, as_int, known_to, refuse_unknown
+from envkit.data.arguments import as_bool, as_int
+from envkit.data.keywords import known_to, refuse_unknown
 from envkit.env.options import EnvOptions
 from envkit.errors import ArgumentError, ArgumentTypeError, NotResetError, OptionError, SpecError
 from envkit.specs.annotations import Device

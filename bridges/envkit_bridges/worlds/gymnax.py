@@ -18,7 +18,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from envkit.data.arguments import Default, as_bool
+from envkit.data.arguments import as_bool
+from envkit.data.keywords import Default
 from envkit.errors import ArgumentError, ArgumentTypeError, SpecTypeError, UnsupportedError
 from envkit.functional import Box, Discrete, Timestep, WrapperState
 from envkit.specs.annotations import Device
@@ -179,8 +180,8 @@ class GymnaxWrapper(SimulatorEnv):
             self._params = env_params
         space = _space_of(env.action_space(self._params))
         core = GymnaxCore(env, _make, self._params, space)
-        self._argument = jax.tree.map(jnp.asarray, self._params)
         super().__init__(core, device=device, **given)
+        self._engine.settings.model = jax.tree.map(jnp.asarray, self._params)
 
     @property
     def params(self) -> Any:
@@ -201,10 +202,7 @@ class GymnaxWrapper(SimulatorEnv):
                 "env has declared. Make another env: GymnaxEnv(name, env_params=params)."
             )
         self._params = params
-        self._argument = jax.tree.map(jnp.asarray, params)
-
-    def _model_given(self) -> Any:
-        return self._argument
+        self._engine.settings.model = jax.tree.map(jnp.asarray, params)
 
 
 def _of_every_leaf(randomize: Callable[[jax.Array, Any], Any] | None) -> Callable[..., Any]:

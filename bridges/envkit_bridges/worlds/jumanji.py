@@ -22,7 +22,8 @@ import jax.numpy as jnp
 import numpy as np
 from tensordict import TensorDict
 
-from envkit.data.arguments import Default, as_bool
+from envkit.data.arguments import as_bool
+from envkit.data.keywords import Default
 from envkit.data.paths import tensordict_of
 from envkit.errors import ArgumentError, ArgumentTypeError, SpecTypeError
 from envkit.functional import Box, Discrete, MultiDiscrete, Timestep, name_of
@@ -172,13 +173,13 @@ class JumanjiWrapper(SimulatorEnv):
     def jit(self) -> bool:
         """Whether what is run is compiled. If not, JAX computes operation by operation, which is slow, but shows
         errors where they arise; `unroll` and its fellows loop in Python then. Rounding may differ."""
-        return self._programs.compiled
+        return self._engine.programs.compiled
 
     @jit.setter
     def jit(self, value: bool) -> None:
         if value != self.jit:
-            before = self._programs
-            self._programs = Programs(
+            before = self._engine.programs
+            self._engine.programs = Programs(
                 before.env, packed=before.packed, compiled=value, shards=before.shards
             )
 

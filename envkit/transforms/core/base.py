@@ -25,7 +25,7 @@ from tensordict import TensorDictBase
 from torch import nn
 from torch.nn.modules.module import register_module_module_registration_hook
 
-from envkit.data.arguments import ChecksKeywords
+from envkit.data.keywords import ChecksKeywords
 from envkit.data.paths import Key, Path, as_key, as_path
 from envkit.env.own_state import OwnState, put_back_on_failure
 from envkit.errors import MissingKeyError, SpecTypeError, TransformIndexError, TransformOwnerError

@@ -72,7 +72,7 @@ def start(env, seed=0):
 
 def state_of(env, td):
     """Give what the functional env starts from, at the same state as ``td``."""
-    rows = env._programs.env
+    rows = env._engine.programs.env
     state = rows.packing.unpack(
         {name: jnp.array(leaf.numpy()) for name, leaf in td["state"].items()}
     )
@@ -100,7 +100,9 @@ def test_the_gradient_of_a_rollout_with_resets_is_that_of_jax_grad(env):
         def act(weight, observation, key):
             return observation @ weight.T
 
-        _, made = unroll(env._programs.env, carry, act, weight, jax.random.PRNGKey(0), steps=12)
+        _, made = unroll(
+            env._engine.programs.env, carry, act, weight, jax.random.PRNGKey(0), steps=12
+        )
         return made.next.reward.sum() + made.next.observation[-1].sum()
 
     policy = linear_policy()

@@ -35,10 +35,9 @@ from envkit.errors import (
 )
 from envkit.functional import BatchedEnv, Box, Timestep
 from envkit.specs import Categorical, OneHot
+from envkit_bridges.dlpack import to_jit
 from envkit_bridges.jax.env import JaxEnv
-from envkit_bridges.jax.fusing import arguments_of
 from envkit_bridges.jax.options import padded_size
-from envkit_bridges.jax.tensor_cache import Unchanged
 from envkit_bridges.jax.transformed_rows import NamedRows
 from tests.bridges.compare import (
     assert_close,
@@ -143,7 +142,7 @@ def test_at_most_two_programs_compile_before_a_first_call_returns(call, programs
 
 def test_the_program_of_a_run_gives_out_the_state_that_its_loop_carries(walker, monkeypatch):
     """Nobody reads it; without it the same run takes a tenth longer on a CPU, see docs/performance.md."""
-    programs, given = walker._programs, []
+    programs, given = walker._engine.programs, []
     unroll = programs.unroll
     monkeypatch.setattr(programs, "unroll", lambda *args: given.append(unroll(*args)) or given[-1])
 
@@ -159,7 +158,7 @@ def test_the_program_of_a_run_gives_out_the_state_that_its_loop_carries(walker, 
 def test_where_nothing_ends_nothing_of_what_transforms_show_of_a_reset_is_computed():
     """All of a restart stands in one branch, so that other steps do not pay for it."""
     norm = ObservationNorm(loc=0.5, scale=3.0, in_keys=["place"])
-    constants = arguments_of([norm], Unchanged(), None)
+    constants = [to_jit(norm.constants(), copy=True)]
     rows = NamedRows(BatchedEnv(Walker()), [norm], constants)
 
     def begun(key):

@@ -31,8 +31,8 @@ from envkit.specs.devices import as_device
 from envkit.transforms.core import coupled
 from envkit_bridges import dlpack
 from envkit_bridges.dlpack import number_to_jit, to_jax, to_jit, torch_device_of
+from envkit_bridges.jax import engine, gradients, options, unrolling
 from envkit_bridges.jax import env as env_module
-from envkit_bridges.jax import fusing, gradients, handoff, options, stepping, unrolling
 from envkit_bridges.jax.env import JaxEnv
 from envkit_bridges.jax.options import chunks_on
 from envkit_bridges.jax.policy import jax_policy
@@ -42,7 +42,7 @@ from envkit_bridges.jax.shared_programs import Program
 from tests.zoo.walkers import Pendulum, Walker, unlike_any
 
 ROWS = 4
-BORDERS = (env_module, fusing, gradients, handoff, jax_policy, stepping, unrolling)
+BORDERS = (engine, gradients, jax_policy, unrolling)
 
 
 def sees_cuda() -> bool:
@@ -96,7 +96,7 @@ def pushed(env, device):
 @pytest.fixture
 def waiting(monkeypatch):
     """Let reading on the CPU count as waiting, as it does on a card."""
-    for module in (fusing, handoff, stepping, coupled):
+    for module in (engine, coupled):
         monkeypatch.setattr(module, "reading_waits", lambda tensor: True)
 
 
@@ -141,9 +141,7 @@ def test_a_state_that_came_from_jax_goes_back_as_it_is_unless_it_was_written_to(
     _, td = walker.step_and_maybe_reset(act(walker.reset()))
     same, written = td.copy(), td.clone()
     copied = []
-    monkeypatch.setattr(
-        handoff, "adopted", lambda tree: copied.append(tree) or dlpack.adopted(tree)
-    )
+    monkeypatch.setattr(engine, "adopted", lambda tree: copied.append(tree) or dlpack.adopted(tree))
 
     expected, _ = walker.step_and_maybe_reset(act(written))
     assert len(copied) == len(written["state"].keys())
@@ -247,7 +245,7 @@ def watch_copies(monkeypatch, lent):
             lent[:] = [reference for reference in lent if id(reference()) not in done]
         return copies
 
-    for module in (handoff, stepping, unrolling):
+    for module in (engine, unrolling):
         monkeypatch.setattr(module, "adopted", adopt)
 
 
@@ -291,11 +289,11 @@ def test_what_a_program_reads_is_kept_until_torch_has_its_results(
         lent.extend(weakref.ref(leaf) for leaf in jax.tree.leaves(given))
         return given
 
-    to_jit = stepping.to_jit
-    monkeypatch.setattr("envkit_bridges.jax.handoff.to_jit", watched)
-    watch_copies(monkeypatch, lent)
     td = pushed(walker, device)(walker.reset())
     td["action"] = td["action"].to(dtype)
+    to_jit = engine.to_jit
+    monkeypatch.setattr(engine, "to_jit", watched)
+    watch_copies(monkeypatch, lent)
 
     step = walker._send(td, advance=True)
     gc.collect()
@@ -355,7 +353,7 @@ def test_every_program_takes_a_tensor_and_nothing_that_the_host_brings_to_a_card
 
     monkeypatch.setattr(dlpack, "_lent", lent)  # arrays, as on a card
     if device == "cpu":
-        for module in (fusing, stepping, unrolling):
+        for module in (engine, unrolling):
             monkeypatch.setattr(module, "number_to_jit", lambda number, _: jnp.asarray(number))
     act = pushed(walker, device)
 
@@ -401,10 +399,10 @@ def test_a_device_without_a_number_is_the_current_one():
 
 @both_devices
 def test_rows_of_an_env_on_a_card_begin_anew_in_large_chunks(walker, device):
-    chunks = walker._programs.env.chunks
+    chunks = walker._engine.programs.env.chunks
 
     assert chunks == (ON_HOST if device == "cpu" else ON_CARD)
-    assert pickle.loads(pickle.dumps(walker))._programs.env.chunks == chunks
+    assert pickle.loads(pickle.dumps(walker))._engine.programs.env.chunks == chunks
 
 
 @pytest.fixture
@@ -437,8 +435,10 @@ def test_a_program_on_a_card_asks_once_which_rows_begin_anew_or_never(
         td = env.reset()
         data.append(env.rollout(7, act, break_when_any_done=False))
 
-    given = to_jit(env._inputs(act(td)), copy=False)
-    traced = jax.make_jaxpr(env._programs._advance)(*given, env._constants(td.batch_size), RESTART)
+    given = to_jit(env._engine.prepare(act(td)).inputs, copy=False)
+    traced = jax.make_jaxpr(env._engine.programs._advance)(
+        *given, env._engine.constants(td.batch_size), RESTART
+    )
 
     assert list(branches_of(traced.jaxpr)) == branches
     for key in data[0].keys(True, True):  # resets that are fused with steps may round otherwise

@@ -116,17 +116,17 @@ def test_a_stop_rule_is_asked_once_in_so_many_steps(env, card, stop):
 def test_an_env_that_moves_begins_rows_anew_as_its_device_does_it_best(card, reset_rows):
     card.flags = True
     env = JaxEnv(Walker(), batch_size=[ROWS], reset_rows=reset_rows)
-    here = env._programs.env.chunks
+    here = env._engine.programs.env.chunks
     env.to("cpu")
-    assert env._programs.env.chunks == here == chunks_on(torch.device("cpu"), reset_rows)
+    assert env._engine.programs.env.chunks == here == chunks_on(torch.device("cpu"), reset_rows)
 
     env.to("cuda:1")
     card.flags = False
     _, td = env.step_and_maybe_reset(pushed(env.reset()))
 
-    assert env._programs.env.chunks == chunks_on(SECOND, reset_rows) != here
+    assert env._engine.programs.env.chunks == chunks_on(SECOND, reset_rows) != here
     assert td.device == SECOND
-    assert env.to("cpu")._programs.env.chunks == here
+    assert env.to("cpu")._engine.programs.env.chunks == here
 
 
 def test_all_of_env_and_data_is_on_the_same_card(env, card):

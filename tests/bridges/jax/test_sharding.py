@@ -203,8 +203,8 @@ def test_an_array_of_several_devices_is_no_tensor(spread):
 def test_programs_communicate_nothing(pair, name):
     env = pair[1]
     td = env.rand_action(env.reset())
-    given = jax.tree.map(np.asarray, env._inputs(td))
-    constants = env._constants(td.batch_size)
+    given = jax.tree.map(np.asarray, env._engine.prepare(td).inputs)
+    constants = env._engine.constants(td.batch_size)
     arguments = {
         "step": (*given, constants),
         "advance": (*given, constants, True),
@@ -215,7 +215,7 @@ def test_programs_communicate_nothing(pair, name):
             True,
             (
                 given[0],
-                {path: np.asarray(leaf) for path, leaf in env._root_in(td).items()},
+                {path: np.asarray(leaf) for path, leaf in env._engine.root(td).items()},
                 np.zeros((3, 8, 1), bool),
                 {},
             ),
@@ -224,7 +224,7 @@ def test_programs_communicate_nothing(pair, name):
             constants,
         ),
     }[name]
-    program = getattr(env._programs, name)
+    program = getattr(env._engine.programs, name)
     program = getattr(program, "run", program)
 
     text = program.lower(*arguments).compile().as_text()

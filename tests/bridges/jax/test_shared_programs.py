@@ -55,7 +55,7 @@ def made(gravity, mark, rows=2, **options):
 
 def core_of(env: Any) -> Any:
     """Give the object that was handed to the env."""
-    return env._programs.env.env.env.env
+    return env._engine.programs.env.env.env.env
 
 
 def fallen(env):
@@ -150,8 +150,8 @@ def test_copies_share_what_is_compiled(mark):
 def test_programs_go_with_the_last_env_that_uses_them(mark):
     first, second = made(1.0, mark), made(1.0, mark)
     assert fallen(first) == fallen(second)
-    programs = weakref.ref(first._programs.step.run.shared)
-    assert programs() is second._programs.step.run.shared
+    programs = weakref.ref(first._engine.programs.step.run.shared)
+    assert programs() is second._engine.programs.step.run.shared
 
     del first
     gc.collect()
@@ -173,12 +173,12 @@ def test_envs_that_programs_see_through_unlike_transforms_share_none(mark):
 def test_devices_and_backends_tell_envs_apart(mark):
     def account(backend="spring", **options):
         env = BraxEnv("inverted_pendulum", backend=backend, device="cpu", **options)
-        return env._programs.account()
+        return env._engine.programs.account()
 
     assert account() == account()
     assert account() != account("positional")
     spread = JaxEnv(Fall(), batch_size=[2], devices=jax.devices()[:1])
-    assert spread._programs.account() != made(1.0, 0)._programs.account()
+    assert spread._engine.programs.account() != made(1.0, 0)._engine.programs.account()
 
 
 @pytest.mark.parametrize(

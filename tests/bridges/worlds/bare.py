@@ -27,7 +27,7 @@ Moment = dict[str, Any]
 
 def own_states(env: Any, td: TensorDict) -> Any:
     """Give the states of the env's core, rows in front, and the keys of the next episodes."""
-    state = env._programs.read_state(to_jit(env._state_in(td), copy=True))
+    state = env._engine.programs.read_state(to_jit(env._engine.state(td), copy=True))
     key = state.key
     while isinstance(state, EpisodeState | TimeLimitState):
         state = state.inner

@@ -11,7 +11,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from envkit.data.arguments import known_to
+from envkit.data.keywords import known_to
 from envkit.env.checks import check_env_specs
 from envkit.errors import ArgumentError, ArgumentTypeError, OptionError, UnsupportedError
 from envkit.functional import row_keys

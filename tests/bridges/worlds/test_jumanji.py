@@ -89,7 +89,7 @@ def test_a_snake_shows_its_grid_and_takes_integers(snake):
     assert snake.observation_spec["grid"].shape == (ROWS, 12, 12, 5)
     assert snake.observation_spec["action_mask"].dtype == torch.bool
     assert (snake.env_name, snake.libname, snake.num_rows) == ("Snake-v1", "jumanji", 12)
-    assert ("env", "key") in {field.name for field in snake._programs.env.packing.fields}
+    assert ("env", "key") in {field.name for field in snake._engine.programs.env.packing.fields}
 
 
 @pytest.mark.slow

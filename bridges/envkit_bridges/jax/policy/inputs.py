@@ -22,6 +22,7 @@ from tensordict import TensorDictBase
 
 from envkit.data.paths import Path, as_key, as_path
 from envkit.data.transition import leaves
+from envkit.env.base import EnvBase
 from envkit.env.policy import observation_inputs
 from envkit.errors import (
     ArgumentError,
@@ -33,7 +34,7 @@ from envkit.errors import (
 from envkit.rules import DONE_LEAVES
 from envkit.specs import TensorSpec
 from envkit_bridges.jax.codecs import integers_in_jax, is_choice
-from envkit_bridges.jax.handoff import RowEnv
+from envkit_bridges.jax.engine import ProgramEngine
 from envkit_bridges.jax.policy.jax_policy import JaxPolicy, Places, act
 from envkit_bridges.jax.policy.translated import Translation, in_jax, narrowed
 from envkit_bridges.jax.policy.widths import INT32
@@ -42,7 +43,7 @@ from envkit_bridges.policy.compiled import CompiledPolicy
 from envkit_bridges.policy.errors import STEPWISE
 from envkit_bridges.policy.exporting import signature_for
 
-__all__ = ["Actor", "PolicySpecs", "actor_for", "free_entries", "is_compilable"]
+__all__ = ["Actor", "PolicySpecs", "actor_for", "is_compilable"]
 
 _FLAGS: tuple[Path, ...] = tuple((name,) for name in DONE_LEAVES)
 
@@ -72,15 +73,20 @@ def is_compilable(policy: Any) -> bool:
 
 
 def actor_for(
-    env: RowEnv, policy: Any, td: TensorDictBase, free: Mapping[Path, torch.Tensor]
+    env: EnvBase,
+    engine: ProgramEngine,
+    policy: Any,
+    td: TensorDictBase,
+    free: Mapping[Path, torch.Tensor],
 ) -> Actor:
-    """Bring a policy into the form that the programs of ``env`` take.
+    """Bring a policy into the form that programs take.
 
     Args:
         env: its specs say what the policy is given and what actions are.
+        engine: its programs.
         policy: None, a `JaxPolicy`, or what `compile_policy` gave.
         td: root to start from.
-        free: its `free_entries`.
+        free: its entries that are free, see `PolicySpecs`.
 
     Raises:
         PolicyError: (a TypeError) any other policy.
@@ -90,11 +96,11 @@ def actor_for(
     if policy is None:
         return Actor()
     if isinstance(policy, JaxPolicy):
-        specs = PolicySpecs.of(env)
+        specs = PolicySpecs.of(env, engine)
         acting = _InJax(policy.function, specs.reads, specs.actions, specs.places)
         return Actor(acting, policy.params)
     if isinstance(policy, CompiledPolicy):
-        return _translated(env, policy, td, free)
+        return _translated(env, engine, policy, td, free)
     hint = "compile_policy(module)" if isinstance(policy, torch.nn.Module) else "a JaxPolicy"
     raise PolicyError(
         f"unroll compiles the policy into its program, but got {type(policy).__name__}. Pass {hint}, or "
@@ -103,14 +109,18 @@ def actor_for(
 
 
 def _translated(
-    env: RowEnv, policy: CompiledPolicy, td: TensorDictBase, free: Mapping[Path, torch.Tensor]
+    env: EnvBase,
+    engine: ProgramEngine,
+    policy: CompiledPolicy,
+    td: TensorDictBase,
+    free: Mapping[Path, torch.Tensor],
 ) -> Actor:
-    specs = PolicySpecs.of(env)
+    specs = PolicySpecs.of(env, engine)
     shown, actions = specs.shown, specs.actions
     given = {path: (value.shape[td.ndim :], value.dtype) for path, value in free.items()}
     root = {**shown, **given}
     signature = signature_for(env, policy.module, root, sees_root=policy.sees_root)
-    translation = policy.translation(signature, env._size(td.numel()), in_jax)
+    translation = policy.translation(signature, engine.size(td.numel()), in_jax)
     missing = [as_key(leaf.path) for leaf in actions if leaf.path not in translation.writes]
     if missing:
         raise MissingKeyError(
@@ -176,44 +186,42 @@ class PolicySpecs:
     taken: frozenset[Path]
 
     @classmethod
-    def of(cls, env: RowEnv) -> PolicySpecs:
+    def of(cls, env: EnvBase, engine: ProgramEngine) -> PolicySpecs:
         """Read the specs of an env: once where they are locked."""
-        return env._declared.cached("policy_specs", lambda: cls._read(env))
+        return env._declared.cached("policy_specs", lambda: cls._read(env, engine))
 
     @classmethod
-    def _read(cls, env: RowEnv) -> PolicySpecs:
+    def _read(cls, env: EnvBase, engine: ProgramEngine) -> PolicySpecs:
         shown, actions = _shown(env), env.full_action_spec
         of_path = {as_path(key): actions[key] for key in env.action_keys}
         return cls(
             shown,
             tuple(map(as_path, observation_inputs(env))),
-            _action_leaves(env),
+            _action_leaves(env, engine),
             of_path,
             Places.of(env),
             frozenset((*shown, *of_path)),
         )
 
+    def free_entries(self, td: TensorDictBase) -> dict[Path, torch.Tensor]:
+        """List the tensors of a root that are neither the env's, nor actions, masks or `next`."""
+        return {
+            path: value
+            for path, value in leaves(td)
+            if path not in self.taken
+            and isinstance(value, torch.Tensor)
+            and path[0] not in ("state", "next")
+            and not path[-1].startswith("_")
+        }
 
-def _shown(env: RowEnv) -> dict[Path, tuple[torch.Size, torch.dtype]]:
+
+def _shown(env: EnvBase) -> dict[Path, tuple[torch.Size, torch.dtype]]:
     """List what a root of an env shows: event shape and dtype, by path."""
     batch = len(env.batch_size)
     found = {as_path(key): leaf for key, leaf in env.full_observation_spec.items(True, True)}
     shown = {path: leaf for path, leaf in found.items() if path[0] != "state"}
     shown.update({as_path(key): env.full_done_spec[key] for key in env.done_keys})
     return {path: (leaf.shape[batch:], leaf.dtype) for path, leaf in shown.items()}
-
-
-def free_entries(env: RowEnv, td: TensorDictBase) -> dict[Path, torch.Tensor]:
-    """List the tensors of a root that are neither the env's, nor actions, masks or `next`."""
-    taken = PolicySpecs.of(env).taken
-    return {
-        path: value
-        for path, value in leaves(td)
-        if path not in taken
-        and isinstance(value, torch.Tensor)
-        and path[0] not in ("state", "next")
-        and not path[-1].startswith("_")
-    }
 
 
 # ----------------------------------------------------------------------------------- what it gives
@@ -263,8 +271,8 @@ class _ActionLeaf:
             )
 
 
-def _action_leaves(env: RowEnv) -> tuple[_ActionLeaf, ...]:
-    space = env._programs.env.action_space
+def _action_leaves(env: EnvBase, engine: ProgramEngine) -> tuple[_ActionLeaf, ...]:
+    space = engine.action_space
     members = (
         {("action", name): member for name, member in space.items()}
         if isinstance(space, Mapping)
@@ -276,7 +284,7 @@ def _action_leaves(env: RowEnv) -> tuple[_ActionLeaf, ...]:
             path,
             member,
             tuple(env.full_action_spec[as_key(path)].shape[batch:]),
-            is_choice(member) and not env.categorical_action_encoding,
+            is_choice(member) and not engine.settings.categorical,
         )
         for path, member in members.items()
     )

@@ -25,7 +25,7 @@ from envkit.batched.async_pool import AsyncEnvPool
 from envkit.batched.exchange.buffers import SLOT, BufferPlan
 from envkit.batched.host import ADVANCE, BUILDING, COMMAND_NAMES, RESET, RESTART, Maker
 from envkit.batched.metadata import EnvMetaData
-from envkit.data.arguments import known_to, refuse_unknown
+from envkit.data.keywords import known_to, refuse_unknown
 from envkit.data.paths import Path
 from envkit.env.base import EnvBase
 from envkit.errors import (

@@ -21,8 +21,9 @@ from tensordict import TensorDictBase
 from envkit import rules
 from envkit.batched.exchange.one_row import OneRow
 from envkit.batched.exchange.recording import recorded
-from envkit.data.arguments import as_batch_size, as_bool, as_int, known_to
+from envkit.data.arguments import as_batch_size, as_bool, as_int
 from envkit.data.inference import lasting
+from envkit.data.keywords import known_to
 from envkit.data.paths import as_key, nest
 from envkit.env.base import EnvBase
 from envkit.env.input_checks import require_actions

@@ -24,7 +24,7 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 
-from envkit.data.arguments import refuse_unknown
+from envkit.data.keywords import refuse_unknown
 from envkit.data.paths import Path
 from envkit.env.seeding import drawn_seed, seed_chain
 from envkit.errors import (

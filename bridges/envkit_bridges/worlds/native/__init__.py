@@ -10,7 +10,7 @@ from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
 
-from envkit.data.arguments import known_to, refuse_unknown
+from envkit.data.keywords import known_to, refuse_unknown
 from envkit.env.base import EnvBase
 from envkit.errors import ArgumentError
 from envkit_bridges.libraries import explained, get_available_libraries

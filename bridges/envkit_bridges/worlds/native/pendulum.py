@@ -16,7 +16,8 @@ import jax
 import jax.numpy as jnp
 from tensordict import TensorDict, TensorDictBase
 
-from envkit.data.arguments import as_number, refuse_unknown, require_tensordict
+from envkit.data.arguments import as_number, require_tensordict
+from envkit.data.keywords import refuse_unknown
 from envkit.envs.pendulum import PARAMETERS
 from envkit.errors import ArgumentTypeError
 from envkit.functional import Box, Timestep

@@ -15,7 +15,8 @@ from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, ClassVar
 
-from envkit.data.arguments import as_bool, refuse_unknown
+from envkit.data.arguments import as_bool
+from envkit.data.keywords import refuse_unknown
 from envkit.errors import ArgumentTypeError, OptionError, UnknownEnvError
 from envkit.specs.annotations import BatchSize, Device
 from envkit_bridges.libraries import require
