@@ -141,7 +141,6 @@ STAND_APART = {
     # envkit.env
     "envkit.env.from_data",
     "envkit.env.module",
-    "envkit.env.opaque",
     # envkit.transforms.core
     "envkit.transforms.core.transformed_rows",
 }

@@ -19,7 +19,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, cast
 
 from envkit.data.paths import Path
-from envkit.env.exclusive import InUse
+from envkit.env.thread_lock import InUse
 from envkit.env.wrapper_hints import called_here
 from envkit.errors import ArgumentError, NotStartedError
 from envkit.transport import Pool

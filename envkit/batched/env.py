@@ -35,11 +35,10 @@ from envkit.data.arguments import as_bool, require_state_dict, require_tensordic
 from envkit.data.paths import Path, as_path
 from envkit.data.resets import collect_reset_masks, merge_reset
 from envkit.env.base import EnvBase
-from envkit.env.in_place import InPlace
 from envkit.env.input_checks import in_functorch, require_values
 from envkit.env.learning import ALL
 from envkit.env.own_state import OWN
-from envkit.env.runs import Run
+from envkit.env.runs import InPlace, Run
 from envkit.env.seeding import seed_chain
 from envkit.env.set_state import refuse_start, refuse_state_left_out
 from envkit.env.tickets import Ticket

@@ -39,10 +39,10 @@ from envkit.data.plain import from_plain, plain
 from envkit.data.resets import collect_reset_masks
 from envkit.env.base import EnvBase
 from envkit.env.declared import OUTPUTS
-from envkit.env.exclusive import InUse
 from envkit.env.html import Told
 from envkit.env.learning import ALL
 from envkit.env.own_state import OWN
+from envkit.env.thread_lock import InUse
 from envkit.env.tickets import Ticket
 from envkit.env.wrapper_hints import known_wrapping_of
 from envkit.errors import (

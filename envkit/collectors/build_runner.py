@@ -31,7 +31,7 @@ from envkit.env.policy import (
     set_exploration_type,
     takes_tensordict,
 )
-from envkit.env.recorded import require_truncated, unrecorded
+from envkit.env.rollout import require_truncated, unrecorded
 from envkit.env.wrapper_hints import wrapping_of
 from envkit.errors import (
     ArgumentTypeError,

@@ -34,7 +34,7 @@ from envkit.data.plain import from_plain, plain
 from envkit.env.base import EnvBase
 from envkit.env.fragments import Begun, Fragment, begin_fragment
 from envkit.env.policy import ExplorationType, HasParams, Policy, set_exploration_type
-from envkit.env.recorded import truncate_last, unrecorded
+from envkit.env.rollout import truncate_last, unrecorded
 from envkit.errors import ArgumentError, ResumeError, StaleDataError
 from envkit.rules import RESET
 

@@ -14,7 +14,7 @@ from threading import get_ident
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 from envkit.collectors.background import Background
-from envkit.env.exclusive import InUse
+from envkit.env.thread_lock import InUse
 from envkit.errors import BusyError, ClosedEnvError
 
 __all__ = ["Used", "asked_for", "in_turn", "require_open", "require_own"]

@@ -29,7 +29,6 @@ from envkit.data.paths import Key
 from envkit.data.plain import from_plain, plain
 from envkit.env.declared import Declared
 from envkit.env.drawing import allow_options, fake_step
-from envkit.env.exclusive import InUse
 from envkit.env.from_data import Keys, specs_of_a_step
 from envkit.env.html import Told, html, told_of
 from envkit.env.options import TAKEN_HERE, EnvMeta, EnvOptions
@@ -38,6 +37,7 @@ from envkit.env.policy import PolicyLike
 from envkit.env.rollout import rollout
 from envkit.env.seeding import next_seed
 from envkit.env.stepping import Stepping
+from envkit.env.thread_lock import InUse
 from envkit.errors import ClosedEnvError, NotCallableError
 from envkit.lazy_imports import late
 from envkit.specs.annotations import Destination, Device, EnvData

@@ -20,8 +20,7 @@ import torch
 
 from envkit import rules
 from envkit.data.paths import Path, as_key, leaf_paths, nodes
-from envkit.env.outputs import OutputChecks
-from envkit.env.table import SpecTable
+from envkit.env.outputs import OutputChecks, SpecTable
 from envkit.errors import KeyCollisionError, SpecError, SpecTypeError
 from envkit.specs import Composite, TensorSpec
 

@@ -20,7 +20,7 @@ from tensordict import TensorDictBase
 from envkit.data.resets import undeclared
 from envkit.data.transition import copied
 from envkit.env.policy import Policy
-from envkit.env.recorded import stack_steps, unrecorded
+from envkit.env.rollout import stack_steps, unrecorded
 from envkit.env.runs import Run
 from envkit.env.stepping import Stepping
 

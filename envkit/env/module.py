@@ -2,8 +2,14 @@
 
 Fast ways do many things at once: they step and reset in one call, run a whole rollout, run inside
 another env. They do not call `step` or `reset` for that. `EnvModule` is the one guard they all ask, so
-that an override is honoured on every way. It also decides which of a module's names are shown. It knows neither
-specs nor steps.
+that an override is honoured on every way. It knows neither specs nor steps.
+
+An env is a `torch.nn.Module`, since modules inside of it (transforms, policies) must move, be saved and be listed with
+it. Its hooks, casts and registers are there, and `dir` does not show them.
+
+`torch.compile` takes a call of an env as one step that it does not look into: programs of JAX, simulators, processes
+and TensorDicts by name are none of what it compiles. Code before and after the call is compiled, and a policy that an
+env calls stays compiled if it was compiled by itself.
 
 Conventions
     fast way   what does the work of some methods without calling them.
@@ -15,18 +21,19 @@ Conventions
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from inspect import isfunction
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self, cast
 
 import torch
+from torch import nn
 
-from envkit.env.exclusive import InUse, hold_calls
-from envkit.env.listing import shown
-from envkit.env.opaque import hide_calls
 from envkit.env.own_state import OwnState
+from envkit.env.thread_lock import CALLS, InUse, hold_calls
 from envkit.errors import FusionError, NotCallableError
 
 __all__ = ["EnvModule"]
+
 
 _DRAWING = frozenset(("rand_action",))
 
@@ -34,8 +41,8 @@ _DRAWING = frozenset(("rand_action",))
 class EnvModule(OwnState):
     """The root of environments: moved, listed, saved and left like a torch module, and never called.
 
-    The calls of every class, overrides in a subclass too, hold the env (see `exclusive`) and are hidden
-    from torch's compiler (see `opaque`).
+    The calls of every class, overrides in a subclass too, hold the env (see `thread_lock`) and are hidden
+    from torch's compiler.
     """
 
     _in_use: InUse
@@ -55,7 +62,7 @@ class EnvModule(OwnState):
     def __init_subclass__(cls, **kwargs: Any):
         super().__init_subclass__(**kwargs)
         hold_calls(cls)
-        hide_calls(cls)
+        _hide_calls(cls)
         names: set[str] = set()
         for base in cls.__mro__:
             if "_passes_by" in vars(base):
@@ -114,8 +121,8 @@ class EnvModule(OwnState):
         )
 
     def __dir__(self) -> list[str]:
-        """List what users use: of the names of `torch.nn.Module` some, see `listing`."""
-        return shown(type(self), super().__dir__())
+        """List what users use: of the names of `torch.nn.Module` some."""
+        return _shown(type(self), super().__dir__())
 
     # ----------------------------------------------------------------------------------- states
 
@@ -181,3 +188,35 @@ class EnvModule(OwnState):
 
     def __exit__(self, *failure: object) -> None:
         self.close(raise_if_closed=False)
+
+
+def _hide_calls(cls: type) -> None:
+    """Hide the calls that a class defines from torch's compiler."""
+    for name in CALLS & vars(cls).keys():
+        if isfunction(call := vars(cls)[name]):
+            setattr(cls, name, torch.compiler.disable(call, reason="an env is opaque"))
+
+
+_USED = frozenset(
+    [
+        *("to", "cpu", "cuda", "train", "eval", "training", "requires_grad_", "zero_grad"),
+        *("state_dict", "load_state_dict", "apply", "register_buffer", "add_module"),
+        *("parameters", "buffers", "children", "modules"),
+        *("named_parameters", "named_buffers", "named_children", "named_modules"),
+    ]
+)
+"""What of a module's own names is used of an env."""
+
+_HIDDEN = {*dir(nn.Module), *vars(nn.Module())} - {*dir(object), *_USED}
+
+_OURS = ("torch", "envkit", "envkit_bridges")
+
+
+def _shown(cls: type, names: Iterable[str]) -> list[str]:
+    """Leave out of the names that an env of this class has what only modules need.
+
+    A name that a user's class defines stays, whatever torch means by it.
+    """
+    users = (kind for kind in cls.__mro__ if kind.__module__.partition(".")[0] not in _OURS)
+    own = {name for kind in users if kind is not object for name in vars(kind)}
+    return sorted(name for name in {*names} if name not in _HIDDEN or name in own)

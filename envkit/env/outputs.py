@@ -1,12 +1,17 @@
-"""Validate env output, fill what is missing, merge it with the rows that were not stepped.
+"""Read the specs once for all steps, and by them check what an env gives, and complete it.
 
+A `SpecTable` says what a step asks of the specs: batch, device, keys, shapes. An env whose specs are locked makes one
+at the first use and drops it when they are unlocked or replaced; one whose specs are open makes it anew each time.
 `OutputChecks` decides what an output must be before anybody else sees it: a new TensorDict of the
 right batch size, on the env's device, with every reward and done flag in the shape of its spec. What
-flags imply each other is asked of `rules`. It knows the table of the specs, and no env.
+flags imply each other is asked of `rules`. Neither knows an env.
 
 Conventions
     out      what `_reset` or `_step` returned.
     leaf     path, kind ("observation", "reward" or "done") and spec of one output.
+    scalar   a reward or a done flag.
+    event    shape of a leaf beyond the batch.
+    level    a node of the data tree that owns done leaves, named by its path: () is the root.
     skipped  ``next`` of rows that were not stepped.
 """
 
@@ -16,15 +21,21 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from tensordict import TensorDict, TensorDictBase
 
 from envkit import rules
-from envkit.data.paths import Key, as_key, as_path
-from envkit.data.transition import OutputLeaf, drop_private, empty_like, leaves, skipped_next
-from envkit.env.table import SpecTable
+from envkit.data.paths import Key, Path, as_key, as_path, leaf_paths
+from envkit.data.transition import (
+    Carrying,
+    OutputLeaf,
+    drop_private,
+    empty_like,
+    leaves,
+    skipped_next,
+)
 from envkit.errors import (
     BatchSizeError,
     DoneError,
@@ -32,9 +43,118 @@ from envkit.errors import (
     ResetOutputError,
     SpecTypeError,
 )
+from envkit.specs import Composite, exclusive_paths
 from envkit.specs.devices import reading_waits
 
-__all__ = ["OutputChecks", "OutputLeaf"]
+__all__ = ["OutputChecks", "OutputLeaf", "Scalar", "SpecTable", "levels_of"]
+
+
+class Scalar(NamedTuple):
+    """A reward or a done flag that a step gives."""
+
+    key: Key
+    is_reward: bool
+    event: tuple[int, ...]
+    spec: Any
+
+
+@dataclass(frozen=True)
+class SpecTable:
+    """The specs of an env as a step reads them.
+
+    Attributes:
+        batch_size: of the specs.
+        device: where outputs are delivered; None sets no constraint.
+        batch_locked: data must have that batch size.
+        inputs: leaf keys of actions and states, but for those that a step writes itself.
+        outputs: all that a step gives.
+        shown: leaf keys of what a root shows: observations and done flags.
+        own: those of them that only some members of a stack have; they are no outputs.
+        scalars: rewards and done flags.
+        levels: names of the done leaves of each level, by depth.
+        rewards, actions, states: paths of these kinds; actions, too, what a step records of them.
+        known: paths of all kinds.
+        recorded: inputs that a step writes itself, into the root.
+        carrying: which entries of a step stand at the next root.
+    """
+
+    batch_size: torch.Size
+    device: torch.device | None
+    batch_locked: bool
+    inputs: tuple[Key, ...]
+    outputs: tuple[OutputLeaf, ...]
+    shown: tuple[Key, ...]
+    own: tuple[Key, ...]
+    scalars: tuple[Scalar, ...]
+    levels: dict[Path, list[str]]
+    rewards: frozenset[Path]
+    actions: frozenset[Path]
+    states: frozenset[Path]
+    known: frozenset[Path]
+    recorded: tuple[Key, ...]
+    carrying: Carrying
+
+    @classmethod
+    def of(cls, env: Any) -> SpecTable:
+        """Read the specs of an env."""
+        batch_size = env.batch_size
+        specs: dict[str, Composite] = {
+            kind: getattr(env, f"full_{kind}_spec")
+            for kind in ("action", "state", "observation", "reward", "done")
+        }
+        paths = {kind: leaf_paths(spec) for kind, spec in specs.items()}
+        recorded = frozenset(map(as_path, env._recorded_inputs))
+        rewards, states = frozenset(paths["reward"]), frozenset(paths["state"])
+        actions = frozenset(paths["action"]) | recorded
+        outputs = tuple(
+            (path, kind, specs[kind][as_key(path)])
+            for kind in ("observation", "reward", "done")
+            for path in paths[kind]
+        )
+        own = sorted(exclusive_paths(specs["observation"]))
+        scalars = (
+            Scalar(as_key(path), kind == "reward", tuple(leaf.shape[len(batch_size) :]), leaf)
+            for path, kind, leaf in outputs
+            if kind != "observation"
+        )
+        return cls(
+            batch_size=batch_size,
+            device=env.device,
+            batch_locked=env.batch_locked,
+            inputs=tuple(
+                as_key(path)
+                for kind in ("action", "state")
+                for path in paths[kind]
+                if path not in recorded
+            ),
+            outputs=outputs,
+            shown=tuple(
+                as_key(path)
+                for path in (*(path for path, kind, _ in outputs if kind != "reward"), *own)
+            ),
+            own=tuple(map(as_key, own)),
+            scalars=tuple(scalars),
+            levels=levels_of(paths["done"]),
+            rewards=rewards,
+            actions=actions,
+            states=states,
+            known=frozenset(path for found in paths.values() for path in found),
+            recorded=tuple(env._recorded_inputs),
+            carrying=Carrying(
+                keeps_empty_nodes=True,
+                reward_keys=rewards,
+                action_keys=actions.difference(paths["observation"]),
+                state_keys=states,
+            ),
+        )
+
+
+def levels_of(flags: list[Path]) -> dict[Path, list[str]]:
+    """Name the done leaves of each level, by the level's path, by depth."""
+    levels: dict[Path, list[str]] = {}
+    for path in flags:
+        levels.setdefault(path[:-1], []).append(path[-1])
+    return dict(sorted(levels.items(), key=lambda item: (len(item[0]), ".".join(item[0]))))
 
 
 @dataclass(frozen=True)
@@ -151,7 +271,7 @@ class OutputChecks:
                     warnings.warn(
                         f"{key!r} is set after a partial reset where nothing was reset and the "
                         "input does not hold it; the flag is kept. Pass the current data.",
-                        stacklevel=5,  # public calls are wrapped, see `exclusive` and `opaque`
+                        stacklevel=5,  # public calls are wrapped, see `hold_calls`
                     )
                     td.set(key, flags)
 

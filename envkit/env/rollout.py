@@ -1,43 +1,56 @@
-"""Run a policy in an environment and stack what happened along time.
+"""Run a policy in an environment: begin, act and step until a stop rule ends it, and stack what happened along time.
 
-This module decides how a rollout begins and what its result looks like. The steps are made by the `loops`; an
-env that can do a whole run at once offers it through `_fast_rollout`.
+How a step is made, and what follows it, is asked of the env. One that can do a whole run at once offers it through
+`_fast_rollout`.
 
 Conventions
     stop    "never": what is done is reset; "any": after the first step in which an env is done; "all":
             when all are; what is done before is frozen: it repeats its last transition with reward 0.
-    result  TensorDict of batch size (*batch, T); time is the last batch axis, named "time".
+    loop    a generator ``loop(env, root, act, steps, callback)`` of the transitions, batch size ``(*batch,)``.
+    result  TensorDict of batch size (*batch, T); time is the last batch axis, named "time", and the last step may be
+            marked as cut short.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sized
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Sized
 from typing import Any, TypeVar, cast
 
 import torch
-from tensordict import TensorDictBase
+from tensordict import LazyStackedTensorDict, TensorDictBase
 
 from envkit import rules
 from envkit.data.arguments import as_int, require_tensordict
-from envkit.data.paths import Key, as_key
+from envkit.data.paths import Key, as_key, as_path, leaf_paths
 from envkit.data.transition import leaves
-from envkit.env.loops import steps_of
-from envkit.env.policy import PolicyLike, as_policy, on_device, policy_device, replay
-from envkit.env.recorded import require_truncated, stack_steps, truncate_last, unrecorded
+from envkit.env.policy import Policy, PolicyLike, as_policy, on_device, policy_device, replay
 from envkit.env.runs import Run
 from envkit.env.stepping import Stepping
 from envkit.errors import (
     ArgumentError,
     ArgumentTypeError,
     BatchSizeError,
+    DoneError,
     OptionError,
     RolloutError,
 )
+from envkit.specs import Composite, StackedComposite
 from envkit.specs.annotations import Device, EnvData
 
-__all__ = ["rollout"]
+__all__ = [
+    "nonstop",
+    "require_truncated",
+    "rollout",
+    "stack_steps",
+    "steps_of",
+    "truncate_last",
+    "unrecorded",
+    "until_any_done",
+]
 
 
+Callback = Callable[[Any, TensorDictBase], Any]
 _Env = TypeVar("_Env", bound=Stepping)
 
 
@@ -240,7 +253,238 @@ def _first_root(
     return env.maybe_reset(td)
 
 
+# -------------------------------------------------------------------------------------- the loops
+
+
+def nonstop(
+    env: Stepping,
+    td: TensorDictBase,
+    act: Policy,
+    steps: int,
+    callback: Callback | None = None,
+    *,
+    acted: bool = False,
+):
+    """Reset whatever is done and go on; the last step triggers no reset.
+
+    ``acted`` says that ``td`` already holds its action.
+    """
+    for index in range(steps):
+        td = td if acted and index == 0 else act(td)
+        if index == steps - 1:
+            yield env.step(td) if index == 0 else env._step_last(td)
+            return
+        done, td = env.step_and_maybe_reset(td)
+        yield done
+        if callback is not None:
+            callback(env, done)
+
+
+def until_any_done(
+    env: Stepping,
+    td: TensorDictBase,
+    act: Policy,
+    steps: int,
+    callback: Callback | None = None,
+    *,
+    acted: bool = False,
+):
+    """Stop after the first step in which any env is done.
+
+    ``acted`` says that ``td`` already holds its action.
+    """
+    for index in range(steps):
+        td = env.step(td if acted and index == 0 else act(td))
+        yield td
+        if index == steps - 1 or env._rows_done(td.get("next")).any():
+            return
+        if callback is not None:
+            callback(env, td)
+        td = env.step_mdp(td)
+
+
+def until_all_done(
+    env: Stepping, td: TensorDictBase, act: Policy, steps: int, callback: Callback | None
+):
+    """Freeze what is done with a `_step` mask until everything is."""
+    running, last = None, None
+    for index in range(steps):
+        td = act(td)
+        if running is not None:
+            td.set(rules.STEP, running)
+        td = env.step(td)
+        if running is not None and not bool(running.all()):
+            td = _repeat_frozen(running, td, last, env.full_reward_spec, env.state_keys)
+        yield td
+        running = ~env._rows_done(td.get("next"))
+        if index == steps - 1 or not running.any():
+            return
+        if callback is not None:
+            callback(env, td)
+        last, td = td, env.step_mdp(td)
+
+
+LOOPS: dict[rules.Stop, Callable] = {
+    "never": nonstop,
+    "any": until_any_done,
+    "all": until_all_done,
+}
+
+
+def steps_of(
+    env: Stepping,
+    td: TensorDictBase,
+    act: Policy,
+    steps: int,
+    stop: rules.Stop,
+    callback: Callback | None,
+    check_every: int,
+) -> Iterator[TensorDictBase]:
+    """Give the transitions of a rollout; a stop rule is asked after ``check_every`` steps."""
+    if check_every == 1 or stop == "never":
+        return LOOPS[stop](env, td, act, steps, callback)
+    return _checked_now_and_then(env, td, act, steps, stop, check_every)
+
+
+def _checked_now_and_then(
+    env: Stepping, td: TensorDictBase, act: Policy, steps: int, stop: rules.Stop, every: int
+) -> Iterator[TensorDictBase]:
+    """Step on without asking whether a stop rule ends it, which is asked after ``every`` steps; drop what was too much.
+
+    Only for envs whose steps change nothing but data. Frozen rows are stepped too, and shown as if they were not.
+    """
+    made: list[TensorDictBase] = []
+    ends: list[torch.Tensor] = []
+    last, ended = td, None
+    for index in range(steps):
+        td = env.step(act(td))
+        if stop == "all" and ended is not None and ended.ndim:
+            td = _repeat_frozen(~ended, td, last, env.full_reward_spec, env.state_keys)
+        ended = env._rows_done(td.get("next"))
+        made.append(td)
+        ends.append(ended.all() if stop == "all" else ended.any())
+        if len(made) == every or index == steps - 1:
+            flags = torch.stack(ends).cpu().tolist()
+            if True in flags:
+                yield from made[: flags.index(True) + 1]
+                return
+            yield from made
+            made, ends = [], []
+        last, td = td, env.step_mdp(td)
+
+
+def _repeat_frozen(
+    running: torch.Tensor,
+    td: TensorDictBase,
+    last: TensorDictBase,
+    specs: Composite,
+    states: Collection[Key],
+) -> TensorDictBase:
+    """Let rows of finished envs repeat their last transition, but for its reward: that is 0 now.
+
+    Args:
+        running: rows that were stepped.
+        td: the step just made.
+        last: the one before.
+        specs: of the rewards; those of unlike rows are stacked.
+        states: entries that are repeated though they may be rewards as well.
+    """
+    if isinstance(td, LazyStackedTensorDict) and isinstance(last, LazyStackedTensorDict):
+        dim = td.stack_dim
+        parts = zip(running.unbind(dim), td.unbind(dim), last.unbind(dim), strict=True)
+        rows = [
+            _repeat_frozen(
+                *part, specs[row] if isinstance(specs, StackedComposite) else specs, states
+            )
+            for row, part in enumerate(parts)
+        ]
+        return LazyStackedTensorDict(*rows, stack_dim=dim)
+    if running.ndim:
+        chosen = td.apply(
+            lambda new, old: new if old is None else rules.choose(running, new, old),
+            last,
+            default=None,
+        )
+        shown = cast(TensorDictBase, chosen)
+    else:
+        shown = td if bool(running) else last.copy()
+    following = shown.get("next").copy()
+    for path in leaf_paths(specs):
+        key = as_key(path)
+        if key not in states and (paid := following.get(key, None)) is not None:
+            following.set(key, rules.choose(running, paid, torch.zeros_like(paid)))
+    return shown.set("next", following)
+
+
 # ------------------------------------------------------------------------------------- the result
+
+
+def unrecorded(env: Stepping, record_state: bool) -> list[Key]:
+    """List what is left out of the steps of an env, at root and next: its state, unless that is recorded."""
+    hidden = () if record_state else env._unrecorded
+    return [*hidden, *(("next", key) for key in hidden)]
+
+
+def stack_steps(env: Stepping, steps: list[TensorDictBase], *, contiguous: bool) -> TensorDictBase:
+    """Stack steps along a last axis of time, densely or lazily.
+
+    Raises:
+        RolloutError: they do not stack densely.
+    """
+    dim = len(steps[0].batch_size)
+    if not contiguous:
+        return LazyStackedTensorDict(*steps, stack_dim=dim, stack_dim_name="time")
+    if strays := _strays(env, steps[0]):
+        steps = [td.exclude(*strays, *(("next", *as_path(key)) for key in strays)) for td in steps]
+    try:
+        return cast(TensorDictBase, torch.stack(cast(list, steps), dim))
+    except (RuntimeError, KeyError) as error:
+        raise RolloutError(
+            f"the steps of this rollout cannot be stacked into one tensor each: {_why(steps, error)}. "
+            "Pass return_contiguous=False to get a lazy stack along time."
+        ) from error
+
+
+def _why(steps: list[TensorDictBase], error: Exception) -> str:
+    """Name an entry that only some steps have, as a policy writes it, or else what was raised."""
+    counts = Counter(key for step in steps for key in step.keys(True, True))
+    for key, count in counts.items():
+        if count < len(steps):
+            return f"{key!r} is in {count} of {len(steps)} steps. Write it in every step"
+    return str(error).rstrip(".")
+
+
+def _strays(env: Stepping, first: TensorDictBase) -> list[Key]:
+    """Name the outputs that no spec declares: only some roots hold them, so they are dropped."""
+    declared = {
+        *(*env.observation_keys, *env.reward_keys, *env.done_keys, *env.state_keys),
+        *first.keys(True, True),
+    }
+    return [key for key in first.get("next").keys(True, True) if key not in declared]
+
+
+def require_truncated(env: Stepping) -> None:
+    """Check that an env can say that an episode was cut short.
+
+    Raises:
+        DoneError: it declares no ``truncated``.
+    """
+    if not any("truncated" in names for names in env.done_levels.values()):
+        raise DoneError(
+            "set_truncated=True needs a 'truncated' entry in the done spec, but the env declares "
+            f"{env.done_keys}. Call env.add_truncated_keys() first."
+        )
+
+
+def truncate_last(env: Stepping, result: TensorDictBase) -> None:
+    """Set ``truncated`` and ``done`` in the last step of a result, in place; ``terminated`` stays."""
+    following = result.get("next")
+    for level, names in env.done_levels.items():
+        for name in ("truncated", "done") if "truncated" in names else ():
+            key = as_key((*level, name))
+            flags = following.get(key).clone()
+            flags.select(len(result.batch_size) - 1, -1).fill_(True)
+            following.set(key, flags)
 
 
 def _written(result: TensorDictBase, out: TensorDictBase) -> TensorDictBase:

@@ -1,24 +1,58 @@
 """What an env may offer beside single resets and steps: whole runs at once, and steps that are read where they are made.
 
 Each is an offer: without it, rollouts and fragments go step by step and give the same. This module knows what is
-promised, and no env that keeps the promise.
+promised; how it is asked for stands in `stepping`.
 
 Conventions
-    run   many steps with one policy, from a root on.
+    run     many steps with one policy, from a root on.
+    rows    the only batch axis of an env that offers `InPlace`.
+    moment  entries of the root or of `next` by key: tensors or arrays, shape ``(rows, *leaf)``. They hold until the
+            next call of the env.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
+import numpy as np
 from tensordict import TensorDictBase
 
 from envkit import rules
-from envkit.env.in_place import InPlace
+from envkit.data.paths import Key, Path
 
-__all__ = ["Run", "WholeRuns"]
+__all__ = ["InPlace", "Moment", "Run"]
+
+
+Moment = TensorDictBase | Mapping[Key, Any]
+
+
+class InPlace(Protocol):
+    """Steps of an env; the env may be used in any other way between them."""
+
+    def is_current(self) -> bool:
+        """Say whether these are still steps of the env, as it delivers its data; else ask it for others."""
+        ...
+
+    def root(self) -> TensorDictBase:
+        """Give what is known now, as a TensorDict of its own."""
+        ...
+
+    def advance(
+        self, actions: Mapping[Path, Any], mask: np.ndarray | None
+    ) -> tuple[Moment, Moment]:
+        """Step the rows that a mask selects, None all of them, and reset those that end.
+
+        Args:
+            actions: by path, of the batch size of the env; in rows that are not stepped they may hold anything.
+            mask: bool, shape ``(rows,)``.
+
+        Returns:
+            What the step gave, and the root that follows it. Rows that are not stepped show in the former what their
+            root holds, with reward 0.
+        """
+        ...
 
 
 @dataclass(frozen=True)
@@ -42,46 +76,3 @@ class Run:
     act: Any
     record_state: bool = True
     check_every: int = 1
-
-
-class WholeRuns:
-    """The part of an environment that does more than a step at once; most do not."""
-
-    def _fast_rollout(self, run: Run) -> TensorDictBase | list[TensorDictBase] | None:
-        """Do a whole rollout at once, or None to leave it to the loop of steps.
-
-        Returns:
-            The transitions, stacked along a last axis of time or as a list; `rollout` does the rest.
-        """
-        return None
-
-    def _runs_at_once(self, policy: Any) -> bool:
-        """Say whether many steps with this policy can be one program that runs by itself; see `_begin_run`."""
-        return False
-
-    def _begin_run(self, run: Run) -> Callable[[], tuple[TensorDictBase, TensorDictBase]]:
-        """Begin many steps as one program, where `_runs_at_once` says so; see `fragments`.
-
-        The result gives the transitions, and the root that follows them. It stops for nobody.
-        """
-        raise NotImplementedError(f"{type(self).__name__} steps one by one.")
-
-    def _in_place(self) -> InPlace | None:
-        """Offer steps whose outcome is read where it was made; None: there are only TensorDicts."""
-        return None
-
-    @property
-    def _cannot_drop_steps(self) -> str | None:
-        """Name what, here or inside, changes something else than data when it steps; None: steps may be dropped."""
-        return type(self).__name__
-
-    _unrecorded: tuple[str, ...] = ()
-    """Nodes at root and next that a fragment leaves out unless it is told to record them."""
-
-    def _expect_run(self, stop: rules.Stop, policy: Any) -> None:
-        """Learn of a rollout of several steps before it resets, so that both may share what they need.
-
-        Args:
-            stop: when it will end.
-            policy: what the user passed.
-        """

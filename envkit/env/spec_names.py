@@ -24,8 +24,7 @@ from envkit.data.arguments import as_bool
 from envkit.data.paths import Key, Path, as_key, as_path, leaf_paths
 from envkit.env.declared import INPUTS, OUTPUTS, Declared, as_declared, require_names, require_nodes
 from envkit.env.module import EnvModule
-from envkit.env.outputs import OutputChecks
-from envkit.env.table import SpecTable, levels_of
+from envkit.env.outputs import OutputChecks, SpecTable, levels_of
 from envkit.errors import MissingKeyError, ReadOnlyError, SpecError, SpecTypeError
 from envkit.specs import Categorical, Composite, StackedComposite, TensorSpec, Unbounded
 from envkit.specs.inputs import ActionInput, action_inputs

@@ -15,7 +15,7 @@ Conventions
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -35,7 +35,7 @@ from envkit.data.resets import (
 )
 from envkit.data.transition import carry
 from envkit.env.input_checks import in_functorch, require_actions, require_values, tell_missing
-from envkit.env.runs import WholeRuns
+from envkit.env.runs import InPlace, Run
 from envkit.env.set_state import refuse_state_left_out, start_keywords
 from envkit.env.spec_names import SpecNames
 from envkit.env.tickets import OverriddenTicket, Ticket
@@ -45,7 +45,7 @@ from envkit.specs.annotations import EnvData
 __all__ = ["Stepping"]
 
 
-class Stepping(WholeRuns, SpecNames, ABC):
+class Stepping(SpecNames, ABC):
     """The part of an environment that resets and steps.
 
     Attributes:
@@ -84,6 +84,9 @@ class Stepping(WholeRuns, SpecNames, ABC):
 
     _unshown: torch.Tensor | None = None
     """Rows whose simulator was reset by a seed, which no `reset` has shown since; None where there are none."""
+
+    _unrecorded: tuple[str, ...] = ()
+    """Nodes at root and next that a fragment leaves out unless it is told to record them."""
 
     # -------------------------------------------------------------------------- for concrete envs
 
@@ -424,6 +427,44 @@ class Stepping(WholeRuns, SpecNames, ABC):
 
     def _check_inputs(self, td: TensorDictBase) -> None:
         """Refuse what `_step` would refuse, where that can be told before."""
+
+    # ------------------------------------------------------------------- what some offer, see `runs`
+
+    def _fast_rollout(self, run: Run) -> TensorDictBase | list[TensorDictBase] | None:
+        """Do a whole rollout at once, or None to leave it to the loop of steps.
+
+        Returns:
+            The transitions, stacked along a last axis of time or as a list; `rollout` does the rest.
+        """
+        return None
+
+    def _runs_at_once(self, policy: Any) -> bool:
+        """Say whether many steps with this policy can be one program that runs by itself; see `_begin_run`."""
+        return False
+
+    def _begin_run(self, run: Run) -> Callable[[], tuple[TensorDictBase, TensorDictBase]]:
+        """Begin many steps as one program, where `_runs_at_once` says so; see `fragments`.
+
+        The result gives the transitions, and the root that follows them. It stops for nobody.
+        """
+        raise NotImplementedError(f"{type(self).__name__} steps one by one.")
+
+    def _in_place(self) -> InPlace | None:
+        """Offer steps whose outcome is read where it was made; None: there are only TensorDicts."""
+        return None
+
+    @property
+    def _cannot_drop_steps(self) -> str | None:
+        """Name what, here or inside, changes something else than data when it steps; None: steps may be dropped."""
+        return type(self).__name__
+
+    def _expect_run(self, stop: rules.Stop, policy: Any) -> None:
+        """Learn of a rollout of several steps before it resets, so that both may share what they need.
+
+        Args:
+            stop: when it will end.
+            policy: what the user passed.
+        """
 
 
 def _still_unshown(

@@ -44,9 +44,9 @@ from envkit.batched.mixed import MixedEnv
 from envkit.data.paths import Key, Path, as_key, as_path, info_names, leaf_paths, nest
 from envkit.env.as_gym import as_tensor, shown_and_infos, spelled
 from envkit.env.base import EnvBase
-from envkit.env.exclusive import InUse
-from envkit.env.in_place import InPlace, Moment
+from envkit.env.runs import InPlace, Moment
 from envkit.env.seeding import checked_seed
+from envkit.env.thread_lock import InUse
 from envkit.errors import (
     ArgumentError,
     ArgumentTypeError,

@@ -26,7 +26,7 @@ from gymnasium.vector.utils import batch_space
 from envkit.data.arguments import as_bool
 from envkit.data.paths import Key, Path
 from envkit.env.base import EnvBase
-from envkit.env.in_place import Moment
+from envkit.env.runs import Moment
 from envkit.env.seeding import checked_seed, seed_chain
 from envkit.errors import (
     ArgumentError,

@@ -17,7 +17,7 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from envkit.data.paths import Key, Path, nest
 from envkit.env.base import EnvBase
-from envkit.env.in_place import Moment
+from envkit.env.runs import Moment
 from envkit.env.seeding import checked_seed
 from envkit.errors import InputError
 from envkit_bridges.exports.batch_view import BatchView

@@ -24,7 +24,7 @@ from tensordict import TensorDict, TensorDictBase
 from envkit.data.paths import Path, as_key, as_path, tensordict_of
 from envkit.env.base import EnvBase
 from envkit.env.fragments import Begun
-from envkit.env.recorded import unrecorded
+from envkit.env.rollout import unrecorded
 from envkit.env.runs import Run
 from envkit.errors import PolicyError
 from envkit_bridges.dlpack import adopted, number_to_jit, to_jit, to_torch

@@ -26,7 +26,7 @@ Moment = dict[Key, np.ndarray]
 
 
 class RowsInPlace:
-    """Advance the rows of a pool; see `envkit.env.in_place`.
+    """Advance the rows of a pool; see `envkit.env.runs`.
 
     Args:
         exchange: what steps the rows.

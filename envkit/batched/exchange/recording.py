@@ -29,9 +29,9 @@ from envkit.batched.exchange.one_row import OneRow
 from envkit.batched.exchange.rows import BufferExchange
 from envkit.data.paths import Path, as_key, tensordict_of
 from envkit.data.transition import leaves
-from envkit.env.loops import LOOPS
 from envkit.env.on_leaves import ActsOnLeaves, LeavesPolicy
 from envkit.env.policy import ActsOnRows, Policy, RowsPolicy
+from envkit.env.rollout import LOOPS
 from envkit.env.runs import Run
 from envkit.specs import TensorSpec, draws_in_order
 
