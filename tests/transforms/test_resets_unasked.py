@@ -27,8 +27,7 @@ from envkit import (
 )
 from envkit.transforms.core import stepping as transform_steps
 from envkit.transforms.core.fusable import FusableTransform
-from envkit_bridges.jax import fusing, handoff
-from envkit_bridges.jax import stepping as bridge_steps
+from envkit_bridges.jax import engine
 from envkit_bridges.jax.env import JaxEnv
 from tests.bridges.jax.test_order import HostReads, on_gpu
 from tests.zoo.walkers import Walker
@@ -69,7 +68,7 @@ def walker(request):
 
 
 def let_reading_wait(monkeypatch, waits):
-    for module in (fusing, handoff, bridge_steps, transform_steps):
+    for module in (engine, transform_steps):
         monkeypatch.setattr(module, "reading_waits", lambda tensor: waits)
 
 
