@@ -28,7 +28,6 @@ from envkit.data.paths import as_key, nest
 from envkit.env.base import EnvBase
 from envkit.env.input_checks import require_actions
 from envkit.env.options import EnvOptions
-from envkit.env.rollout import nonstop
 from envkit.env.runs import Run
 from envkit.env.seeding import seed_chain
 from envkit.env.tickets import Ticket
