@@ -1,8 +1,9 @@
 """Any `StatelessEnv` as a TensorDict env, and the same with transforms inside its programs.
 
 `JaxEnv` decides what is declared of an env, what a reset and a step are, and when a run is one program; `FusedEnv`
-what is declared, taken and given once transforms are compiled in: what a `TransformedEnv` of them would. How data
-gets to programs and back stands in `engine`, a run of many steps in `unrolling`, what fuses in `fusing`.
+what is declared, taken and given once transforms are compiled in: what a `TransformedEnv` of them would. Which those
+are is planned from specs (`_plan_fusion`). How data gets to programs and back stands in `engine`, a run of many steps in
+`unrolling`.
 
 Conventions
     state      everything of a row that a step needs, its PRNG key and elapsed steps included, under ``("state", ...)``,
@@ -19,6 +20,7 @@ Conventions
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Self, Unpack
 
 import jax
@@ -29,7 +31,7 @@ from tensordict import TensorDict, TensorDictBase
 from envkit import rules
 from envkit.data.arguments import as_int, require_tensordict
 from envkit.data.keywords import completed
-from envkit.data.paths import Key, Path, as_key, leaf_paths, tensordict_of
+from envkit.data.paths import Key, Path, as_key, as_path, leaf_paths, tensordict_of
 from envkit.data.resets import collect_reset_masks
 from envkit.data.transition import carry, leaves
 from envkit.env.base import EnvBase
@@ -43,17 +45,19 @@ from envkit.errors import ArgumentError, ArgumentTypeError, GradientError, Missi
 from envkit.functional import (
     StatelessEnv,
 )
+from envkit.rules import DONE_LEAVES
 from envkit.specs import Composite, Unbounded
 from envkit.specs.annotations import Destination, Device, EnvData
 from envkit.specs.devices import as_device, destination
 from envkit.transforms.core.base import Transform
+from envkit.transforms.core.fusable import FusableTransform
 from envkit.transforms.core.memory import memory_of
+from envkit.transforms.core.spec_hooks import books_of, infos_behind
 from envkit.transforms.core.wrapper import Wrapper
 from envkit_bridges.dlpack import jax_device_of, torch_device_of, torch_dtype_of
 from envkit_bridges.jax.codecs import action_composite, array_leaf, done_composite
 from envkit_bridges.jax.compilation import simulator_name
 from envkit_bridges.jax.engine import ProgramEngine, Settings
-from envkit_bridges.jax.fusing import Fusion, plan_fusion, wide_integers
 from envkit_bridges.jax.gradients import is_wanted
 from envkit_bridges.jax.keys import key_of, split, unkeyed_draws
 from envkit_bridges.jax.memory import warn_if_full
@@ -410,7 +414,7 @@ class JaxEnv(EnvBase):
     # ------------------------------------------------------------------------------ transforms
 
     def _fuse(self, transforms: Sequence[Transform]) -> tuple[EnvBase, int]:
-        fusion = plan_fusion(self, self._engine, transforms)
+        fusion = _plan_fusion(self, self._engine, transforms)
         return (self, 0) if fusion is None else (FusedEnv(self, fusion), len(fusion.taken))
 
     # ------------------------------------------------------------------------------------ state
@@ -534,7 +538,7 @@ class FusedEnv(Wrapper, JaxEnv):
 
     base_env: JaxEnv
 
-    def __init__(self, env: JaxEnv, fusion: Fusion):
+    def __init__(self, env: JaxEnv, fusion: _Fusion):
         inputs, outputs = fusion.inputs, fusion.outputs
         Wrapper.__init__(self, env)
         self._batch_size, self._device = env.batch_size, env.device
@@ -545,7 +549,7 @@ class FusedEnv(Wrapper, JaxEnv):
         self._engine = env._engine.behind(
             fusion.taken,
             [path for path in dict.fromkeys(shown) if path[0] != "state"],
-            wide_integers(outputs),
+            _wide_integers(outputs),
         )
 
     def _after_init(self, spec_locked: bool) -> None:
@@ -567,7 +571,7 @@ class FusedEnv(Wrapper, JaxEnv):
 
     def _fuse(self, transforms: Sequence[Transform]) -> tuple[EnvBase, int]:
         own = self._engine.programs.transforms
-        fusion = plan_fusion(self.base_env, self.base_env._engine, [*own, *transforms])
+        fusion = _plan_fusion(self.base_env, self.base_env._engine, [*own, *transforms])
         more = 0 if fusion is None else len(fusion.taken) - len(own)
         return (FusedEnv(self.base_env, fusion), more) if fusion and more > 0 else (self, 0)
 
@@ -581,3 +585,106 @@ def _require_entries(td: TensorDictBase, keys: Sequence[Key], expected: str) -> 
 
 
 _PROGRAM = frozenset(("_step",))
+
+
+_WIDE_FLOATS = (torch.float64, torch.complex128)
+_WIDE_INTEGERS = (torch.int64, torch.uint64)
+
+
+@dataclass(frozen=True)
+class _Fusion:
+    """What runs inside the programs of an env, and what that env declares then.
+
+    Attributes:
+        taken: transforms that do, first to last.
+        inputs, outputs: specs of the env seen through them.
+        books: observations that are bookkeeping, see `Transform.keeps_books`.
+        infos: observations that are infos.
+    """
+
+    taken: tuple[FusableTransform, ...]
+    inputs: Composite
+    outputs: Composite
+    books: frozenset[Path]
+    infos: frozenset[Path]
+
+
+def _plan_fusion(
+    env: EnvBase, engine: ProgramEngine, transforms: Sequence[Transform]
+) -> _Fusion | None:
+    """Choose the longest leading run of transforms that can be compiled into the programs of an env.
+
+    A run ends where a transform says that it does not fuse (see `FusableTransform.fuses`), or where
+    what it declares cannot be what a program gives: other actions or done flags, a state that is
+    changed or taken away, 64-bit floats where JAX has none. One with state of its own (`VecNorm`) needs
+    all rows on one device, and gives no gradients.
+
+    Args:
+        env: a stateless env; its specs say what can be given.
+        engine: its programs.
+        transforms: first to last, each in an env, so that it knows the specs before it.
+
+    Returns:
+        None where it could take none of them.
+    """
+    taken: list[FusableTransform] = []
+    books, infos = set(env._books), set(env._infos)
+    inputs, outputs = env.input_spec.clone(), env.output_spec.clone()
+    for transform in transforms:
+        before = inputs.clone(), outputs.clone()
+        inputs = transform.transform_input_spec(inputs)
+        outputs = transform.transform_output_spec(outputs)
+        fusable = isinstance(transform, FusableTransform) and transform.fuses
+        if not (fusable and _runs(engine, transform) and _fits(env, inputs, outputs)):
+            inputs, outputs = before
+            break
+        taken.append(transform)
+        books |= books_of(transform, before[1], outputs)
+        infos = infos_behind(infos, before[1], outputs)
+    runs_all = len(taken) == len(transforms)  # of no transforms, too
+    if not (runs_all or taken):
+        return None
+    return _Fusion(tuple(taken), inputs, outputs, frozenset(books), frozenset(infos))
+
+
+def _runs(engine: ProgramEngine, transform: FusableTransform) -> bool:
+    """Say whether programs can take the state of a transform along, if it has any."""
+    keeps = engine.programs.shards is None and not engine.settings.requires_grad
+    return keeps or not transform.state()
+
+
+def _fits(env: EnvBase, inputs: Composite, outputs: Composite) -> bool:
+    """Say whether programs of ``env`` can take and give what these specs declare."""
+    shown, states = outputs["full_observation_spec"], inputs["full_state_spec"]
+    state = [key for key in env.full_state_spec.keys(True, True) if as_path(key)[0] == "state"]
+    return (
+        inputs["full_action_spec"] == env.full_action_spec
+        and set(outputs["full_done_spec"].keys(True, True)) == set(DONE_LEAVES)
+        and all(
+            spec.get(key, None) == env.full_state_spec[key]
+            for key in state
+            for spec in (shown, states)
+        )
+        and all(_crosses(leaf.dtype) for _, leaf in outputs.items(True, True))
+    )
+
+
+def _crosses(dtype: torch.dtype | None) -> bool:
+    """Say whether a program can compute in a dtype; wide integers are narrowed, floats are not."""
+    return dtype is not None and (dtype not in _WIDE_FLOATS or _has_64_bits())
+
+
+def _has_64_bits() -> bool:
+    return bool(jax.config.jax_enable_x64)  # type: ignore[attr-defined]
+
+
+def _wide_integers(outputs: Composite) -> dict[Path, torch.dtype]:
+    """List the outputs that are declared in integers which JAX narrows, with their dtypes."""
+    if _has_64_bits():
+        return {}
+    return {
+        as_path(key): leaf.dtype
+        for kind in ("observation", "reward")
+        for key, leaf in outputs[f"full_{kind}_spec"].items(True, True)
+        if leaf.dtype in _WIDE_INTEGERS
+    }
