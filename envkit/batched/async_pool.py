@@ -340,8 +340,7 @@ class AsyncEnvPool(BatchedEnv):
 
     def _drawn_by(self, env: int, row: TensorDictBase) -> TensorDictBase:
         if self._metadata[env].draws_its_own:
-            reply = call_by_row(self._started(), "rand_action", {env: row.to("cpu")})
-            return reply[0][env]
+            return call_by_row(self._started(), "rand_action", {env: row.to("cpu")})[env]
         spec = cast(Composite, self.full_action_spec[env]).clone()
         allow_options(spec, row, self._action_masks)
         return spec.rand((), self._action_generator)

@@ -27,6 +27,7 @@ from envkit.transport.pool import call_by_row
 
 __all__ = [
     "AttributeLookup",
+    "CallsOfRows",
     "LocalAttribute",
     "WorkerAttribute",
     "ask_single_envs",
@@ -34,7 +35,6 @@ __all__ = [
     "call_attribute",
     "chosen_rows",
     "layers_of",
-    "looked_up",
     "require_found",
     "require_settable",
     "set_attribute",
@@ -43,9 +43,11 @@ __all__ = [
 
 
 class AttributeLookup:
-    """Mix-in for `BatchedEnv`: pass on public names that it does not have."""
+    """Mix-in for envs that have sub-envs: pass on public names that it does not have.
 
-    _pool: Pool | None
+    ``num_workers`` counts the sub-envs, and is set once they may be asked.
+    """
+
     _attribute_type: type[LocalAttribute] | type[WorkerAttribute]
 
     if not TYPE_CHECKING:  # a misspelt name would pass
@@ -56,14 +58,17 @@ class AttributeLookup:
             except AttributeError:
                 if name.startswith("_") or "num_workers" not in self.__dict__:
                     raise
-            pool = self.__dict__.get("_pool")
-            if pool is None:
-                raise NotStartedError(
-                    f"{type(self).__name__} has no attribute {name!r} of its own{called_here(name)}, and its "
-                    f"sub-envs are not running to be asked.{_guess(type(self), name)} Start them first, e.g. with reset()."
-                )
-            calls = _Calls(pool, self._in_use)
-            return _found(self._attribute_type, type(self).__name__, calls, (name,))
+            return _found(*self._attributes_of_all(name), type(self).__name__, (name,))
+
+    def _attributes_of_all(self, name: str) -> tuple[type, _Calls | CallsOfRows]:
+        """Give the class of what is looked up by name, and what asks all sub-envs."""
+        owner = cast(Any, self)
+        if (pool := vars(self).get("_pool")) is None:
+            raise NotStartedError(
+                f"{type(self).__name__} has no attribute {name!r} of its own{called_here(name)}, and its "
+                f"sub-envs are not running to be asked.{_guess(type(self), name)} Start them first, e.g. with reset()."
+            )
+        return self._attribute_type, _Calls(pool, owner._in_use)
 
     # ------------------------------------------------------------------------------ single sub-envs
 
@@ -143,8 +148,7 @@ class AttributeLookup:
         rows = chosen_rows(indices, owner.num_workers)
         pool = owner._started()
         with owner._in_use:
-            replies = call_by_row(pool, "apply", dict.fromkeys(rows, ask))
-        found = {row: value for reply in replies for row, value in reply.items()}
+            found = call_by_row(pool, "apply", dict.fromkeys(rows, ask))
         if wants_all:
             require_found(found.values(), type(self).__name__)
         return [found[row] for row in rows]
@@ -285,7 +289,7 @@ class _Calls:
             return self._pool.call(method, *args)
 
 
-class _CallsOfRows:
+class CallsOfRows:
     """The same calls to some rows of a batched env."""
 
     def __init__(self, batched: AttributeLookup, rows: list[int]):
@@ -316,16 +320,7 @@ _OF_ONE = {"has_attribute": _has, "get_attribute": _value, "call_method": _calle
 """What hosts do with all of their envs, for one env."""
 
 
-def looked_up(batched: AttributeLookup, rows: list[int], owner: str, name: str) -> Any:
-    """Give an attribute of some rows of a batched env, in the form in which that gives those of all.
-
-    Raises:
-        AttributeError: a row has none of this name.
-    """
-    return _found(batched._attribute_type, owner, _CallsOfRows(batched, rows), (name,))
-
-
-def _found(kind: Any, owner: str, pool: _Calls | _CallsOfRows, path: Path) -> Any:
+def _found(kind: Any, pool: _Calls | CallsOfRows, owner: str, path: Path) -> Any:
     if not all(pool.call("has_attribute", path)):
         raise AttributeError(
             f"neither {owner} nor its sub-envs have an attribute {'.'.join(path)!r}."
@@ -333,7 +328,7 @@ def _found(kind: Any, owner: str, pool: _Calls | _CallsOfRows, path: Path) -> An
     return kind(owner, pool, path)
 
 
-def _values(pool: _Calls | _CallsOfRows, path: Path) -> list[Any]:
+def _values(pool: _Calls | CallsOfRows, path: Path) -> list[Any]:
     return [value for part in pool.call("get_attribute", path) for value in part]
 
 
@@ -343,14 +338,14 @@ class LocalAttribute(list):
     Calling it calls every value; a public name that lists do not have is looked up on the values.
     """
 
-    def __init__(self, owner: str, pool: _Calls | _CallsOfRows, path: Path):
+    def __init__(self, owner: str, pool: _Calls | CallsOfRows, path: Path):
         super().__init__(_values(pool, path))
         self._looked_up = owner, pool, path
 
     def __getattr__(self, name: str) -> LocalAttribute:
         _refuse_private(name)
         owner, pool, path = self._looked_up
-        return _found(LocalAttribute, owner, pool, (*path, name))
+        return _found(LocalAttribute, pool, owner, (*path, name))
 
     def __call__(self, *args: Any, **kwargs: Any) -> list[Any]:
         return [value(*args, **kwargs) for value in self]
@@ -363,7 +358,7 @@ class WorkerAttribute:
     name is looked up on the values, without fetching them.
     """
 
-    def __init__(self, owner: str, pool: _Calls | _CallsOfRows, path: Path):
+    def __init__(self, owner: str, pool: _Calls | CallsOfRows, path: Path):
         self._looked_up = owner, pool, path
 
     def _values(self) -> list[Any]:
@@ -373,7 +368,7 @@ class WorkerAttribute:
     def __getattr__(self, name: str) -> WorkerAttribute:
         _refuse_private(name)
         owner, pool, path = self._looked_up
-        return _found(WorkerAttribute, owner, pool, (*path, name))
+        return _found(WorkerAttribute, pool, owner, (*path, name))
 
     def __call__(self, *args: Any, **kwargs: Any) -> list[Any]:
         _, pool, path = self._looked_up

@@ -28,12 +28,13 @@ from envkit.batched.exchange.in_place import RowsInPlace
 from envkit.batched.exchange.recording import recorded
 from envkit.batched.exchange.rows import BufferExchange
 from envkit.batched.exchange.tensordicts import TensorDictExchange
-from envkit.batched.lazy_stacks import by_row, empty_rows, keep_unstepped, stack_rows
+from envkit.batched.lazy_stacks import by_row, empty_rows, stack_rows
 from envkit.batched.makers import as_own_kwargs
 from envkit.batched.pool_owner import PoolOwner
 from envkit.data.arguments import as_bool, require_state_dict, require_tensordict
 from envkit.data.paths import Path, as_path
 from envkit.data.resets import collect_reset_masks, merge_reset
+from envkit.data.transition import keep_unstepped
 from envkit.env.base import EnvBase
 from envkit.env.input_checks import in_functorch, require_values
 from envkit.env.learning import ALL
@@ -51,7 +52,7 @@ from envkit.errors import (
     WorkerError,
 )
 from envkit.specs.annotations import EnvData
-from envkit.transport.pool import call_by_row
+from envkit.transport.pool import call_by_row, merged
 
 __all__ = ["BatchedEnv"]
 
@@ -292,9 +293,7 @@ class BatchedEnv(AttributeLookup, PoolOwner):
         require_tensordict("what rand_action() was given", td)
         self._check_batch(td)
         parts = {row: part.to("cpu") for row, part in enumerate(td.exclude("next").unbind(0))}
-        drawn: dict[int, TensorDictBase] = {}
-        for reply in call_by_row(self._started(), "rand_action", parts):
-            drawn.update(reply)
+        drawn = call_by_row(self._started(), "rand_action", parts)
         rows = [drawn[row] for row in range(self.num_workers)]
         actions = stack_rows(rows, individual=bool(self._share_individual_td))
         return td.update(actions if self.device is None else actions.to(self.device))
@@ -332,8 +331,7 @@ class BatchedEnv(AttributeLookup, PoolOwner):
     def _visit_transforms(self, visit: Any, given: Any) -> Any:
         rows = range(self.num_workers)
         asked = {row: partial(_visited, visit, ALL if given == ALL else given[row]) for row in rows}
-        replies = call_by_row(self._started(), "apply", asked)
-        return {row: before for reply in replies for row, before in reply.items()}
+        return call_by_row(self._started(), "apply", asked)
 
     def _set_seeds(self, seed: int | None, *, static: bool) -> int:
         seeds, following = seed_chain(seed, self.num_workers, static=static)
@@ -398,7 +396,7 @@ class BatchedEnv(AttributeLookup, PoolOwner):
         """
         self._require_idle()
         pool = self._started()
-        rows = {row: told for part in pool.call("states") for row, told in part.items()}
+        rows = merged(pool.call("states"))
         states = {f"worker{row}": told["env"] for row, told in sorted(rows.items())}
         beside = {name: [rows[row][name] for row in sorted(rows)] for name in ("root", "numbers")}
         return {**states, OWN: {**self._own_state(), **beside}}
@@ -456,11 +454,10 @@ class BatchedEnv(AttributeLookup, PoolOwner):
         states = {
             row: {"env": state_dict[name], **_of_row(own, row)} for row, name in enumerate(names)
         }
-        replies = call_by_row(self._started(), "load_states", states, strict)
+        gave_up = call_by_row(self._started(), "load_states", states, strict)
         if own is not None:
             self._resume(own, strict=strict)
-        gave_up = {row for reply in replies for row, gave in reply.items() if gave}
-        self._recovery.give_up(gave_up)
+        self._recovery.give_up({row for row, gave in gave_up.items() if gave})
 
     def _take_own_state(self, state: Mapping[str, Any], *, strict: bool) -> None:
         super()._take_own_state(state, strict=strict)

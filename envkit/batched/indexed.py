@@ -12,14 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 
 from envkit import rules
-from envkit.batched.attributes import chosen_rows, looked_up
+from envkit.batched.attributes import AttributeLookup, CallsOfRows, chosen_rows
 from envkit.batched.batch_layout import specs_of_rows
 from envkit.batched.env import BatchedEnv
 from envkit.batched.lazy_stacks import by_row, stack_rows
@@ -91,14 +91,12 @@ class Indexable(BatchedEnv):
                 f"there are {len(sources)} sources for {len(rows)} sub-envs. Pass one env for each."
             )
         asked = {row: partial(_written, one) for row, one in zip(rows, sources, strict=True)}
-        replies = call_by_row(self._started(), "apply", asked)
-        for reply in replies:
-            for row, kind in reply.items():
-                if kind is not None:
-                    raise UnsupportedError(
-                        f"sub-env {row} is of type {kind}, which takes over no other env. Write __setitem__(self, "
-                        "index, source) in its class, or make it with another create function."
-                    )
+        for row, kind in call_by_row(self._started(), "apply", asked).items():
+            if kind is not None:
+                raise UnsupportedError(
+                    f"sub-env {row} is of type {kind}, which takes over no other env. Write __setitem__(self, "
+                    "index, source) in its class, or make it with another create function."
+                )
 
 
 def rows_of(index: Any, count: int) -> list[int]:
@@ -138,7 +136,7 @@ def _written(source: EnvBase, env: Any) -> str | None:
     return None
 
 
-class IndexedEnv(EnvBase):
+class IndexedEnv(AttributeLookup, EnvBase):
     """Some sub-envs of a `SerialEnv` or a `ParallelEnv`, stepped and reset without the others.
 
     ``env[index]`` makes one. The simulators stay those of the batched env: what moves one moves the other. It ends
@@ -166,18 +164,13 @@ class IndexedEnv(EnvBase):
             allow_done_after_reset=batched.allow_done_after_reset,
         )
         self._of = (batched,)  # in a tuple: an env would become a part of this one
-        self._rows = rows
+        self._rows, self.num_workers = rows, len(rows)
         self._pool: tuple[Pool, ...] = (pool,)
         self._action_masks = batched._action_masks
         self._draws_inside = any(found.draws_its_own for found in metadata)
         specs = specs_of_rows(metadata, range(len(rows)), self.device)
         self._declared.added_flags = batched._declared.added_flags
         self._declared.hold(specs["input_spec"], specs["output_spec"])
-
-    @property
-    def num_workers(self) -> int:
-        """Number of its sub-envs."""
-        return len(self._rows)
 
     def __getitem__(self, index: Any) -> IndexedEnv:
         """Give some of its sub-envs as one env; see `Indexable`."""
@@ -267,8 +260,7 @@ class IndexedEnv(EnvBase):
         self._check_batch(tensordict)
         given = tensordict.exclude("next").unbind(0)
         parts = {row: part.to("cpu") for row, part in zip(self._rows, given, strict=True)}
-        replies = call_by_row(self._pool[0], "rand_action", parts)
-        drawn = {row: part for reply in replies for row, part in reply.items()}
+        drawn = call_by_row(self._pool[0], "rand_action", parts)
         actions = stack_rows([drawn[row] for row in self._rows], individual=False)
         return tensordict.update(actions if self.device is None else actions.to(self.device))
 
@@ -299,39 +291,15 @@ class IndexedEnv(EnvBase):
 
     # ---------------------------------------------------------------------------------- attributes
 
-    def get_attr(self, name: str, indices: int | Iterable[int] | None = None) -> list[Any]:
-        """Give an attribute of its sub-envs, one value for each; see `SerialEnv.get_attr`."""
-        return self._batched().get_attr(name, self._rows_at(indices))
+    def _attributes_of_all(self, name: str) -> tuple[type, CallsOfRows]:
+        batched = self._batched()
+        return batched._attribute_type, CallsOfRows(batched, self._rows)
 
-    def set_attr(
-        self, name: str, value: object, indices: int | Iterable[int] | None = None
-    ) -> None:
-        """Set an attribute of its sub-envs; see `SerialEnv.set_attr`."""
-        self._batched().set_attr(name, value, self._rows_at(indices))
-
-    def call(
-        self,
-        name: str,
-        *args: object,
-        indices: int | Iterable[int] | None = None,
-        **kwargs: object,
+    def _ask_rows(
+        self, ask: Any, indices: int | Iterable[int] | None, *, wants_all: bool = True
     ) -> list[Any]:
-        """Call a method of its sub-envs; see `SerialEnv.call`."""
-        return self._batched().call(name, *args, indices=self._rows_at(indices), **kwargs)
-
-    def _rows_at(self, indices: int | Iterable[int] | None) -> list[int]:
-        return [self._rows[place] for place in chosen_rows(indices, self.num_workers)]
-
-    if not TYPE_CHECKING:  # a misspelt name would pass
-
-        def __getattr__(self, name: str) -> Any:
-            """Give an attribute of the sub-envs: one value for each, which can be called and looked into."""
-            try:
-                return super().__getattr__(name)
-            except AttributeError:
-                if name.startswith("_") or "_rows" not in self.__dict__:
-                    raise
-            return looked_up(self._batched(), self._rows, type(self).__name__, name)
+        rows = [self._rows[place] for place in chosen_rows(indices, self.num_workers)]
+        return self._batched()._ask_rows(ask, rows, wants_all=wants_all)
 
     # ---------------------------------------------------------------------------------------- life
 

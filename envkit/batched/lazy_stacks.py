@@ -17,12 +17,11 @@ import torch
 from tensordict import LazyStackedTensorDict, NonTensorData, TensorDict, TensorDictBase
 
 from envkit.data.paths import as_key
-from envkit.data.transition import choose_leaf, leaves
+from envkit.data.transition import leaves
 
 __all__ = [
     "by_row",
     "empty_rows",
-    "keep_unstepped",
     "stack_rows",
     "with_objects_like",
 ]
@@ -40,22 +39,6 @@ def stack_rows(parts: Sequence[TensorDictBase], *, individual: bool) -> TensorDi
     if individual:
         return LazyStackedTensorDict(*parts, stack_dim=0)
     return LazyStackedTensorDict.maybe_dense_stack(list(parts), 0)
-
-
-def keep_unstepped(
-    made: TensorDictBase, skipped: TensorDictBase, mask: torch.Tensor
-) -> TensorDictBase:
-    """Take ``next`` as it was made where a step was taken, and as if skipped elsewhere.
-
-    Args:
-        made: what the step made; where ``mask`` is False it may hold anything.
-        skipped: ``next`` of an env that was not stepped; written to and returned.
-        mask: shape of their batch size.
-    """
-    for path, value in leaves(made):
-        kept = skipped.get(as_key(path), None)
-        skipped.set(as_key(path), value if kept is None else choose_leaf(mask, value, kept))
-    return skipped
 
 
 def with_objects_like(skipped: TensorDictBase, stepped: TensorDictBase) -> TensorDictBase:

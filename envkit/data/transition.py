@@ -40,6 +40,7 @@ __all__ = [
     "copied",
     "drop_private",
     "is_uneven",
+    "keep_unstepped",
     "leaves",
     "selected_rows",
     "skipped_next",
@@ -181,6 +182,22 @@ def _of_part(
     """Describe the outputs of one part of a stack."""
     place = (*(slice(None),) * stack.stack_dim, part)
     return [(path, kind, spec[place]) for path, kind, spec in outputs]
+
+
+def keep_unstepped(
+    made: TensorDictBase, skipped: TensorDictBase, mask: torch.Tensor
+) -> TensorDictBase:
+    """Take ``next`` as it was made where a step was taken, and as if skipped elsewhere.
+
+    Args:
+        made: what the step made; where ``mask`` is False it may hold anything.
+        skipped: ``next`` of an env that was not stepped; written to and returned.
+        mask: bool, shape of their batch size.
+    """
+    for path, value in leaves(made):
+        kept = skipped.get(as_key(path), None)
+        skipped.set(as_key(path), value if kept is None else choose_leaf(mask, value, kept))
+    return skipped
 
 
 def choose_leaf(mask: torch.Tensor, fresh: Any, kept: Any) -> Any:

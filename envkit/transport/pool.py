@@ -22,7 +22,7 @@ import os
 import time
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import compress, pairwise
 from typing import Any, Generic, Literal, TypeVar
@@ -42,6 +42,7 @@ __all__ = [
     "Worker",
     "call_by_row",
     "mask_of",
+    "merged",
     "spread_rows",
 ]
 
@@ -653,8 +654,8 @@ def mask_of(rows: Sequence[int] | np.ndarray, num_rows: int) -> np.ndarray:
     return mask
 
 
-def call_by_row(pool: Pool, method: str, values: dict[int, Any], *leading: Any) -> list[Any]:
-    """Call ``method(*leading, {row: value})`` of every worker that owns one of the rows."""
+def call_by_row(pool: Pool, method: str, values: dict[int, Any], *leading: Any) -> dict[int, Any]:
+    """Call ``method(*leading, {row: value})`` of every worker that owns one of the rows, and give what it says of each."""
     arguments: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
     workers: list[int] = []
     for worker, owned in enumerate(pool.rows_of):
@@ -662,4 +663,9 @@ def call_by_row(pool: Pool, method: str, values: dict[int, Any], *leading: Any) 
         if own:
             arguments.append(((*leading, own), {}))
             workers.append(worker)
-    return pool.call_each(method, arguments, workers)
+    return merged(pool.call_each(method, arguments, workers))
+
+
+def merged(replies: Iterable[dict[int, Any] | None]) -> dict[int, Any]:
+    """Join what several workers say of their rows; one that says nothing gives None."""
+    return {row: said for reply in replies for row, said in (reply or {}).items()}

@@ -38,7 +38,7 @@ from envkit.specs.devices import destination, require_memory
 from envkit.specs.inputs import ActionInput
 from envkit_bridges.gym.info import Outcome, Reader
 from envkit_bridges.gym.resuming import ResumableEnv, deep_copy, pack, unpack
-from envkit_bridges.gym.rows import require_flags
+from envkit_bridges.gym.rows import repeated, require_flags
 
 __all__ = ["GymLikeEnv", "Reader"]
 
@@ -283,15 +283,16 @@ class GymLikeEnv(ResumableEnv):
         return keys[0] if len(keys) == 1 else None
 
     def _repeated_step(self, action: Any) -> Outcome:
-        total, simulator = None, self._simulator
-        for _ in range(self.frame_skip):
+        simulator = self._simulator
+
+        def step(action: Any) -> tuple[Any, ...]:
             result = self._output_transform(simulator.step(action))
             observation, reward, terminated, truncated, done, info = result
-            total = reward if total is None else total + reward
-            terminated, truncated, done, stop = self.read_done(terminated, truncated, done)
-            if stop:
-                break
-        return observation, total, terminated, truncated, done, info
+            *flags, stop = self.read_done(terminated, truncated, done)
+            return observation, reward, stop, False, (*flags, info)
+
+        observation, reward, _, _, rest = repeated(step, self.frame_skip, action)
+        return (observation, reward, *rest)
 
     def _action_in(self, td: TensorDictBase, rows: list[int] | None = None) -> Any:
         """Take the action out of a root, as its spec says: a tensor, or a TensorDict of several.

@@ -25,7 +25,7 @@ from envkit.batched.exchange.recording import recorded
 from envkit.data.arguments import as_batch_size, as_bool
 from envkit.data.inference import lasting
 from envkit.data.paths import Key, Path, as_key, nest
-from envkit.data.transition import empty_like, leaves
+from envkit.data.transition import keep_unstepped
 from envkit.env.base import EnvBase
 from envkit.env.options import EnvOptions
 from envkit.env.runs import Run
@@ -248,10 +248,7 @@ class GymWrapper(GymLikeEnv):
                 acted.set(key, rules.choose(mask, action, others))
         with self._vector.freezing(~mask.cpu().numpy()):
             stepped = self._computed_next(acted)
-        following = empty_like(td)
-        for path, value in leaves(stepped):
-            following.set(as_key(path), rules.choose(mask, value, skipped.get(as_key(path))))
-        return following
+        return keep_unstepped(stepped, skipped, mask)
 
     def set_seed(self, seed: int | None = None, static_seed: bool = False) -> int | None:
         """Seed the simulator; see `EnvBase.set_seed`.
@@ -344,9 +341,7 @@ class GymWrapper(GymLikeEnv):
 
     def _finish_step(self, ticket: Ticket) -> TensorDictBase:
         row = None if ticket.mask is not None or self._gave_up else self._row
-        if row is None or not row.take(ticket.td):
-            return super()._finish_step(ticket)
-        return row.step()
+        return super()._finish_step(ticket) if row is None else row.step(ticket.td)
 
     # -------------------------------------------------------------------------------------- resuming
 

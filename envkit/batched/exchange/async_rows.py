@@ -24,9 +24,9 @@ from envkit import rules
 from envkit.batched.exchange.rows import BufferExchange
 from envkit.batched.exchange.tensordicts import TensorDictExchange
 from envkit.batched.host import ADVANCE, RESET, RESTART, STEP
-from envkit.batched.lazy_stacks import keep_unstepped
 from envkit.batched.metadata import EnvMetaData
 from envkit.data.paths import Path, as_key, tensordict_of
+from envkit.data.transition import keep_unstepped
 from envkit.errors import InputError, WorkerError
 from envkit.specs.inputs import require_input
 from envkit.specs.membership import has_array

@@ -66,17 +66,6 @@ class OneRow(RowMemory):
             for inputs in self.inputs
         ]
 
-    def take(self, given: TensorDictBase, slot: int = 0) -> bool:
-        """Write actions into a slot, if all are such already that nothing is to be converted or refused."""
-        if self._leave is not None:
-            self.hand_over()
-        for path, rule, shape, memory in self._filled[slot]:
-            found = rule.values_of(given.get(path, None), shape)
-            if found is None:
-                return False
-            np.copyto(memory, found.reshape(memory.shape))
-        return True
-
     def fill(self, given: TensorDictBase | Mapping[Path, Any], mask: None, slot: int) -> None:
         """Write actions into a slot, converted or refused as their specs say."""
         for path, rule, shape, memory in self._filled[slot]:
@@ -114,11 +103,14 @@ class OneRow(RowMemory):
     def wait(self, sent: None) -> None:
         """Nothing: the step was made."""
 
-    def step(self, slot: int = 0) -> TensorDict:
-        """Step with the actions in a slot, and give the ``next``."""
-        self.slots[0] = slot
+    def step(self, given: TensorDictBase) -> TensorDict:
+        """Step with actions, and give the ``next``."""
+        if self._leave is not None:
+            self.hand_over()
+        self.fill(given, None, 0)
+        self._slot[0] = 0
         self._rows.step(_ROW, advance=False)
-        return self.deliver(self.nexts[slot])
+        return self.deliver(self.nexts[0])
 
     def reset(self, **kwargs: Any) -> TensorDict:
         """Begin an episode, and give its root."""

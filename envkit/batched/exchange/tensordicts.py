@@ -21,15 +21,16 @@ from tensordict import TensorDictBase
 from envkit import rules
 from envkit.batched.exchange.memory import can_wait
 from envkit.batched.exchange.row_checks import refuse_early_part, require_keys, rows_of
-from envkit.batched.lazy_stacks import keep_unstepped, stack_rows, with_objects_like
+from envkit.batched.lazy_stacks import stack_rows, with_objects_like
 from envkit.batched.metadata import EnvMetaData
 from envkit.batched.recovery import Recovery
 from envkit.data.paths import Path, as_key
 from envkit.data.plain import from_plain, plain
+from envkit.data.transition import keep_unstepped
 from envkit.errors import WorkerError
 from envkit.specs.inputs import require_input
 from envkit.transport import Pool
-from envkit.transport.pool import call_by_row
+from envkit.transport.pool import call_by_row, merged
 
 __all__ = ["TensorDictExchange"]
 
@@ -257,12 +258,11 @@ class TensorDictExchange:
         failed: WorkerError | None = None
         try:
             checked = not self._individual
-            replies = call_by_row(self.pool, method, inputs, checked)
+            results = call_by_row(self.pool, method, inputs, checked)
         except WorkerError as error:
-            failed, replies = error, error.answers.values()
-        for reply in replies:
-            for row, result in reply.items():
-                take(row, result)
+            failed, results = error, merged(error.answers.values())
+        for row, result in results.items():
+            take(row, result)
         if failed is not None:
             raise failed
 

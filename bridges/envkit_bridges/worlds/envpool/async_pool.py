@@ -19,14 +19,12 @@ from queue import SimpleQueue
 from typing import Any, NoReturn
 
 import numpy as np
-import torch
 
 from envkit.batched.async_pool import AsyncEnvPool
 from envkit.batched.exchange.buffers import SLOT, BufferPlan
 from envkit.batched.host import ADVANCE, BUILDING, COMMAND_NAMES, RESET, RESTART, Maker
 from envkit.batched.metadata import EnvMetaData
 from envkit.data.keywords import known_to, refuse_unknown
-from envkit.data.paths import Path
 from envkit.env.base import EnvBase
 from envkit.errors import (
     ArgumentError,
@@ -40,9 +38,10 @@ from envkit.transport import Backend, Layout, Pool
 from envkit.transport.failure import Failure, failures_of
 from envkit.transport.in_process import Arrivals
 from envkit.transport.pool import Request, Worker
-from envkit_bridges.gym.rows import DONE
 from envkit_bridges.worlds.envpool.env import MultiThreadedEnv
 from envkit_bridges.worlds.envpool.library import (
+    PoolMemory,
+    Stepped,
     built_anew,
     make_pool,
     require_keywords,
@@ -123,7 +122,6 @@ def _pool_of_one(env_name: str, **kwargs: Any) -> MultiThreadedEnv:
 
 
 _CLOSE_S = 3.0
-_REWARD: Path = ("reward",)
 
 
 class EnvPoolRow(Worker):
@@ -181,9 +179,11 @@ class EnvPoolRows(Backend[EnvPoolRow]):
         arrays = layout.zeros()
         plan = BufferPlan.of(self._metadata, layout.rows).fitted(arrays)
         self._slot = arrays[SLOT.name]
-        self._inputs, self._roots, self._nexts = (
-            plan.tensors(arrays, region) for region in ("in", "root", "next")
+        regions = (
+            {path: rows.numpy() for path, rows in plan.tensors(arrays, region).items()}
+            for region in ("in", "root", "next")
         )
+        self._memory = PoolMemory(self._observed, self._acted, *regions)
         return arrays
 
     def bind(self, worker: EnvPoolRow, request: Request) -> None:
@@ -230,10 +230,8 @@ class EnvPoolRows(Backend[EnvPoolRow]):
         if worker.resets:
             self._send_reset(worker)
         else:
-            own = slice(worker.index, worker.index + 1)
-            taken = {path: rows[worker.slot, own] for path, rows in self._inputs.items()}
             self._awaited.put(True)
-            self._pool.send(self._acted.decode_arrays(taken), _id(worker))
+            self._pool.send(self._memory.actions(worker.slot, _own(worker)), _id(worker))
 
     def _send_reset(self, worker: EnvPoolRow) -> None:
         self._awaited.put(True)
@@ -295,10 +293,10 @@ class EnvPoolRows(Backend[EnvPoolRow]):
 
     def _receive(self) -> None:
         while self._awaited.get():
-            self._take(*self._pool.recv(reset=False))
+            self._take(self._pool.recv(reset=False))
         self._pool.close()
 
-    def _take(self, *result: Any) -> None:
+    def _take(self, result: Stepped) -> None:
         """Take a result of some row; nobody waits for that of a job that was given up."""
         with self._answers:
             if not self.workers:
@@ -309,7 +307,7 @@ class EnvPoolRows(Backend[EnvPoolRow]):
             if worker.reply not in self.pending:
                 return
             try:
-                self._record(worker, *result[:-1])
+                self._record(worker, result)
             except Exception as error:
                 self._settle_raised(worker, worker.request, error)
             else:
@@ -321,30 +319,22 @@ class EnvPoolRows(Backend[EnvPoolRow]):
             del self.pending[worker.reply]
             self._answers.came()
 
-    def _record(
-        self,
-        worker: EnvPoolRow,
-        observation: Any,
-        reward: np.ndarray,
-        terminated: np.ndarray,
-        truncated: np.ndarray,
-    ) -> None:
+    def _record(self, worker: EnvPoolRow, stepped: Stepped) -> None:
         """Write what came into the memory of the row: its `next`, its root, or both."""
-        seen = self._observed.encode_arrays(observation)
+        slot, rows = worker.slot, _own(worker)
+        has_root = worker.resets or worker.command == ADVANCE
+        self._memory.put_observations(
+            stepped[0],
+            to_next=None if worker.resets else slot,
+            to_root=slot + 1 if has_root else None,
+            rows=rows,
+        )
         if not worker.resets:
-            flags = (terminated | truncated, terminated, truncated)
-            made = zip((*DONE, _REWARD), (*flags, reward), strict=True)
-            arrays = {path: torch.from_numpy(array) for path, array in made}
-            self._write(self._nexts, worker, worker.slot, {**seen, **arrays})
-        if worker.resets or worker.command == ADVANCE:
-            self._write(self._roots, worker, worker.slot + 1, seen)
+            self._memory.put_next(slot, stepped, rows)
 
-    def _write(
-        self, region: Any, worker: EnvPoolRow, slot: int, values: Mapping[Path, Any]
-    ) -> None:
-        for path, value in values.items():
-            row = region[path][slot, worker.index]
-            row.copy_(value[0].reshape(row.shape))
+
+def _own(worker: EnvPoolRow) -> slice:
+    return slice(worker.index, worker.index + 1)
 
 
 def _id(worker: EnvPoolRow) -> np.ndarray:

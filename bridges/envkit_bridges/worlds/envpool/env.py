@@ -43,7 +43,6 @@ from envkit_bridges.worlds.envpool.library import (
     RowPool,
     Rows,
     Stepped,
-    first_seen,
     import_envpool,
     make_pool,
     require_name,
@@ -236,7 +235,8 @@ class MultiThreadedEnvWrapper(GymLikeEnv):
         if not len(index):
             return root
         ended = index.numpy().astype(np.int32)
-        for path, value in first_seen(self._rows, self._observed, ended).items():
+        observations, _ = self._rows.reset(ended)
+        for path, value in self._observed.encode_arrays(observations).items():
             root.set(as_key(path), root.get(as_key(path)).index_copy(0, index, value))
         for path in DONE:
             root.set(as_key(path), torch.zeros_like(over))

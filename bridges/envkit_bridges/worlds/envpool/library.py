@@ -40,12 +40,12 @@ from envkit_bridges.libraries import require
 
 __all__ = [
     "PoolCore",
+    "PoolMemory",
     "RowPool",
     "Rows",
     "Sent",
     "Stepped",
     "built_anew",
-    "first_seen",
     "import_envpool",
     "make_pool",
     "require_keywords",
@@ -261,6 +261,8 @@ def require_pool(env: Any) -> None:
 
 
 Rows = np.ndarray | None
+Arrays = Mapping[Path, np.ndarray]
+ALL_ROWS = slice(None)
 Stepped = tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]
 """Observations, rewards, terminated, truncated and infos of the rows that were stepped."""
 
@@ -398,6 +400,47 @@ class RowPool:
         self.pool.close()
 
 
+class PoolMemory:
+    """Rows of a pool in memory: where its actions are read from, and what it gives is written.
+
+    Args:
+        observed, acted: codecs of one row.
+        inputs, roots, nexts: arrays of shape (slots, rows, *leaf) by path, see `envkit.batched.exchange.buffers`.
+    """
+
+    def __init__(self, observed: Codec, acted: Codec, inputs: Arrays, roots: Arrays, nexts: Arrays):
+        self._observed, self._acted = observed, acted
+        self._inputs, self._roots, self._nexts = inputs, roots, nexts
+
+    def actions(self, slot: int, rows: slice = ALL_ROWS) -> Any:
+        """Give the actions of some rows, as the library takes them."""
+        taken = {path: torch.from_numpy(ring[slot, rows]) for path, ring in self._inputs.items()}
+        return self._acted.decode_arrays(taken)
+
+    def put_next(self, slot: int, stepped: Stepped, rows: slice = ALL_ROWS) -> None:
+        """Write the outcome of a step of some rows, but for their observations; see `put_observations`."""
+        _, rewards, terminated, truncated, _ = stepped
+        columns = (rewards, terminated | truncated, terminated, truncated)
+        for path, column in zip((("reward",), *DONE), columns, strict=True):
+            self._nexts[path][slot, rows] = column[:, None]
+
+    def put_observations(
+        self,
+        observations: Any,
+        *,
+        to_next: int | None = None,
+        to_root: int | None = None,
+        rows: slice | np.ndarray = ALL_ROWS,
+    ) -> None:
+        """Write observations of some rows into slots of their `next` and of their roots; None: not there."""
+        for path, value in self._observed.encode_arrays(observations).items():
+            array = value.numpy()
+            if to_next is not None:
+                self._nexts[path][to_next, rows] = array
+            if to_root is not None:
+                self._roots[path][to_root, rows] = array
+
+
 class PoolCore:
     """All rows of a pool as one row of memory, whose leaves have them in front; see `OneRow` and `RowEnvs`.
 
@@ -407,49 +450,31 @@ class PoolCore:
     """
 
     def __init__(self, rows: RowPool, observed: Codec, acted: Codec):
-        self._rows, self._observed, self._acted = rows, observed, acted
+        self._rows, self._codecs = rows, (observed, acted)
 
     def bind(
-        self,
-        cores: list[PoolCore],
-        rows: range,
-        arrays: Mapping[str, Mapping[Path, np.ndarray]],
-        slot: np.ndarray,
+        self, cores: list[PoolCore], rows: range, arrays: Mapping[str, Arrays], slot: np.ndarray
     ) -> PoolCore:
         """Fix the memory; see `envkit.batched.host_rows.bind_rows`."""
         self._slot = slot
-        self._inputs, self._roots, self._nexts = (
+        regions = (
             {path: ring[:, 0] for path, ring in arrays[region].items()}
             for region in ("in", "root", "next")
         )
+        self._memory = PoolMemory(*self._codecs, *regions)
         return self
 
     def step(self, rows: Sequence[int], *, advance: bool) -> None:
         """Step all rows and write their `next`; with ``advance`` also their roots, fresh ones where they have ended."""
-        slot = int(self._slot[0])
-        actions = {path: torch.from_numpy(ring[slot]) for path, ring in self._inputs.items()}
-        stepped = self._rows.step(self._acted.decode_arrays(actions))
-        observations, rewards, terminated, truncated, _ = stepped
-        over = terminated | truncated
-        seen = self._observed.encode_arrays(observations)
-        for path, value in seen.items():
-            self._nexts[path][slot] = value.numpy()
-        columns = zip((("reward",), *DONE), (rewards, over, terminated, truncated), strict=True)
-        for path, column in columns:
-            self._nexts[path][slot] = column[:, None]
-        if not advance:
-            return
-        for path, value in seen.items():
-            self._roots[path][slot + 1] = value.numpy()
-        if len(ended := np.flatnonzero(over).astype(np.int32)):
-            for path, value in first_seen(self._rows, self._observed, ended).items():
-                self._roots[path][slot + 1, ended] = value.numpy()
-
-
-def first_seen(rows: RowPool, observed: Codec, ended: np.ndarray) -> dict[Path, torch.Tensor]:
-    """Reset rows, and give their first observations."""
-    observations, _ = rows.reset(ended)
-    return observed.encode_arrays(observations)
+        slot, memory = int(self._slot[0]), self._memory
+        observations, *_ = stepped = self._rows.step(memory.actions(slot))
+        following = slot + 1 if advance else None
+        memory.put_observations(observations, to_next=slot, to_root=following)
+        memory.put_next(slot, stepped)
+        ended = np.flatnonzero(stepped[2] | stepped[3]).astype(np.int32)
+        if advance and len(ended):
+            fresh, _ = self._rows.reset(ended)
+            memory.put_observations(fresh, to_root=following, rows=ended)
 
 
 def _picked(values: Any, index: np.ndarray) -> Any:
