@@ -15,12 +15,12 @@ from envkit.checkpoint import load as load
 from envkit.checkpoint import save as save
 from envkit.collectors.collector import BaseCollector as BaseCollector
 from envkit.collectors.collector import Collector as Collector
+from envkit.collectors.multi import AsyncCollector as AsyncCollector
+from envkit.collectors.multi import MultiAsyncCollector as MultiAsyncCollector
+from envkit.collectors.multi import MultiaSyncDataCollector as MultiaSyncDataCollector
 from envkit.collectors.multi import MultiCollector as MultiCollector
-from envkit.collectors.multi_async import AsyncCollector as AsyncCollector
-from envkit.collectors.multi_async import MultiAsyncCollector as MultiAsyncCollector
-from envkit.collectors.multi_async import MultiaSyncDataCollector as MultiaSyncDataCollector
-from envkit.collectors.multi_sync import MultiSyncCollector as MultiSyncCollector
-from envkit.collectors.multi_sync import MultiSyncDataCollector as MultiSyncDataCollector
+from envkit.collectors.multi import MultiSyncCollector as MultiSyncCollector
+from envkit.collectors.multi import MultiSyncDataCollector as MultiSyncDataCollector
 from envkit.collectors.profiling import ProfileConfig as ProfileConfig
 from envkit.collectors.sync import SyncDataCollector as SyncDataCollector
 from envkit.data.episodes import split_trajectories as split_trajectories

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -51,21 +51,11 @@ __all__ = ["Parts", "build_runner", "recorded_leaves"]
 
 @dataclass(frozen=True)
 class Parts:
-    """What a runner is built from, see `CollectorOptions` for the entries."""
+    """What a runner is built from."""
 
     make_env: Callable[..., EnvBase] | EnvBase
     policy: Any
     options: RunnerOptions
-    env_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    policy_factory: Callable[[], Any] | None = None
-    max_frames_per_traj: int | None = None
-    record_for_resume: bool = False
-    trust_policy: bool | None = None
-    compile_policy: bool | Mapping[str, Any] | None = None
-    cudagraph_policy: bool | Mapping[str, Any] | None = None
-    env_device: torch.device | None = None
-    policy_device: torch.device | None = None
-    completes_env: bool = True
 
 
 def build_runner(parts: Parts, *, first_number: int = 0, stride: int = 1) -> EnvRunner:
@@ -76,7 +66,8 @@ def build_runner(parts: Parts, *, first_number: int = 0, stride: int = 1) -> Env
         InputError: (a ValueError) it writes one of another shape.
         DoneError: the env cannot say that an episode was cut short, and is to.
     """
-    policy = parts.policy if parts.policy_factory is None else parts.policy_factory()
+    factory = parts.options.policy_factory
+    policy = parts.policy if factory is None else factory()
     made = _made_env(parts)
     try:
         return _runner_in(made, policy, parts, first_number, stride)
@@ -89,21 +80,22 @@ def build_runner(parts: Parts, *, first_number: int = 0, stride: int = 1) -> Env
 def _runner_in(
     made: EnvBase, policy: Any, parts: Parts, first_number: int, stride: int
 ) -> EnvRunner:
-    env = _completed(made, policy, parts)
+    options = parts.options
+    env = _completed(made, policy, options)
     if isinstance(policy, RandomPolicy):
         policy.set_action_spec_from_env(env)
-    if parts.options.set_truncated:
+    if options.set_truncated:
         require_truncated(env)
-    if parts.options.track_policy_version:
+    if options.track_policy_version:
         _require_no_version(env)
-    policy = _on_its_device(policy, parts.policy_device)
-    bind = partial(_act_of, env, parts)
-    runner = EnvRunner(env, policy, bind, parts.options, first_number=first_number, stride=stride)
+    policy = _on_its_device(policy, options.policy_device)
+    bind = partial(_act_of, env, options)
+    runner = EnvRunner(env, policy, bind, options, first_number=first_number, stride=stride)
     tells_itself = isinstance(policy, BindsToEnv) or not isinstance(policy, nn.Module)
-    if not (tells_itself or parts.trust_policy or parts.cudagraph_policy):
+    if not (tells_itself or options.trust_policy or options.cudagraph_policy):
         with not_learning(env):
             runner.begin_anew()
-            _try_out(env, policy, parts, runner)
+            _try_out(env, policy, options, runner)
         if any_learns(env):  # what it has learnt from this root, it learns from the first one
             runner.root = None
     return runner
@@ -124,11 +116,11 @@ def _require_no_version(env: EnvBase) -> None:
 
 
 def _made_env(parts: Parts) -> EnvBase:
-    made = parts.make_env
+    made, kwargs = parts.make_env, parts.options.create_env_kwargs or {}
     if isinstance(made, EnvBase):
-        if parts.env_kwargs:
+        if kwargs:
             raise OptionError(
-                f"create_env_kwargs is {dict(parts.env_kwargs)}, but create_env_fn is an env, which is built "
+                f"create_env_kwargs is {dict(kwargs)}, but create_env_fn is an env, which is built "
                 "already. Pass what makes it, or leave the keywords out."
             )
         return made
@@ -137,7 +129,7 @@ def _made_env(parts: Parts) -> EnvBase:
             f"create_env_fn is a {type(made).__name__} of another library, but must be an env of envkit or what makes "
             f"one. Wrap it: {wrapping_of(made)}."
         )
-    env = made(**parts.env_kwargs)
+    env = made(**kwargs)
     if not isinstance(env, EnvBase):
         raise ArgumentTypeError(
             f"create_env_fn made a {type(env).__name__}, but must make an env. Wrap it: {wrapping_of(env)}."
@@ -145,15 +137,15 @@ def _made_env(parts: Parts) -> EnvBase:
     return env
 
 
-def _completed(env: EnvBase, policy: Any, parts: Parts) -> EnvBase:
+def _completed(env: EnvBase, policy: Any, options: RunnerOptions) -> EnvBase:
     """Give the env with what the policy and a limit of steps need, on its device."""
-    if parts.env_device is not None and env.device != parts.env_device:
-        env = env.to(parts.env_device)
-    if isinstance(policy, nn.Module) and parts.completes_env:
+    if options.env_device is not None and env.device != options.env_device:
+        env = env.to(options.env_device)
+    if isinstance(policy, nn.Module) and options.auto_register_policy_transforms is not False:
         env = with_policy_transforms(env, policy)
-    if parts.max_frames_per_traj is not None:
-        env = TransformedEnv(env, _limit_for(env, parts.max_frames_per_traj))
-    return env.record_for_resume() if parts.record_for_resume else env
+    if options.max_frames_per_traj is not None:
+        env = TransformedEnv(env, _limit_for(env, options.max_frames_per_traj))
+    return env.record_for_resume() if options.record_for_resume else env
 
 
 def _limit_for(env: EnvBase, steps: int) -> StepCounter:
@@ -171,33 +163,33 @@ def _on_its_device(policy: Any, device: torch.device | None) -> Any:
     return copy.deepcopy(policy).to(device)
 
 
-def _act_of(env: EnvBase, parts: Parts, policy: Any) -> Policy:
-    compiled = _compiled(policy, parts)
-    trust = bool(parts.trust_policy) or (compiled is not policy and takes_tensordict(policy))
+def _act_of(env: EnvBase, options: RunnerOptions, policy: Any) -> Policy:
+    compiled = _compiled(policy, options)
+    trust = bool(options.trust_policy) or (compiled is not policy and takes_tensordict(policy))
     act = as_policy(env, compiled, trust=trust)
-    there = parts.policy_device
+    there = options.policy_device
     return act if there is None or there == env.device else on_device(act, there, env.device)
 
 
-def _compiled(policy: Any, parts: Parts) -> Any:
+def _compiled(policy: Any, options: RunnerOptions) -> Any:
     """Have torch compile a policy, or capture it as a CUDA graph, where that was asked for."""
-    if not (parts.compile_policy or parts.cudagraph_policy) or policy is None:
+    if not (options.compile_policy or options.cudagraph_policy) or policy is None:
         return policy
     if not isinstance(policy, nn.Module) or isinstance(policy, BindsToEnv):
         raise OptionError(
             f"compile_policy and cudagraph_policy are torch's and take a torch.nn.Module, but the policy is a "
             f"{type(policy).__name__}. Leave them out."
         )
-    if parts.compile_policy:
-        policy = torch.compile(policy, **_keywords(parts.compile_policy))  # type: ignore[call-overload]
-    if parts.cudagraph_policy:
+    if options.compile_policy:
+        policy = torch.compile(policy, **_keywords(options.compile_policy))  # type: ignore[call-overload]
+    if options.cudagraph_policy:
         if not torch.cuda.is_available():
             raise UnsupportedError(
                 "cudagraph_policy needs a CUDA device, and there is none here. Leave it out."
             )
         from tensordict.nn import CudaGraphModule
 
-        policy = CudaGraphModule(policy, **_keywords(parts.cudagraph_policy))
+        policy = CudaGraphModule(policy, **_keywords(options.cudagraph_policy))
     return policy
 
 
@@ -205,7 +197,7 @@ def _keywords(given: Any) -> dict[str, Any]:
     return dict(given) if isinstance(given, Mapping) else {}
 
 
-def _try_out(env: EnvBase, policy: nn.Module, parts: Parts, runner: EnvRunner) -> None:
+def _try_out(env: EnvBase, policy: nn.Module, options: RunnerOptions, runner: EnvRunner) -> None:
     """Have a copy of the policy act once, on the first root, so that what does not fit is told at once."""
     assert runner.root is not None
     try:
@@ -215,12 +207,11 @@ def _try_out(env: EnvBase, policy: nn.Module, parts: Parts, runner: EnvRunner) -
             f"the policy, a {type(policy).__name__}, cannot be copied to be tried out ({error}). Pass "
             "trust_policy=True to do without."
         ) from error
-    untried = Parts(parts.make_env, trial, parts.options, policy_device=parts.policy_device)
-    act = _act_of(env, untried, trial)
+    act = _act_of(env, replace(options, compile_policy=None), trial)
     with (
         torch.no_grad(),
         torch.random.fork_rng(),
-        set_exploration_type(parts.options.exploration_type),
+        set_exploration_type(options.exploration_type),
     ):
         try:
             acted = act(runner.root.clone())

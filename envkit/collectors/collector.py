@@ -22,10 +22,8 @@ from tensordict import TensorDictBase
 
 from envkit.batched.attributes import attribute_of, call_attribute, set_attribute
 from envkit.batched.settings import RayOptions
-from envkit.collectors.background import Background
+from envkit.collectors.attribute_paths import executed, followed, paired
 from envkit.collectors.delivery import Delivery
-from envkit.collectors.distant import executed, followed, paired
-from envkit.collectors.metering import ProgressBar
 from envkit.collectors.profiling import ProfileConfig
 from envkit.collectors.runner import COLLECTOR, Batch
 from envkit.collectors.settings import (
@@ -35,8 +33,8 @@ from envkit.collectors.settings import (
     require_callable,
     require_known,
 )
-from envkit.collectors.thread_guard import asked_for, in_turn, require_open, require_own
-from envkit.collectors.whole_episodes import EpisodeStore
+from envkit.collectors.threads import Background, asked_for, in_turn, require_open, require_own
+from envkit.collectors.trajectories import EpisodeStore, ProgressBar
 from envkit.data.arguments import require_state_dict
 from envkit.data.keywords import ShownKeywords, completed
 from envkit.data.plain import from_plain, plain

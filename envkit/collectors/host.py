@@ -22,8 +22,8 @@ from tensordict import TensorDictBase
 
 from envkit.batched.attributes import ask_single_envs, single_envs
 from envkit.batched.caller_settings import holding
+from envkit.collectors.attribute_paths import executed, followed
 from envkit.collectors.build_runner import Parts, build_runner, recorded_leaves
-from envkit.collectors.distant import executed, followed
 from envkit.collectors.profiling import ProfileConfig
 from envkit.collectors.runner import EnvRunner, Order, lengthened
 from envkit.collectors.weights import Weights, tensors_of
@@ -300,7 +300,7 @@ class _RunnerHost:
         return ask_single_envs(self._runner.env, ask, rows)
 
     def call_follow(self, path: str) -> Any:
-        """Give what a path leads to; see `envkit.collectors.distant`."""
+        """Give what a path leads to; see `envkit.collectors.attribute_paths`."""
         return followed(self._seen, path)
 
     def call_execute(self, path: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

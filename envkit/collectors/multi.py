@@ -1,6 +1,9 @@
-"""Collectors whose envs and policies run in workers elsewhere: what they are built from, seeds, resets, weights.
+"""Collectors whose envs and policies run in workers elsewhere.
 
-How workers get orders is said by `worker_pool`, what a batch of several workers looks like by `multi_sync` and `multi_async`.
+`MultiCollector` holds what both kinds share: what workers are built from, seeds, resets, weights. Workers of a
+`MultiSyncDataCollector` make a part each of every batch, and wait while the caller trains. Those of a
+`MultiaSyncDataCollector` go on meanwhile: a batch is that of whichever worker is ready first. How workers get orders
+is said by `worker_pool`.
 """
 
 from __future__ import annotations
@@ -9,8 +12,9 @@ import copy
 import math
 import warnings
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, Unpack, cast
 
 import torch
 from tensordict import TensorDictBase
@@ -19,24 +23,25 @@ from torch import nn
 from envkit.batched.attributes import chosen_rows, require_found
 from envkit.batched.caller_settings import chosen
 from envkit.batched.recovery import allowed_restarts
-from envkit.batched.settings import ThreadLimit
+from envkit.batched.settings import RayOptions, ThreadLimit
 from envkit.batched.workers import actors_for, processes_for, usable_options
+from envkit.collectors.attribute_paths import paired
 from envkit.collectors.build_runner import Parts
 from envkit.collectors.collector import Collector, MakeEnv, flat_stats
-from envkit.collectors.distant import paired
 from envkit.collectors.host import (
     BUILDING,
     COMMAND_NAMES,
     Description,
     RunnerFactory,
 )
-from envkit.collectors.profiling import ProfileConfig
+from envkit.collectors.profiling import ProfileConfig, Seconds
+from envkit.collectors.runner import COLLECTOR, Batch
 from envkit.collectors.settings import WorkerOptions, checked_workers, runner_options
-from envkit.collectors.thread_guard import in_turn, require_open
-from envkit.collectors.timing import Seconds
+from envkit.collectors.threads import in_turn, require_open
 from envkit.collectors.weights import as_weights, extra_of, only_tensors, tensors_of
-from envkit.collectors.worker_pool import WorkerPool
-from envkit.data.arguments import as_int
+from envkit.collectors.worker_pool import Part, WorkerPool
+from envkit.data.arguments import as_bool, as_int
+from envkit.data.plain import from_plain, plain
 from envkit.env.base import EnvBase
 from envkit.env.policy import HasParams, PolicyLike, policy_device
 from envkit.env.seeding import drawn_seed, restart_seed
@@ -44,13 +49,22 @@ from envkit.errors import (
     ArgumentCountError,
     ArgumentError,
     ArgumentTypeError,
+    BatchCountError,
     CopyError,
     DoneError,
     OptionError,
 )
 from envkit.transport import Pool
 
-__all__ = ["MultiCollector"]
+__all__ = [
+    "AsyncCollector",
+    "MultiAsyncCollector",
+    "MultiCollector",
+    "MultiSyncCollector",
+    "MultiSyncDataCollector",
+    "MultiaSyncDataCollector",
+]
+
 
 _CHANGES = 3
 """Batches with changed weights after which workers that were never sent any are warned of."""
@@ -134,34 +148,19 @@ class MultiCollector(Collector):
 
     def _parts(self, makers: list[Any], policy: Any, given: Any) -> list[Parts]:
         """Say what each worker builds; a policy travels there from the CPU."""
-        count = len(makers)
-        devices = {
-            name: _each(name, getattr(given, name), count)
-            for name in ("env_device", "policy_device")
-        }
-        kwargs = _each("create_env_kwargs", given.create_env_kwargs, count)
-        factories = _each("policy_factory", given.policy_factory, count)
-        travelling = policy
         if policy_device(policy) not in (None, torch.device("cpu")):
-            travelling = copy.deepcopy(policy).cpu()
-        return [
-            Parts(
-                make,
-                travelling,
-                runner_options(given, None),
-                env_kwargs=kwargs[worker] or {},
-                policy_factory=factories[worker],
-                max_frames_per_traj=given.max_frames_per_traj,
-                record_for_resume=given.record_for_resume,
-                trust_policy=given.trust_policy,
-                compile_policy=given.compile_policy,
-                cudagraph_policy=given.cudagraph_policy,
-                env_device=devices["env_device"][worker],
-                policy_device=devices["policy_device"][worker],
-                completes_env=given.auto_register_policy_transforms is not False,
-            )
-            for worker, make in enumerate(makers)
-        ]
+            policy = copy.deepcopy(policy).cpu()
+
+        def parts(worker: int) -> Parts:
+            def own(name: str, entries: Any) -> Any:
+                entry = _each(name, entries, len(makers))[worker]
+                return (
+                    None if name == "storing_device" else entry
+                )  # it is moved when it has arrived
+
+            return Parts(makers[worker], policy, runner_options(given, own))
+
+        return [parts(worker) for worker in range(len(makers))]
 
     def _require_kind(self, given: Any) -> None:
         """Check that options apply to this kind of collector.
@@ -281,8 +280,7 @@ class MultiCollector(Collector):
 
     @in_turn
     def set_seed(self, seed: int, static_seed: bool = False) -> int | None:
-        self._settle()
-        self._require_idle()
+        self._stand_still()
         following: int | None = seed
         for worker in range(self.num_workers):
             (after,) = self._worker_pool.call("seed", following, static_seed, workers=[worker])
@@ -304,8 +302,7 @@ class MultiCollector(Collector):
                 f"reset_idx has {len(chosen_ones)} entries, but there are {self.num_workers} workers. Pass one bool "
                 "for each."
             )
-        self._settle()
-        self._require_idle()
+        self._stand_still()
         self._begin_anew([worker for worker, chosen_one in enumerate(chosen_ones) if chosen_one])
 
     def _stored(self, data: TensorDictBase, worker: int = 0) -> TensorDictBase:
@@ -318,6 +315,11 @@ class MultiCollector(Collector):
         if self._episodes is not None:
             self._episodes.cut(ended)
 
+    def _stand_still(self) -> None:
+        """Receive what is under way, so that the workers can be asked something else."""
+        self._settle()
+        self._require_idle()
+
     def _require_idle(self) -> None:
         """See to it that no worker has an order."""
         raise NotImplementedError
@@ -328,8 +330,7 @@ class MultiCollector(Collector):
     def _ask_envs(
         self, ask: Callable[[Any], Any], indices: int | Iterable[int] | None
     ) -> list[Any]:
-        self._settle()
-        self._require_idle()
+        self._stand_still()
         every = range(self.num_workers)
         counts = self._worker_pool.call("count_envs", workers=every)
         places = [(worker, row) for worker in every for row in range(counts[worker])]
@@ -345,15 +346,13 @@ class MultiCollector(Collector):
 
     @in_turn
     def _asked_of_first(self, part: str, attr: str) -> Any:
-        self._settle()
-        self._require_idle()
+        self._stand_still()
         (found,) = self._worker_pool.call("follow", f"{part}.{attr}", workers=[0])
         return found
 
     @in_turn
     def get_distant_attr(self, attr: str) -> list[Any]:
-        self._settle()
-        self._require_idle()
+        self._stand_still()
         return self._worker_pool.call("follow", attr, workers=range(self.num_workers))
 
     @in_turn
@@ -363,8 +362,7 @@ class MultiCollector(Collector):
         list_of_args: Sequence[Sequence[object]] | None = None,
         list_of_kwargs: Sequence[Mapping[str, object]] | None = None,
     ) -> list[Any]:
-        self._settle()
-        self._require_idle()
+        self._stand_still()
         calls = paired(list_of_args, list_of_kwargs, self.num_workers)
         return [
             self._worker_pool.call("execute", method_name, args, kwargs, workers=[worker])[0]
@@ -373,8 +371,7 @@ class MultiCollector(Collector):
 
     @in_turn
     def _profile(self, config: ProfileConfig | None) -> None:
-        self._settle()
-        self._require_idle()
+        self._stand_still()
         self._worker_pool.call("profile", config, workers=range(self.num_workers))
 
     # -------------------------------------------------------------------------------------- resume
@@ -506,3 +503,352 @@ def _each(name: str, given: Any, count: int) -> list[Any]:
             f"{name} has {len(given)} entries, but there are {count} workers. Pass one for each, or one for all."
         )
     return list(given)
+
+
+class MultiSyncDataCollector(MultiCollector):
+    """Collect in workers, processes or actors of Ray, all of which make a part of every batch; see `Collector` and
+    `envkit.collectors.settings.WorkerOptions`.
+
+    No step is made between the delivery of a batch and the request for the next one, unless ``prefetch=1``.
+    """
+
+    _kind = "in workers, a part of every batch in each"
+
+    def __init__(
+        self,
+        create_env_fn: MakeEnv,
+        policy: PolicyLike = None,
+        *,
+        backend: str | None = None,
+        sync: bool = True,
+        num_collectors: int | None = None,
+        backend_options: RayOptions | None = None,
+        **options: Unpack[WorkerOptions],
+    ):
+        if not as_bool("sync", sync):
+            raise OptionError(
+                f"sync=False, but a MultiSyncDataCollector collects {self._kind}. Use MultiaSyncDataCollector."
+            )
+        self._parts_made: dict[int, Part] = {}
+        self._build(
+            create_env_fn,
+            policy,
+            options,
+            count=num_collectors,
+            backend=backend,
+            backend_options=backend_options,
+        )
+
+    def _require_kind(self, given: Any) -> None:
+        frames = given.frames_per_batch
+        differ = isinstance(frames, list) and len(set(frames)) > 1
+        storage = getattr(given.replay_buffer, "storage", None)
+        holds_steps = given.replay_buffer is not None and getattr(storage, "ndim", 1) == 1
+        if holds_steps and given.trajs_per_batch is None and given.cat_results in (None, "stack"):
+            given.cat_results = -1 if differ or given.preemptive_threshold is not None else 0
+        if given.cat_results is None:
+            given.cat_results = -1 if differ and given.trajs_per_batch is None else "stack"
+        _require_joinable(given)
+
+    def _fit(self, given: Any) -> None:
+        self._set_steps(self.num_workers)
+        _require_axis(given, len(self.batch_size))
+        if not self._makes_alike:
+            _require_time(given, len(self.batch_size))
+
+    @property
+    def _frames_each(self) -> int:
+        return sum(self._steps) * self._rows_each
+
+    def _begin_batch(self, *, random: bool) -> Callable[[], Batch]:
+        if self._options.update_at_each_batch:
+            self.update_policy_weights_()
+        self._order_missing(random)
+        return lambda: self._finish(random)
+
+    def _order_missing(self, random: bool) -> None:
+        for worker in range(self.num_workers):
+            if worker not in self._worker_pool.jobs and worker not in self._parts_made:
+                self._worker_pool.order(worker, random=random)
+
+    def _finish(self, random: bool) -> Batch:
+        self._order_missing(random)  # what an error has left out
+        threshold = self._options.preemptive_threshold
+        enough = math.inf if threshold is None else int(self.num_workers * threshold)
+        while self._worker_pool.jobs:
+            if len(self._parts_made) >= enough:
+                self._worker_pool.stop(list(self._worker_pool.jobs))
+            for worker in self._worker_pool.wait(1):  # who fails is told at once
+                if (part := self._worker_pool.receive(worker)) is not None:
+                    self._parts_made[worker] = part
+        parts = [self._parts_made[worker] for worker in range(self.num_workers)]
+        with self._seconds.transferring():
+            joined = self._stored(self._joined(parts))
+        batch = Batch(joined, torch.cat([part.following for part in parts]))
+        if self._options.use_buffers is not False:
+            self._worker_pool.learn_form(parts)
+        stopped = (sum(self._steps) - sum(part.valid for part in parts)) * self._rows_each
+        begun = self._begun_frames - stopped  # frames that were not made do not count
+        self._parts_made, self._begun_frames = {}, begun
+        return batch
+
+    def _joined(self, parts: list[Part]) -> TensorDictBase:
+        """Join parts, which this copies."""
+        dim = self._options.cat_results
+        datas = [part.data for part in parts]
+        if dim == "stack" or self._episodes is not None:
+            data = cast(TensorDictBase, torch.stack(cast(Any, datas)))
+            if self._options.preemptive_threshold is not None:
+                steps = torch.arange(self._steps[0], device="cpu")
+                valid = torch.tensor([part.valid for part in parts], device="cpu")
+                mask = steps < valid.reshape(-1, *(1,) * len(self.batch_size), 1)
+                data.set((COLLECTOR, "mask"), mask.expand(data.batch_size).clone())
+            return data
+        time = len(self.batch_size)
+        if self._options.preemptive_threshold is not None:
+            datas = [part.data[..., : part.valid] for part in parts]
+        data = cast(TensorDictBase, torch.cat(cast(Any, datas), dim))
+        data.names = [*[None] * time, None if dim in (time, -1) else "time"]
+        return data
+
+    def _require_idle(self) -> None:
+        if self._worker_pool.jobs or self._parts_made or self._worker_pool.unsure:
+            if self._pending is None:  # Ctrl-C came while it was begun
+                self._begin_next()
+            self._settle()
+
+
+MultiSyncCollector = MultiSyncDataCollector
+
+
+def _require_joinable(given: Any) -> None:
+    """Check how batches are to be joined.
+
+    Raises:
+        ArgumentError: (a ValueError) in no way that there is.
+        OptionError: (a TypeError) whole episodes are joined in a way of their own, or parts are wanted on several devices.
+    """
+    dim, stored = given.cat_results, given.storing_device
+    if isinstance(stored, list) and len(set(stored)) > 1:
+        raise OptionError(
+            f"storing_device is {list(map(str, stored))}, but the parts of a batch are joined on one device. Pass a single "
+            "one, or use MultiaSyncDataCollector, whose batches come from one worker each."
+        )
+    if dim == "stack":
+        return
+    if given.trajs_per_batch is not None:
+        raise OptionError(
+            "cat_results and trajs_per_batch exclude each other: traj_format says how."
+        )
+    if not isinstance(dim, int) or isinstance(dim, bool):
+        raise ArgumentError(
+            f"cat_results is {dim!r}, but must be 'stack', or an int: the axis to concatenate along, -1 for time."
+        )
+
+
+def _require_axis(given: Any, batch_dims: int) -> None:
+    """Check the axis along which batches are to be joined.
+
+    Raises:
+        ArgumentError: (a ValueError) there is none such, or batches that were cut short do not fit along it.
+    """
+    dim = given.cat_results
+    if dim == "stack":
+        return
+    if not -batch_dims - 1 <= dim <= batch_dims:
+        raise ArgumentError(
+            f"cat_results is {dim}, but batches have {batch_dims + 1} axes. Pass 'stack', or -1 for time."
+        )
+    if given.preemptive_threshold is not None and dim not in (-1, batch_dims):
+        raise ArgumentError(
+            f"cat_results is {dim}, but with preemptive_threshold batches of workers differ in length. Pass -1 or "
+            "'stack'."
+        )
+
+
+def _require_time(given: Any, batch_dims: int) -> None:
+    """Check that parts of different lengths can be joined.
+
+    Raises:
+        OptionError: (a TypeError) they can not, in the way that was asked for.
+    """
+    told = f"frames_per_batch is {given.frames_per_batch}, so parts of workers differ in length"
+    if given.trajs_per_batch is not None:
+        raise OptionError(
+            f"{told}, but trajs_per_batch looks for whole episodes in parts of one length. Pass one number, or use "
+            "MultiaSyncDataCollector."
+        )
+    if given.cat_results not in (-1, batch_dims):
+        raise OptionError(
+            f"{told}, but cat_results={given.cat_results!r} joins parts of one length. Pass -1, the axis of time."
+        )
+
+
+class MultiaSyncDataCollector(MultiCollector):
+    """Collect in workers, processes or actors of Ray, each of which makes whole batches; see `Collector` and
+    `envkit.collectors.settings.WorkerOptions`.
+
+    A worker whose batch was taken begins the next one at once, with the newest weights. One whose batch waits for
+    the caller does nothing: there is at most one batch of each worker.
+    """
+
+    _kind = "in workers, a batch in each"
+
+    def __init__(
+        self,
+        create_env_fn: MakeEnv,
+        policy: PolicyLike = None,
+        *,
+        backend: str | None = None,
+        sync: bool = False,
+        num_collectors: int | None = None,
+        backend_options: RayOptions | None = None,
+        **options: Unpack[WorkerOptions],
+    ):
+        if as_bool("sync", sync):
+            raise OptionError(
+                f"sync=True, but a MultiaSyncDataCollector collects {self._kind}. Use MultiSyncDataCollector."
+            )
+        self._ready: deque[Part] = deque()
+        self._taken_frames = 0
+        self._build(
+            create_env_fn,
+            policy,
+            options,
+            count=num_collectors,
+            backend=backend,
+            backend_options=backend_options,
+        )
+
+    def _require_kind(self, given: Any) -> None:
+        for name, unset in (("prefetch", 0), ("preemptive_threshold", None)):
+            if getattr(given, name) != unset:
+                raise OptionError(
+                    f"{name} is {getattr(given, name)!r}, but workers of {type(self).__name__} do not wait for each other "
+                    "nor for the caller. Leave it out, or use MultiSyncDataCollector."
+                )
+
+    def _fit(self, given: Any) -> None:
+        self._set_steps(1)
+
+    @property
+    def _frames_each(self) -> int:
+        return max(self._steps) * self._rows_each
+
+    def __len__(self) -> int:
+        if self._options.total_frames is None or self._episodes is not None or self._makes_alike:
+            return super().__len__()
+        raise BatchCountError(
+            f"frames_per_batch is {self._options.frames_per_batch}, so how many batches there will be depends on which "
+            "workers are ready first. Pass one number for all, or iterate over it."
+        )
+
+    def _begin_batch(self, *, random: bool) -> Callable[[], Batch]:
+        self._keep_busy()
+        return self._finish
+
+    def _keep_busy(self) -> None:
+        """Have every worker make a batch that has none, as long as there is more to collect."""
+        waiting = {part.worker for part in self._ready}
+        total = None if self._episodes is not None else self._options.total_frames
+        for worker in range(self.num_workers):
+            if worker in self._worker_pool.jobs or worker in waiting:
+                continue
+            steps = sum(self._steps[one] for one in (*waiting, *self._worker_pool.jobs))
+            ordered = self._taken_frames + steps * self._rows_each
+            if total is not None and ordered >= total:
+                return
+            self._worker_pool.order(
+                worker, random=ordered < (self._options.init_random_frames or 0)
+            )
+
+    def _finish(self) -> Batch:
+        self._keep_busy()  # what an error has left out
+        if not self._worker_pool.packings and self._options.use_buffers is not False:
+            self._receive_all()
+            self._worker_pool.learn_form(list(self._ready))
+        while not self._ready:
+            self._receive_some()
+        part = self._ready[0]
+        with self._seconds.transferring():
+            batch = Batch(self._stored(part.data.clone(), part.worker), part.following)
+        self._taken_frames += self.frames_per_batch_worker(part.worker)
+        del self._ready[0]
+        return batch
+
+    def _go_on(self) -> None:
+        if self._options.update_at_each_batch:
+            self.update_policy_weights_()
+        self._keep_busy()
+
+    def _receive_some(self) -> None:
+        for worker in self._worker_pool.wait(1):
+            if (part := self._worker_pool.receive(worker)) is not None:
+                self._ready.append(part)
+
+    def _receive_all(self) -> None:
+        while self._worker_pool.jobs:
+            self._receive_some()
+
+    def _require_idle(self) -> None:
+        self._worker_pool.order_again()
+        self._receive_all()
+
+    def _runner_states(self) -> dict[str, Any]:
+        states = super()._runner_states()  # which waits for all workers
+        ready = [
+            {
+                "worker": part.worker,
+                "data": plain(part.data),
+                "valid": part.valid,
+                "following": part.following.clone(),
+            }
+            for part in self._ready
+        ]
+        return {**states, "ready": ready, "taken_frames": self._taken_frames}
+
+    def _load_runner_states(self, state: Mapping[str, Any], *, strict: bool) -> None:
+        super()._load_runner_states(state, strict=strict)
+        self._taken_frames = (
+            state["taken_frames"]
+            if "taken_frames" in state
+            else state["taken"] * self._frames_each  # as older files say it
+        )
+        self._ready = deque(
+            Part(part["worker"], from_plain(part["data"]), part["valid"], part["following"].clone())
+            for part in state["ready"]
+        )
+
+
+MultiAsyncCollector = MultiaSyncDataCollector
+
+
+class AsyncCollector(MultiaSyncDataCollector):
+    """Collect in a single worker, which goes on while the caller trains; see `MultiaSyncDataCollector`.
+
+    Example:
+        >>> collector = AsyncCollector(lambda: GymEnv("CartPole-v1"), frames_per_batch=64)
+        >>> collector.next().batch_size
+        torch.Size([64])
+        >>> collector.shutdown()
+    """
+
+    _kind = "in a worker"
+
+    def __init__(
+        self,
+        create_env_fn: Callable[..., EnvBase] | EnvBase,
+        policy: PolicyLike = None,
+        *,
+        backend: str | None = None,
+        backend_options: RayOptions | None = None,
+        **options: Unpack[WorkerOptions],
+    ):
+        super().__init__(
+            create_env_fn,
+            policy,
+            backend=backend,
+            backend_options=backend_options,
+            num_collectors=1,
+            **options,
+        )

@@ -1,21 +1,28 @@
-"""Torch's profiler around the batches of a collector, here or in a worker.
+"""Where the time of a collector goes: seconds that are always counted, and torch's profiler on request.
 
 Conventions
-    batch  what one runner makes; a collector with workers asks several of them for each batch it delivers.
+    batch    what one runner makes; a collector with workers asks several of them for each batch it delivers.
+    seconds  spent in "envs", in the "policy", and in "transfer"; what a policy takes is counted away from the envs,
+             whose time is that of the whole batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import torch
+from tensordict import TensorDictBase
 
+from envkit.env.on_leaves import ActsOnLeaves, LeavesPolicy
+from envkit.env.policy import ActsOnRows, Policy, RowsPolicy
 from envkit.errors import ArgumentError
 
-__all__ = ["ProfileConfig", "Profiling"]
+__all__ = ["ProfileConfig", "Profiling", "Seconds", "timed"]
 
 
 @dataclass(frozen=True)
@@ -130,3 +137,61 @@ class _Writing:
     def __call__(self, profile: torch.profiler.profile) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         profile.export_chrome_trace(str(self.path))
+
+
+class Seconds(dict[str, float]):
+    """Seconds by what they were spent in."""
+
+    def __init__(self) -> None:
+        super().__init__(envs=0.0, policy=0.0, transfer=0.0)
+
+    @contextmanager
+    def transferring(self) -> Iterator[None]:
+        """Count what is done within as "transfer"."""
+        began = perf_counter()
+        try:
+            yield
+        finally:
+            self["transfer"] += perf_counter() - began
+
+    def acted(self, began: float) -> None:
+        """Count what a policy took from a moment of ``perf_counter`` until now."""
+        spent = perf_counter() - began
+        self["policy"] += spent
+        self["envs"] -= spent
+
+
+def timed(act: Policy, seconds: Seconds) -> Policy:
+    """Give a policy that does what ``act`` does, in the ways it can, and counts how long it takes."""
+    if isinstance(act, ActsOnLeaves):
+        return _TimedOnLeaves(act, seconds)
+    return _TimedOnRows(act, seconds) if isinstance(act, ActsOnRows) else _Timed(act, seconds)
+
+
+class _Timed:
+    def __init__(self, act: Any, seconds: Seconds):
+        self._act, self._seconds = act, seconds
+
+    def __call__(self, *given: Any, **named: Any) -> Any:
+        began = perf_counter()
+        acted = self._act(*given, **named)
+        self._seconds.acted(began)
+        return acted
+
+
+class _TimedOnLeaves(_Timed):
+    def on_leaves(self, root: TensorDictBase) -> LeavesPolicy | None:
+        found = self._act.on_leaves(root)
+        return None if found is None else replace(found, act=_Timed(found.act, self._seconds))
+
+
+class _TimedOnRows(_Timed):
+    def on_rows(self, root: TensorDictBase) -> RowsPolicy | None:
+        found = self._act.on_rows(root)
+        return None if found is None else _TimedRows(found, self._seconds)
+
+
+class _TimedRows(_Timed):
+    def __init__(self, act: RowsPolicy, seconds: Seconds):
+        super().__init__(act, seconds)
+        self.reads, self.writes = act.reads, act.writes

@@ -19,9 +19,8 @@ from typing import Any, cast
 import torch
 from tensordict import TensorDictBase
 
-from envkit.collectors.profiling import ProfileConfig, Profiling
-from envkit.collectors.timing import Seconds, timed
-from envkit.collectors.trajectory_ids import TrajectoryNumbers
+from envkit.collectors.profiling import ProfileConfig, Profiling, Seconds, timed
+from envkit.collectors.trajectories import TrajectoryNumbers
 from envkit.collectors.weights import (
     Weights,
     load_weights,
@@ -78,8 +77,18 @@ OWN_STEP_COUNT = "collector_step_count"
 
 @dataclass(frozen=True)
 class RunnerOptions:
-    """How every batch of a runner is made; see `CollectorOptions` for the entries."""
+    """How a runner is built and makes its batches; see `CollectorOptions` for the entries."""
 
+    create_env_kwargs: Mapping[str, Any] | None = None
+    policy_factory: Callable[[], Any] | None = None
+    env_device: torch.device | None = None
+    policy_device: torch.device | None = None
+    max_frames_per_traj: int | None = None
+    record_for_resume: bool = False
+    trust_policy: bool | None = None
+    compile_policy: bool | Mapping[str, Any] | None = None
+    cudagraph_policy: bool | Mapping[str, Any] | None = None
+    auto_register_policy_transforms: bool | None = None
     exploration_type: ExplorationType = ExplorationType.RANDOM  # type: ignore[assignment]
     reset_at_each_iter: bool = False
     reset_when_done: bool = True

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields
 from functools import cache
 from typing import Annotated, Any, Literal, SupportsIndex, TypedDict
 
@@ -198,6 +199,7 @@ _OPTIONAL_SWITCHES = (
 _NUMBERS = {"seed": "the seed of all envs and generators", "worker_idx": "the number of a worker"}
 _CALLABLE = ("postproc", "pre_collect_hook", "post_collect_hook")
 _DEVICES = ("storing_device", "env_device", "policy_device")
+_OF_EACH = (*_DEVICES, "create_env_kwargs", "policy_factory")
 
 
 def checked(given: Any) -> Any:
@@ -504,18 +506,10 @@ def _first_line(error: BaseException) -> str:
     return str(error).partition("\n")[0].rstrip(".")
 
 
-def runner_options(given: Any, storing_device: torch.device | None) -> RunnerOptions:
-    """Give what concerns a single runner."""
-    return RunnerOptions(
-        exploration_type=given.exploration_type,
-        reset_at_each_iter=given.reset_at_each_iter,
-        reset_when_done=given.reset_when_done,
-        record_state=given.record_state,
-        set_truncated=given.set_truncated,
-        storing_device=storing_device,
-        track_policy_version=given.track_policy_version,
-        compact_obs=given.compact_obs,
-    )
+def runner_options(given: Any, own: Callable[[str, Any], Any]) -> RunnerOptions:
+    """Give what concerns a single runner; ``own`` says, by name, which entry of an option is that of the runner."""
+    told = {field.name: getattr(given, field.name) for field in fields(RunnerOptions)}
+    return RunnerOptions(**told | {name: own(name, told[name]) for name in _OF_EACH})
 
 
 _KINDS: dict[str | None, tuple[str, str]] = {

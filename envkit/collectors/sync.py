@@ -13,7 +13,7 @@ from envkit.collectors.collector import Collector, MakeEnv, flat_stats
 from envkit.collectors.profiling import ProfileConfig
 from envkit.collectors.runner import COLLECTOR, Batch, Order, lengthened
 from envkit.collectors.settings import CollectorOptions, runner_options
-from envkit.collectors.thread_guard import in_turn
+from envkit.collectors.threads import in_turn
 from envkit.collectors.weights import as_weights
 from envkit.data.arguments import as_bool
 from envkit.env.base import EnvBase
@@ -55,21 +55,7 @@ class SyncDataCollector(Collector):
                 "process are one SerialEnv."
             )
         _single("frames_per_batch", given.frames_per_batch)
-        parts = Parts(
-            create_env_fn,
-            policy,
-            runner_options(given, _single("storing_device", given.storing_device)),
-            env_kwargs=_single("create_env_kwargs", given.create_env_kwargs) or {},
-            policy_factory=_single("policy_factory", given.policy_factory),
-            max_frames_per_traj=given.max_frames_per_traj,
-            record_for_resume=given.record_for_resume,
-            trust_policy=given.trust_policy,
-            compile_policy=given.compile_policy,
-            cudagraph_policy=given.cudagraph_policy,
-            env_device=_single("env_device", given.env_device),
-            policy_device=_single("policy_device", given.policy_device),
-            completes_env=given.auto_register_policy_transforms is not False,
-        )
+        parts = Parts(create_env_fn, policy, runner_options(given, _single))
         self._trained = policy
         if given.seed is not None:
             torch.manual_seed(given.seed)

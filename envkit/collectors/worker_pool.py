@@ -1,7 +1,7 @@
 """The workers of a collector: they get orders, make batches, and are built again where that is wanted.
 
 A pool knows which worker has an order, what was received, and who was lost. It does not know which worker is waited
-for, nor what becomes of what they made: that is said by `multi_sync` and `multi_async`.
+for, nor what becomes of what they made: that is said by `multi`.
 
 Conventions
     part    batch of one worker: its data, views of shared memory that the worker will write to when it gets the next

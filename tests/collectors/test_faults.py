@@ -310,7 +310,7 @@ def test_episodes_are_whole_or_truncated_whoever_was_lost(built, orders, make, o
 
 
 def test_a_step_of_no_trajectory_is_no_episode(built, orders):  # noqa: F811
-    from envkit.collectors.metering import EpisodeMeter
+    from envkit.collectors.trajectories import EpisodeMeter
 
     collector = built(
         MultiSyncDataCollector,

@@ -405,7 +405,7 @@ def test_whole_episodes_come_in_the_order_of_their_ends_and_none_is_lost():
 
 
 def test_an_episode_that_has_no_end_is_told_of_while_it_is_waited_for(monkeypatch):
-    monkeypatch.setattr("envkit.collectors.whole_episodes._LONG", 96)
+    monkeypatch.setattr("envkit.collectors.trajectories._LONG", 96)
     collector = SyncDataCollector(lambda: Count(130), still, trajs_per_batch=1)
 
     with pytest.warns(
@@ -417,7 +417,7 @@ def test_an_episode_that_has_no_end_is_told_of_while_it_is_waited_for(monkeypatc
 
 
 def test_where_that_is_an_error_no_step_is_lost_or_repeated(monkeypatch):
-    monkeypatch.setattr("envkit.collectors.whole_episodes._LONG", 96)
+    monkeypatch.setattr("envkit.collectors.trajectories._LONG", 96)
     collector = SyncDataCollector(lambda: Count(130), still, trajs_per_batch=1)
 
     with pytest.raises(UserWarning, match="not ended within 96 steps"):

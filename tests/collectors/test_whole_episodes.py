@@ -3,7 +3,7 @@
 import torch
 from tensordict import TensorDict
 
-from envkit.collectors.whole_episodes import RANDOM, EpisodeStore
+from envkit.collectors.trajectories import RANDOM, EpisodeStore
 
 
 def fragment(*rows: list[int], **entries: torch.Tensor) -> TensorDict:
