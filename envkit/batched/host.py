@@ -22,11 +22,11 @@ import numpy as np
 import torch
 from tensordict import TensorDictBase
 
-from envkit.batched.apart import Apart
 from envkit.batched.caller_settings import holding
-from envkit.batched.exchange.buffers import SLOT, BufferPlan
+from envkit.batched.exchange.memory import SLOT, BufferPlan
 from envkit.batched.host_rows import TensorDictRows, bind_rows, row_core
 from envkit.batched.metadata import EnvLeaves, EnvMetaData
+from envkit.batched.shared_simulators import SimulatorOwners
 from envkit.data.forms import require_form
 from envkit.data.paths import Key, Path, as_key, leaf_paths
 from envkit.data.plain import from_plain, plain
@@ -100,7 +100,7 @@ class HostFactory:
         self.without_gradients = without_gradients
         self.own_random_numbers = own_random_numbers
         self.choices = choices or {}
-        self.apart = Apart()
+        self.owners = SimulatorOwners()
 
     def __call__(self, rows: range) -> EnvHost:
         if self.num_threads is not None:
@@ -111,7 +111,7 @@ class HostFactory:
             torch.seed()
         makers = [self.makers[row] for row in rows]
         own = self.own_random_numbers
-        return EnvHost(makers, rows, self.described, self.choices, self.apart, has_own_numbers=own)
+        return EnvHost(makers, rows, self.described, self.choices, self.owners, has_own_numbers=own)
 
 
 class EnvHost:
@@ -123,7 +123,7 @@ class EnvHost:
         rows: range,
         described: frozenset[int],
         choices: Mapping[str, Any],
-        apart: Apart,
+        owners: SimulatorOwners,
         *,
         has_own_numbers: bool = False,
     ):
@@ -132,7 +132,7 @@ class EnvHost:
         self.described = described
         self._makers = makers
         self._choices = choices
-        self._apart = apart
+        self._owners = owners
         self._rows: Any = None
         self._states: tuple[Path, ...] = ()
         self._forms: dict[int, OutputForms] = {}
@@ -156,7 +156,7 @@ class EnvHost:
                 f"the create function of env {row} returned {type(env).__name__}, but must "
                 f"return an envkit environment. Wrap it: {wrapping_of(env)}."
             )
-        self._apart.require("env", row, env)
+        self._owners.require("env", row, env)
         return env
 
     def describe(self) -> dict[int, EnvMetaData]:

@@ -20,7 +20,6 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 from envkit import rules
-from envkit.batched.apart import Apart
 from envkit.batched.members import (
     STATE,
     VERSION,
@@ -33,6 +32,7 @@ from envkit.batched.members import (
     require_free,
     shared_leaves,
 )
+from envkit.batched.shared_simulators import SimulatorOwners
 from envkit.data.arguments import require_state_dict, require_tensordict
 from envkit.data.paths import Path, as_path
 from envkit.data.plain import from_plain, plain
@@ -481,7 +481,7 @@ def _require_members(members: list[EnvBase]) -> None:
             "MixedEnv got an empty list, but needs at least one env. "
             "Pass envs with one batch axis each: MixedEnv([BraxEnv(...), ParallelEnv(...)])."
         )
-    apart = Apart()
+    owners = SimulatorOwners()
     for number, env in enumerate(members):
         if not isinstance(env, EnvBase):
             wrapping = known_wrapping_of(env)
@@ -491,7 +491,7 @@ def _require_members(members: list[EnvBase]) -> None:
             raise ArgumentTypeError(
                 f"member {number} is {env!r}, of type {type(env).__name__}, but must be an env. {cure}"
             )
-        apart.require("member", number, env)
+        owners.require("member", number, env)
         if env.batch_dims != 1:
             raise SpecError(
                 f"member {number} has batch size {tuple(env.batch_size)}, but a mixed env "

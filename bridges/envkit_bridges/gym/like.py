@@ -1,7 +1,7 @@
 """Gym-style simulators as environments: what is asked of them, in methods that can be overridden.
 
-`GymLikeEnv` decides the order in which a simulator's results are read. What a simulator's values
-look like is left to the methods that read them; the defaults follow Gymnasium's API and the
+`GymLikeEnv` decides the order in which a simulator's results are read, and what a load that fails leaves behind. What a
+simulator's values look like is left to the methods that read them; the defaults follow Gymnasium's API and the
 declared specs.
 
 Conventions
@@ -10,6 +10,8 @@ Conventions
                 answers in another form is brought to it by `_output_transform` and
                 `_reset_output_transform`.
     entries     dict of tensors (or of what the entry's spec encodes) by name; dicts nest.
+    given up    of an episode: what was loaded does not go on as it did, and the load was not strict. The next step
+                tells it, truncated, with what was known before; the reset that follows begins another one.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ import torch
 from tensordict import TensorDict, TensorDictBase, is_non_tensor
 
 from envkit import rules
-from envkit.data.paths import Key, as_key
+from envkit.data.arguments import as_bool
+from envkit.data.paths import Key, as_key, as_path
 from envkit.data.transition import stepped_rows
 from envkit.env.base import EnvBase
 from envkit.env.options import EnvOptions
@@ -31,14 +34,23 @@ from envkit.errors import (
     EncodingError,
     MissingKeyError,
     ResetMaskError,
+    ResumeError,
     SpecError,
 )
 from envkit.specs.annotations import Destination, Device, Numbers, Value
 from envkit.specs.devices import destination, require_memory
 from envkit.specs.inputs import ActionInput
-from envkit_bridges.gym.info import Outcome, Reader
-from envkit_bridges.gym.resuming import ResumableEnv, deep_copy, pack, unpack
+from envkit_bridges.gym.info import InfoReading, Outcome, Reader
 from envkit_bridges.gym.rows import repeated, require_flags
+from envkit_bridges.gym.simulator_state import (
+    EpisodeLog,
+    deep_copy,
+    pack,
+    recorded,
+    restored,
+    saved,
+    unpack,
+)
 
 __all__ = ["GymLikeEnv", "Reader"]
 
@@ -59,7 +71,12 @@ class _StepForms(NamedTuple):
     flags: dict[str, torch.Size]
 
 
-class GymLikeEnv(ResumableEnv):
+_ASKED = frozenset(
+    ("_reset", "_step", "_reset_simulator", "_repeated_step", "_set_seed", "_simulator")
+)
+
+
+class GymLikeEnv(InfoReading):
     """Base of environments that stand on a gym-style simulator; unbatched and batch-locked.
 
     Args:
@@ -355,6 +372,81 @@ class GymLikeEnv(ResumableEnv):
     def _movable_objects(self) -> Iterator[object]:
         yield from super()._movable_objects()
         yield getattr(self._env, "unwrapped", self._env)
+
+    # ------------------------------------------------------------------------------------- resuming
+
+    _own_state_is_needed = True
+    _log: EpisodeLog | None = None
+    """What takes the resets and steps of the simulator and writes them down; None where nothing does."""
+
+    @property
+    def _keeps_state(self) -> str | None:
+        return type(self).__name__
+
+    @property
+    def _writes_down(self) -> bool:
+        return self._log is not None
+
+    def record_for_resume(self, mode: bool = True) -> Self:
+        """Write down episodes from the next reset on, see `EnvBase.record_for_resume`."""
+        self._take_log(recorded(self._simulator, as_bool("mode", mode)))
+        return self
+
+    def _take_log(self, env: Any) -> None:
+        self._log = env if isinstance(env, EpisodeLog) else None
+
+    def _own_state(self) -> dict[str, Any]:
+        """Add the state of the simulator.
+
+        Raises:
+            ResumeError: it cannot be saved so that it could be restored exactly.
+        """
+        if self._overrides(_ASKED):
+            raise ResumeError(
+                f"{type(self).__name__} overrides one of {sorted(_ASKED)}, so what its simulator was asked for is "
+                "not known, and cannot be asked for again. Put the change into a gymnasium wrapper."
+            )
+        return {
+            **super()._own_state(),
+            "simulator": self._simulator_state(),
+            "gave_up": self._gave_up,
+        }
+
+    def _simulator_state(self) -> Any:
+        return saved(self._simulator)
+
+    def _take_own_state(self, state: Mapping[str, Any], *, strict: bool) -> None:
+        super()._take_own_state(state, strict=strict)
+        try:
+            self._restore_simulator(state["simulator"])
+            self._gave_up = state["gave_up"]
+        except ResumeError:
+            if strict:
+                raise
+            self._begin_log()
+            self._gave_up = True
+
+    def _restore_simulator(self, state: Any) -> None:
+        self._take_log(restored(self._simulator, state))
+
+    def _begin_log(self) -> None:
+        """Write down the episode that begins next, whatever was before."""
+        self.record_for_resume()
+        if self._log is not None:
+            self._log.forget(None)
+
+    def _has_told(self) -> None:
+        if self._gave_up:
+            self._gave_up = False
+
+    def _truncated_next(self, td: TensorDictBase) -> TensorDictBase:
+        """Tell that an episode was given up: what was known, truncated."""
+        self._has_told()
+        following = self._skipped_next(td)
+        for key in self.done_keys:
+            if as_path(key)[-1] in ("done", "truncated"):
+                following.set(key, torch.ones_like(following.get(key)))
+        return following
 
     # ---------------------------------------------------------------------------------------- rest
 

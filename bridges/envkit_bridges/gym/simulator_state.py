@@ -1,8 +1,10 @@
-"""How the state of a gymnasium env is saved and restored: by its own methods, or by playing its episode again.
+"""How a simulator is copied, and how its state is saved and restored: by its own methods, or by playing its episode again.
 
 `EpisodeLog` takes the place of an env: it hands resets and steps on, and keeps the generator at the last reset, the
 reset's keywords, the actions since, and a digest of all that came out. Another env of the same kind plays that again, and
 is where the first one was if the same comes out. `saved` and `restored` decide which of the two ways is taken.
+A copy goes on where the original stands, by itself; what plain means do not copy is refused, or reset first: nothing is
+restarted without a word.
 
 Conventions
     offered   the bare env has ``get_state()`` and ``set_state(state)``, and all of its wrappers are known. Then
@@ -13,26 +15,40 @@ Conventions
     carried   what wrappers hold across episodes, as it was before the last reset.
     chain     an env and what is in it: wrappers first, the bare env last.
     attribute path from a wrapper, e.g. "obs_rms.mean".
+    rebuilt   of a simulator: it is pickled, and so copied, as the arguments it was made with
+              (``gymnasium.utils.EzPickle``; MuJoCo's and Box2D's are). Its copy has begun no episode, so it
+              must be reset first, and keeps the generator of random numbers.
 """
 
 from __future__ import annotations
 
 import copy
+import pickle
 import struct
 from collections import deque
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 from zlib import crc32
 
 import numpy as np
 import torch
 
 from envkit.data.plain import from_plain, plain
-from envkit.errors import ResumeError
+from envkit.errors import CopyError, ResumeError
+from envkit.transport import by_value
 
-__all__ = ["EpisodeLog", "digest_of", "recorded", "restored", "saved"]
+__all__ = [
+    "EpisodeLog",
+    "deep_copy",
+    "digest_of",
+    "pack",
+    "recorded",
+    "restored",
+    "saved",
+    "unpack",
+]
 
 _ACROSS_EPISODES = {
     "NormalizeObservation": (
@@ -548,3 +564,115 @@ def _generator_if_any(env: Any) -> Any:
 
 def _gap(env: Any, reason: str) -> str | None:
     return None if is_fresh(env) else reason
+
+
+# ------------------------------------------------------------------------------ copies and pickles
+
+_KEPT = ("spec", "_np_random", "_np_random_seed")
+
+
+class HoldsSimulator(Protocol):
+    """An env around a simulator."""
+
+    _env: Any
+
+    def __getstate__(self) -> Any:
+        """Give what a copy starts from."""
+        ...
+
+
+def deep_copy(env: HoldsSimulator, memo: dict[int, Any]) -> Any:
+    """Copy an env with its simulator, as `copy.deepcopy` does.
+
+    Raises:
+        CopyError: the simulator cannot be copied.
+    """
+    _require_copyable(env)
+    twin = memo[id(env)] = object.__new__(type(env))
+    try:
+        state, kept = copy.deepcopy((env.__getstate__(), _kept(env._env)), memo)
+    except Exception as error:
+        raise _refusal(env, f"{type(error).__name__}: {error}") from error
+    return _revived(twin, state, kept)
+
+
+def pack(env: HoldsSimulator) -> tuple[bytes, bytes]:
+    """Pickle the class of an env, and an env with its simulator, by value where other processes could not import it.
+
+    Raises:
+        CopyError: the simulator cannot be pickled.
+    """
+    _require_copyable(env)
+    try:
+        parts = env.__getstate__(), _kept(env._env)
+        return by_value.dumps(type(env)), by_value.dumps_parts(parts, env)
+    except Exception as error:
+        raise _refusal(env, f"{type(error).__name__}: {error}") from error
+
+
+def unpack(cls: bytes, packed: bytes) -> Any:
+    """Undo `pack`; ``cls`` is the pickled class of the env."""
+    twin = object.__new__(pickle.loads(cls))
+    return _revived(twin, *by_value.loads_parts(packed, twin))
+
+
+def _revived(twin: Any, state: Any, kept: list[dict[str, Any]]) -> Any:
+    twin.__setstate__(state)
+    for chain, found in zip(_rebuilt(twin._env), kept, strict=True):
+        vars(chain[-1]).update(found)
+        _order_enforcing(chain)._has_reset = False
+        for log in (chain[0], vars(twin).get("_log")):
+            if isinstance(log, EpisodeLog):
+                log.forget(None)
+    return twin
+
+
+def _kept(simulator: Any) -> list[dict[str, Any]]:
+    """Give what a copy keeps of each simulator that is rebuilt."""
+    inner = [vars(chain[-1]) for chain in _rebuilt(simulator)]
+    return [{name: own[name] for name in _KEPT if name in own} for own in inner]
+
+
+def _rebuilt(simulator: Any) -> Iterator[list[Any]]:
+    """Give each simulator that is rebuilt, its wrappers before it in a list."""
+    for env in getattr(simulator, "envs", None) or [simulator]:
+        chain = [env]
+        while not _is_easy(chain[-1]) and (inner := _inside(chain[-1])) is not None:
+            chain.append(inner)
+        if _is_easy(chain[-1]):
+            yield chain
+
+
+def _inside(wrapper: Any) -> Any:
+    """Give the env in a wrapper; those of PettingZoo that change the API call it otherwise."""
+    inner = getattr(wrapper, "env", None)
+    return getattr(wrapper, "aec_env", None) if inner is None else inner
+
+
+def _is_easy(env: Any) -> bool:
+    get_state = getattr(type(env), "__getstate__", None)
+    return getattr(get_state, "__qualname__", "") == "EzPickle.__getstate__"
+
+
+def _order_enforcing(chain: list[Any]) -> Any:
+    """Give the wrapper that refuses a step before the first reset; None where there is none."""
+    return next((wrapper for wrapper in chain if "_has_reset" in vars(wrapper)), None)
+
+
+def _require_copyable(env: HoldsSimulator) -> None:
+    simulator = env._env
+    classes = type(getattr(simulator, "unwrapped", simulator)).__mro__
+    if any(base.__name__ == "AsyncVectorEnv" for base in classes):  # its pipes would be copied
+        raise _refusal(env, "it has processes of its own")
+    if any(_order_enforcing(chain) is None for chain in _rebuilt(simulator)):
+        raise _refusal(
+            env, "it would be built anew, and nothing would notice that it must be reset first"
+        )
+
+
+def _refusal(env: HoldsSimulator, reason: str) -> CopyError:
+    return CopyError(
+        f"this {type(env).__name__} can be neither copied nor pickled with its simulator {env._env} "
+        f"({reason}). Build one where it is needed: pass a function, `lambda: env_cls(...)`, or an "
+        "`EnvCreator` instead of the env."
+    )

@@ -29,7 +29,7 @@ from envkit.env.options import EnvOptions
 from envkit.errors import ArgumentError, ArgumentTypeError, NotResetError, OptionError, SpecError
 from envkit.specs.annotations import Device
 from envkit_bridges import offscreen
-from envkit_bridges.gym.by_name import MaybeInWorkers
+from envkit_bridges.gym.env import MaybeInWorkers
 from envkit_bridges.gym.wrapper import GymWrapper
 from envkit_bridges.libraries import (
     EnvNames,

@@ -12,8 +12,7 @@ import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from envkit.batched.exchange.buffers import SLOT, BufferPlan
-from envkit.batched.exchange.memory import Rings, RowMemory
+from envkit.batched.exchange.memory import SLOT, BufferPlan, Rings, RowMemory
 from envkit.batched.metadata import EnvLeaves
 from envkit.data.paths import Path, as_path
 from envkit.env.base import EnvBase

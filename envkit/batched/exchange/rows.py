@@ -1,17 +1,19 @@
 """Steps and resets through rows in memory that sub-envs share with the batched env.
 
 Rows are fast and need entries of fixed, equal shapes; `tensordicts` serves everything else. Both
-give the same data.
+give the same data. A step may also be read where the sub-envs wrote it, by callers that look at a few entries and keep
+none of them: both ways share one exchange, which knows what is newest.
 
 Conventions
     rows    global row numbers, or None for all.
     masks   level path -> bool mask over rows and the sub-envs' own batch, see `rules`.
     td      data of the whole batch, batch size (rows, *sub_batch).
+    idle    rows that were not stepped.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -21,13 +23,12 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 from envkit import rules
-from envkit.batched.exchange.buffers import SLOT, BufferPlan
-from envkit.batched.exchange.memory import Moment, Rings, RowMemory
+from envkit.batched.exchange.memory import SLOT, BufferPlan, Moment, Rings, RowMemory
 from envkit.batched.exchange.row_checks import refuse_early_part, require_leaves, rows_of
 from envkit.batched.host import ADVANCE, RESET, RESTART, STEP
 from envkit.batched.metadata import EnvMetaData
 from envkit.batched.recovery import Recovery
-from envkit.data.paths import Path, as_key, tensordict_of
+from envkit.data.paths import Key, Path, as_key, tensordict_of
 from envkit.data.plain import from_plain, plain
 from envkit.errors import StaleDataError, WorkerError
 from envkit.specs import TensorSpec
@@ -35,7 +36,7 @@ from envkit.specs.inputs import ActionInput, require_input
 from envkit.transport import Layout, Pool, Traffic
 from envkit.transport.pool import call_by_row
 
-__all__ = ["BufferExchange"]
+__all__ = ["BufferExchange", "RowsInPlace"]
 
 
 class Round(NamedTuple):
@@ -481,3 +482,72 @@ def _runs(metadata: Sequence[EnvMetaData]) -> Iterator[tuple[EnvMetaData, range]
         stop = start + len(list(run))
         yield kinds[kind], range(start, stop)
         start = stop
+
+
+Arrays = dict[Key, np.ndarray]
+
+
+class RowsInPlace:
+    """Advance the rows of a pool; see `envkit.env.runs`.
+
+    Args:
+        exchange: what steps the rows.
+        is_current: says whether the env still delivers what ``exchange`` holds, on the CPU.
+        may_lose: rows may be lost, and are told then by what was known of them before the step.
+    """
+
+    def __init__(self, exchange: BufferExchange, is_current: Callable[[], bool], *, may_lose: bool):
+        self._exchange, self._may_lose = exchange, may_lose
+        self.is_current = is_current
+        self._moments: dict[int, tuple[Arrays, Arrays]] = {}
+
+    @staticmethod
+    def can_show(exchange: BufferExchange) -> bool:
+        """Say whether NumPy knows the dtypes of all entries."""
+        regions = (*exchange.inputs, *exchange.roots, *exchange.nexts)
+        return all(rows.dtype != torch.bfloat16 for region in regions for rows in region.values())
+
+    def root(self) -> TensorDict:
+        """Give what is known now, as a TensorDict of its own."""
+        return self._exchange.newest()
+
+    def advance(
+        self, actions: Mapping[Path, torch.Tensor | np.ndarray], mask: np.ndarray | None
+    ) -> tuple[Arrays, Arrays]:
+        """Step the rows of a mask (None: all), and reset those that end; gives `next` and the root that follows.
+
+        Idle rows show in `next` what their root holds, with reward 0. Their values in ``actions`` may be anything.
+
+        Raises:
+            InputError: (a ValueError) an action is none of the spec; nothing has moved then.
+            WorkerError: a worker failed, and may not be restarted.
+        """
+        exchange = self._exchange
+        if mask is not None and mask.all():
+            mask = None
+        root = self.root() if self._may_lose or exchange.has_lost else None
+        rows = exchange.fill(actions, None if mask is None else torch.from_numpy(mask))
+        exchange.wait(exchange.wake(root, rows, advance=True))
+        following, fresh = self._at(exchange.slot)
+        if mask is not None:
+            self._keep_idle(following, fresh, np.flatnonzero(~mask))
+        return following, fresh
+
+    def _keep_idle(self, following: Arrays, root: Arrays, idle: np.ndarray) -> None:
+        # Where `next` is newest already, it holds what the root would.
+        at_root = idle[~self._exchange.newest_is_next[idle]]
+        for key, made in following.items():
+            if key in root:
+                made[at_root] = root[key][at_root]
+            else:
+                made[idle] = 0  # rewards
+
+    def _at(self, slot: int) -> tuple[Arrays, Arrays]:
+        if slot not in self._moments:
+            exchange = self._exchange
+            self._moments[slot] = _arrays(exchange.nexts[slot]), _arrays(exchange.roots[slot + 1])
+        return self._moments[slot]
+
+
+def _arrays(region: Mapping[Path, torch.Tensor]) -> Arrays:
+    return {as_key(path): rows.numpy() for path, rows in region.items()}

@@ -9,7 +9,7 @@ those of each env stepping by itself, to the bit (`tests/batched/test_transforms
 Conventions
     row        global row number; index: its place among the rows of this host.
     inner      what the env inside shows; shown: what is seen of it through the transforms.
-    root, next regions of shared memory, arrays of shape (slots, rows, *leaf), see `envkit.batched.exchange.buffers`.
+    root, next regions of shared memory, arrays of shape (slots, rows, *leaf), see `envkit.batched.exchange.memory`.
     own memory of this host for inner leaves that are shown otherwise, or not at all: one moment of it.
     settings   attributes of a transform. Numbers and tensors that it calls `constants` are read at every
                step; what else it is set to counts as it was when rows were bound.

@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from envkit.batched.async_pool import AsyncEnvPool
-from envkit.batched.exchange.buffers import SLOT, BufferPlan
+from envkit.batched.exchange.memory import SLOT, BufferPlan
 from envkit.batched.host import ADVANCE, BUILDING, COMMAND_NAMES, RESET, RESTART, Maker
 from envkit.batched.metadata import EnvMetaData
 from envkit.data.keywords import known_to, refuse_unknown

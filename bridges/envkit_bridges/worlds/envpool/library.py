@@ -405,7 +405,7 @@ class PoolMemory:
 
     Args:
         observed, acted: codecs of one row.
-        inputs, roots, nexts: arrays of shape (slots, rows, *leaf) by path, see `envkit.batched.exchange.buffers`.
+        inputs, roots, nexts: arrays of shape (slots, rows, *leaf) by path, see `envkit.batched.exchange.memory`.
     """
 
     def __init__(self, observed: Codec, acted: Codec, inputs: Arrays, roots: Arrays, nexts: Arrays):

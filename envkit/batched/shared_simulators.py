@@ -1,4 +1,4 @@
-"""No two rows of a batch share an env or a simulator: a step of one would move the other."""
+"""Refuse rows of a batch that share an env or a simulator: a step of one would move the other."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 from envkit.env.base import EnvBase
 from envkit.errors import SharedEnvError
 
-__all__ = ["Apart"]
+__all__ = ["SimulatorOwners"]
 
 
-class Apart:
+class SimulatorOwners:
     """The envs and simulators that rows of this process have, by identity; a copy of this is empty."""
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class Apart:
             self._owners[id(moved)] = row, _reference(moved)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Apart, ()
+        return SimulatorOwners, ()
 
 
 def _reference(moved: object) -> Any:
