@@ -121,7 +121,7 @@ def test_the_roots_hold_few_modules_and_folders_say_the_rest():
     }
 
     assert len(of_envkit) <= 8
-    assert of_bridges == {"dlpack", "figures", "libraries", "offscreen"}
+    assert of_bridges == {"dlpack", "libraries", "offscreen"}
     assert {"jax", "gym", "policy", "worlds", "exports"} <= folders
 
 

@@ -17,7 +17,7 @@ from envkit.cli.app import main
 from envkit.demo import job
 from envkit.demo.display import TrainingBar, announcements_said, curves_figure
 from envkit.demo.ppo import PPO, Actor, Normalizer, PPOConfig
-from envkit.specs.devices import as_device
+from envkit.specs.annotations import as_device
 
 
 def transitions(rewards, terminated, truncated):

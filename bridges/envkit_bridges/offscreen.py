@@ -6,7 +6,8 @@ that is installed may fail as well, and PyOpenGL, once imported for one backend,
 process. So each backend is tried in a process of its own, which draws a picture, and the first that succeeds is
 written into ``MUJOCO_GL``, where processes that are started later find it.
 
-This module alone decides that. It knows no envs.
+This module alone decides that. It knows no envs. `in_memory` takes what a library draws with matplotlib, as arrays: no
+window opens either.
 
 Conventions
     backend  value of ``MUJOCO_GL``: "egl" (graphics card, or Mesa on the CPU), "osmesa" (CPU), "glfw", ...
@@ -14,16 +15,20 @@ Conventions
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import subprocess
 import sys
 import threading
+from collections.abc import Callable, Iterator
+
+import numpy as np
 
 from envkit.errors import RenderingError
 from envkit_bridges.libraries import require
 
-__all__ = ["CURE", "be_silent", "failure_of", "is_chosen", "prepare"]
+__all__ = ["CURE", "be_silent", "failure_of", "in_memory", "is_chosen", "prepare"]
 
 CURE = (
     "Install Mesa's software renderer (Debian, Ubuntu: apt-get install libosmesa6), or a driver with EGL; "
@@ -135,3 +140,32 @@ def _use(backend: str) -> None:
             f"MuJoCo renders here with {backend!r}, but not in this process ({error}): PyOpenGL was imported for "
             f"another backend before. Set MUJOCO_GL={backend} before Python is started."
         ) from error
+
+
+@contextlib.contextmanager
+def in_memory() -> Iterator[Callable[[], np.ndarray]]:
+    """Have pyplot draw into memory, and give a function that reads its current figure as a frame.
+
+    Figures that are made inside are closed at the end; the user's own figures and backend stay.
+
+    Raises:
+        MissingLibraryError: (an ImportError) matplotlib is not installed.
+    """
+    pyplot = require("matplotlib.pyplot")
+    backend, is_interactive = require("matplotlib").get_backend(), pyplot.isinteractive()
+    before = set(pyplot.get_fignums())
+
+    def frame() -> np.ndarray:
+        canvas = pyplot.gcf().canvas
+        canvas.draw()
+        return np.asarray(canvas.buffer_rgba())[..., :3].copy()
+
+    pyplot.switch_backend("Agg")
+    pyplot.ion()  # else libraries show their figures, which Agg cannot
+    try:
+        yield frame
+    finally:
+        for number in set(pyplot.get_fignums()) - before:
+            pyplot.close(number)
+        pyplot.switch_backend(backend)
+        pyplot.interactive(is_interactive)

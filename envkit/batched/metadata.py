@@ -20,8 +20,7 @@ from envkit.data.transition import leaves, skipped_next
 from envkit.env.base import EnvBase
 from envkit.errors import EmptySpecError
 from envkit.specs import Composite, TensorSpec, check_no_exclusive_keys, exclusive_paths
-from envkit.specs.annotations import AxisIndex, Device
-from envkit.specs.devices import as_device
+from envkit.specs.annotations import AxisIndex, Device, as_device
 from envkit.specs.inputs import ActionInput, action_inputs
 from envkit.specs.stacks import refuse_ragged
 

@@ -55,8 +55,7 @@ from envkit.errors import (
     SpecError,
 )
 from envkit.specs import Composite, Unbounded
-from envkit.specs.annotations import Destination, Device, EnvData
-from envkit.specs.devices import destination, require_memory
+from envkit.specs.annotations import Destination, Device, EnvData, destination, require_memory
 from envkit.specs.inputs import counted_from
 
 __all__ = ["MixedEnv"]

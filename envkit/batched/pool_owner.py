@@ -43,8 +43,7 @@ from envkit.env.declared import OUTPUTS
 from envkit.env.html import Told
 from envkit.errors import ClosedEnvError, ReadOnlyError, StartedError
 from envkit.specs import Composite
-from envkit.specs.annotations import Destination
-from envkit.specs.devices import destination, require_memory
+from envkit.specs.annotations import Destination, destination, require_memory
 from envkit.transport import Pool
 
 __all__ = ["PoolOwner"]

@@ -27,8 +27,7 @@ from envkit.errors import (
     PolicyError,
 )
 from envkit.lazy_imports import late
-from envkit.specs.annotations import Device
-from envkit.specs.devices import as_device
+from envkit.specs.annotations import Device, as_device
 
 __all__ = [
     "CollectorOptions",

@@ -19,7 +19,7 @@ from envkit.data.paths import Key, Path, as_key, as_path
 from envkit.data.transition import choose_leaf, drop_private, leaves
 from envkit.errors import PrimerError
 from envkit.specs import Composite
-from envkit.specs.devices import reading_waits
+from envkit.specs.annotations import reading_waits
 
 __all__ = [
     "any_done",

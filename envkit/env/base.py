@@ -40,8 +40,7 @@ from envkit.env.stepping import Stepping
 from envkit.env.thread_lock import InUse
 from envkit.errors import ClosedEnvError, NotCallableError
 from envkit.lazy_imports import late
-from envkit.specs.annotations import Destination, Device, EnvData
-from envkit.specs.devices import as_device, destination
+from envkit.specs.annotations import Destination, Device, EnvData, as_device, destination
 
 __all__ = ["EnvBase", "OutputLeaf"]
 

@@ -44,7 +44,7 @@ from envkit.errors import (
     SpecTypeError,
 )
 from envkit.specs import Composite, exclusive_paths
-from envkit.specs.devices import reading_waits
+from envkit.specs.annotations import reading_waits
 
 __all__ = ["OutputChecks", "OutputLeaf", "Scalar", "SpecTable", "levels_of"]
 

@@ -33,8 +33,7 @@ from envkit.errors import (
     UnknownStateError,
 )
 from envkit.specs import Categorical, Composite, NonTensor, Unbounded
-from envkit.specs.annotations import Device, EnvData
-from envkit.specs.devices import require_memory
+from envkit.specs.annotations import Device, EnvData, require_memory
 
 __all__ = ["LLMHashingEnv", "Tokenizer"]
 

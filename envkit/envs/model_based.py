@@ -40,8 +40,7 @@ from envkit.errors import (
     UnknownStateError,
 )
 from envkit.specs import Composite, Unbounded
-from envkit.specs.annotations import BatchSize, Device, EnvData
-from envkit.specs.devices import require_memory
+from envkit.specs.annotations import BatchSize, Device, EnvData, require_memory
 from envkit.transforms.core.base import Keys, Transform
 
 __all__ = ["DreamerDecoder", "DreamerEnv", "ImaginedEnv", "ModelBasedEnvBase", "WorldModelEnv"]

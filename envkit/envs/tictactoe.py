@@ -21,8 +21,7 @@ from envkit.env.options import EnvOptions
 from envkit.envs.base import SeededEnv
 from envkit.errors import InputError
 from envkit.specs import Categorical, Composite, Unbounded
-from envkit.specs.annotations import Device
-from envkit.specs.devices import require_memory
+from envkit.specs.annotations import Device, require_memory
 
 __all__ = ["TicTacToeEnv"]
 

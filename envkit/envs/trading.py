@@ -19,13 +19,11 @@ from tensordict import TensorDict, TensorDictBase
 
 from envkit.data.arguments import as_batch_size, as_int, as_number
 from envkit.env.options import EnvOptions
-from envkit.envs.base import SeededEnv
-from envkit.envs.parameters import default_parameters, parameter_specs, parameters_in
+from envkit.envs.base import SeededEnv, default_parameters, parameter_specs, parameters_in
 from envkit.errors import InputError
 from envkit.rules import DONE_LEAVES
 from envkit.specs import Binary, Categorical, Composite, Unbounded
-from envkit.specs.annotations import BatchSize, Device, EnvData
-from envkit.specs.devices import as_device, require_memory
+from envkit.specs.annotations import BatchSize, Device, EnvData, as_device, require_memory
 
 __all__ = ["FinancialRegimeEnv"]
 

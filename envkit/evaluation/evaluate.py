@@ -41,8 +41,7 @@ from envkit.errors import (
     MissingKeyError,
     RolloutError,
 )
-from envkit.evaluation.outcome import Comparison, Evaluation
-from envkit.evaluation.stats import Agents, checked_agents, one_number
+from envkit.evaluation.outcome import Agents, Comparison, Evaluation, checked_agents, one_number
 
 __all__ = ["Tally", "evaluate"]
 

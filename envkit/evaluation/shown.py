@@ -15,7 +15,7 @@ from tensordict import TensorDictBase
 
 from envkit.data.arguments import require_tensordict
 from envkit.data.transition import leaves
-from envkit.evaluation.stats import EpisodeStats, episode_stats
+from envkit.evaluation.outcome import EpisodeStats, episode_stats
 
 __all__ = [
     "ShownRollout",

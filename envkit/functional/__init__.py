@@ -4,14 +4,15 @@ This package knows JAX and not torch. Write `reset` and `step` for ONE environme
 here is traceable and waits for one outer ``jit``.
 """
 
-from envkit.functional.autoreset import (
+from envkit.functional.batch import (
+    BatchedEnv,
     EpisodeState,
     Episodic,
     Origin,
     ResetMode,
     restart_where,
+    row_keys,
 )
-from envkit.functional.batch import BatchedEnv, row_keys
 from envkit.functional.core import (
     EnvWrapper,
     ModelledEnv,

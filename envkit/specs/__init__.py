@@ -25,7 +25,7 @@ from envkit.specs.leaves.boxes import (
     UnboundedDiscrete,
 )
 from envkit.specs.leaves.choices import Categorical, MultiCategorical, MultiOneHot, OneHot
-from envkit.specs.leaves.domains import (
+from envkit.specs.leaves.leaf import (
     BinaryBox,
     BoxList,
     CategoricalBox,

@@ -1,8 +1,10 @@
-"""What the arguments of specs and envs may be, and what an env hands out: the names that annotations use.
+"""What the arguments of specs and envs may be, what an env hands out, and which device an argument names.
 
 tensordict ships no types that a checker can follow to the end: one base class of `TensorDictBase` stays
 unknown, so any attribute of it passes, and it passes for any other class. `EnvData` names what only a
 tensor has. At run time it is `TensorDictBase`.
+
+It knows torch's devices alone; where the programs of JAX run is `envkit_bridges.dlpack`'s to say.
 """
 
 from __future__ import annotations
@@ -16,6 +18,8 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
+from envkit.errors import ArgumentError, ArgumentTypeError, DeviceNameError
+
 __all__ = [
     "AxisIndex",
     "BatchSize",
@@ -28,6 +32,11 @@ __all__ = [
     "Place",
     "Shape",
     "Value",
+    "as_device",
+    "destination",
+    "reading_waits",
+    "require_memory",
+    "require_numbers",
 ]
 
 Path = tuple[str, ...]
@@ -95,3 +104,92 @@ if TYPE_CHECKING:
 
 else:
     EnvData = TensorDictBase
+
+
+def as_device(device: Device | None) -> torch.device:
+    """Name one device exactly; ``None`` means ``cpu`` and ``"cuda"`` the current CUDA device.
+
+    So "cuda" and "cuda:0" are equal wherever devices are compared. Where there is no card, "cuda" is the first.
+
+    Raises:
+        DeviceNameError: (a ValueError and a RuntimeError) torch knows no device of that name.
+        ArgumentTypeError: (a TypeError) it is nothing that names a device.
+    """
+    try:
+        device = torch.device("cpu" if device is None else device)
+    except RuntimeError as error:
+        raise _unknown(device) from error
+    except TypeError as error:
+        raise ArgumentTypeError(
+            f"device is {device!r}, of type {type(device).__name__}, but must be a torch.device or its name. "
+            "Pass 'cpu', 'cuda', or one of several cards: 'cuda:1'."
+        ) from error
+    if device.type == "cuda" and device.index is None:
+        index = torch.cuda.current_device() if torch.cuda.is_available() else 0
+        return torch.device("cuda", index)
+    return device
+
+
+def destination(*args: Any, **kwargs: Any) -> torch.device | None:
+    """Read the device from what ``torch.nn.Module.to`` takes, named exactly; None where it says none.
+
+    Raises:
+        DeviceNameError: (a ValueError and a RuntimeError) torch knows no device of that name.
+    """
+    try:
+        device, *_ = torch._C._nn._parse_to(*args, **kwargs)  # type: ignore[attr-defined]
+    except RuntimeError as error:
+        raise _unknown(kwargs.get("device", args[0] if args else None)) from error
+    return None if device is None else as_device(device)
+
+
+def _unknown(device: object) -> DeviceNameError:
+    return DeviceNameError(
+        f"device is {device!r}, which torch knows no device by. Pass 'cpu', 'cuda', or one of several cards: 'cuda:1'."
+    )
+
+
+def reading_waits(tensor: torch.Tensor) -> bool:
+    """Say whether the host waits for a device where it reads a tensor's values."""
+    return not tensor.is_cpu
+
+
+def require_numbers(device: torch.device, spec: object, *given: object) -> None:
+    """Check that a device holds the numbers that a spec is described by, and that they are there to be read.
+
+    Raises:
+        ArgumentError: (a ValueError) it is the meta device, or a number that was given is on it.
+    """
+    if device.type == "meta" or any(isinstance(one, torch.Tensor) and one.is_meta for one in given):
+        raise ArgumentError(
+            f"{type(spec).__name__} was given the meta device, which holds no data, but it is described by numbers that "
+            "are read. Make it on 'cpu' or an accelerator."
+        )
+
+
+def require_memory(device: torch.device | None, owner: str) -> None:
+    """Check that what an env gives can be delivered to a device.
+
+    Raises:
+        ArgumentError: (a ValueError) it is the meta device, which holds no data.
+        DeviceNameError: (a ValueError and a RuntimeError) it is a card that torch does not see.
+    """
+    if device is None:
+        return
+    if device.type == "meta":
+        raise ArgumentError(
+            f"{owner} was given the meta device, which holds no data, so nothing that it gives could be read. Pass "
+            "'cpu' or an accelerator."
+        )
+    if device.type != "cuda":
+        return
+    seen = torch.cuda.device_count()
+    if not seen:
+        raise DeviceNameError(
+            f"{owner} was given {str(device)!r}, but torch sees no card: this installation of it, or this machine, "
+            "has no CUDA. Use device='cpu', or install torch for CUDA."
+        )
+    if device.index >= seen:
+        raise DeviceNameError(
+            f"{owner} was given {str(device)!r}, but torch sees {seen} card(s). Use one of 'cuda:0' to 'cuda:{seen - 1}'."
+        )

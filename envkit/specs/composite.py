@@ -22,10 +22,9 @@ from torch import Generator, Tensor
 
 from envkit.errors import SpecError, SpecTypeError
 from envkit.specs import shapes
-from envkit.specs.annotations import Device, Key, Place, Shape
+from envkit.specs.annotations import Device, Key, Place, Shape, as_device
 from envkit.specs.base import TensorSpec
-from envkit.specs.devices import as_device
-from envkit.specs.leaves.order import digits
+from envkit.specs.leaves.leaf import digits
 from envkit.specs.shapes import Names, ShapeOp, as_shape, lead
 from envkit.specs.trees import Branch, Child, at_entry
 

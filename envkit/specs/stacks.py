@@ -34,8 +34,7 @@ from envkit.errors import (
 from envkit.specs.annotations import Key, Numbers, Place, Shape, Value
 from envkit.specs.base import TensorSpec
 from envkit.specs.composite import Composite
-from envkit.specs.leaves.domains import BoxList
-from envkit.specs.leaves.order import digits
+from envkit.specs.leaves.leaf import BoxList, digits
 from envkit.specs.shapes import Expand, Index, Reshape, ShapeOp, lead, names_after
 from envkit.specs.trees import Child, as_path, at_member, is_key
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from tensordict import TensorDictBase
+from tensordict import TensorDict, TensorDictBase
 
+from envkit import rules
+from envkit.data.arguments import as_bool
+from envkit.errors import ArgumentError, PlacementError
 from envkit.specs import Composite, TensorSpec
-from envkit.specs.annotations import Place
-from envkit.specs.devices import as_device, require_memory
+from envkit.specs.annotations import Place, as_device, require_memory
 from envkit.transforms.core.base import Keys, Transform, editable
 from envkit.transforms.core.leafwise import LeafTransform
 
-__all__ = ["DeviceCastTransform", "PinMemoryTransform"]
+__all__ = ["BatchSizeTransform", "DeviceCastTransform", "PinMemoryTransform"]
 
 
 class DeviceCastTransform(LeafTransform):
@@ -113,3 +116,115 @@ class PinMemoryTransform(Transform):
 
     def _reset(self, td: TensorDictBase, td_reset: TensorDictBase) -> TensorDictBase:
         return self._call(td_reset)
+
+
+class BatchSizeTransform(Transform):
+    """Give an env another batch size: one that steps any batch, or any env by other axes of the same rows.
+
+    Args:
+        batch_size: that of an env which accepts any; ends with the env's own. Such an env is asked to reset that
+            many rows.
+        reshape_fn: function that views data, and specs, in other batch axes: ``reshape``, ``flatten``,
+            ``unflatten``, ``squeeze`` and ``unsqueeze`` of the rows in their order.
+        reset_func: function ``(given, root)`` that makes the root of ``batch_size`` of what a reset of the env
+            without rows gives.
+        env_kwarg: call it with ``env=`` as well, the env with its transforms.
+
+    Raises:
+        ArgumentError: (a ValueError) both ``batch_size`` and ``reshape_fn`` are given, or neither.
+        PlacementError: (a RuntimeError and a ValueError) when specs are read: the env is fixed to its batch
+            size, or ``batch_size`` does not end with that of the env, or other transforms stand before the one
+            that reshapes.
+    """
+
+    _in_repr = ("batch_size", "reshape_fn")
+
+    def __init__(
+        self,
+        *,
+        batch_size: Sequence[int] | None = None,
+        reshape_fn: Callable[[Any], Any] | None = None,
+        reset_func: Callable[..., TensorDictBase] | None = None,
+        env_kwarg: bool = False,
+    ):
+        super().__init__()
+        if (batch_size is None) == (reshape_fn is None):
+            raise ArgumentError(
+                f"BatchSizeTransform has batch_size={batch_size} and reshape_fn={reshape_fn}. Pass one of them."
+            )
+        self.batch_size = None if batch_size is None else torch.Size(batch_size)
+        self.reshape_fn = reshape_fn
+        self.reset_func = reset_func
+        self.env_kwarg = as_bool("env_kwarg", env_kwarg)
+
+    # ---------------------------------------------------------------------------------------- calls
+
+    def _call(self, next_td: TensorDictBase) -> TensorDictBase:
+        return next_td if self.reshape_fn is None else self.reshape_fn(next_td)
+
+    def _inv_call(self, td: TensorDictBase) -> TensorDictBase:
+        env = self.parent
+        if self.reshape_fn is None or env is None:
+            return td
+        return td.reshape(env.batch_size)
+
+    def _reset_env_preprocess(self, td: TensorDictBase) -> TensorDictBase:
+        if self.reshape_fn is not None:
+            return self._inv_call(td)
+        if self.reset_func is None or self.parent is None:
+            return td
+        if td.get(rules.RESET, None) is not None:
+            return td
+        return TensorDict({}, batch_size=self.parent.batch_size, device=td.device)
+
+    def _reset(self, td: TensorDictBase, td_reset: TensorDictBase) -> TensorDictBase:
+        if self.reset_func is not None:
+            env = {"env": self.container} if self.env_kwarg else {}
+            return self.reset_func(td, td_reset, **env)
+        if self.batch_size is not None and td_reset.batch_size != self.batch_size:
+            return td_reset.expand(self.batch_size).clone()
+        return self._call(td_reset)
+
+    # --------------------------------------------------------------------------------------- specs
+
+    def transform_env_batch_size(self, batch_size: torch.Size) -> torch.Size:
+        if self.batch_size is not None:
+            return self.batch_size
+        assert self.reshape_fn is not None
+        return self.reshape_fn(torch.zeros(batch_size)).shape
+
+    def _reshaped(self, specs: Composite) -> Composite:
+        self._require_fit()
+        if self.batch_size is not None:
+            return specs.expand(self.batch_size)
+        assert self.reshape_fn is not None
+        return self.reshape_fn(specs)
+
+    def _require_fit(self) -> None:
+        env, container = self.parent, self.container
+        assert env is not None and container is not None
+        if self.batch_size is None:
+            if not container.steps_first(self):
+                raise PlacementError(
+                    "BatchSizeTransform(reshape_fn=...) must be the first transform: those before it would be "
+                    "shown masks of other axes than their data. Put it first."
+                )
+            return
+        if env.batch_locked:
+            raise PlacementError(
+                f"{type(env.base_env).__name__} steps batches of size {tuple(env.batch_size)} only, and cannot be given "
+                f"batch_size={tuple(self.batch_size)}. Use SerialEnv or ParallelEnv for more rows, or reshape_fn= "
+                "for other axes of the same ones."
+            )
+        ndim = len(env.batch_size)
+        if ndim and self.batch_size[-ndim:] != env.batch_size:
+            raise PlacementError(
+                f"batch_size is {tuple(self.batch_size)}, but must end with that of the env, "
+                f"{tuple(env.batch_size)}."
+            )
+
+    def transform_input_spec(self, input_spec: Composite) -> Composite:
+        return self._reshaped(input_spec)
+
+    def transform_output_spec(self, output_spec: Composite) -> Composite:
+        return self._reshaped(output_spec)

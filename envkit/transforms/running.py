@@ -41,7 +41,7 @@ from envkit.transforms.core.coupled import (
 from envkit.transforms.core.fusable import MomentTransform
 from envkit.transforms.core.leafwise import ArrayTransform, as_float, float_leaf, require_regular
 from envkit.transforms.episodes import EpisodeTransform
-from envkit.transforms.normalise import ObservationNorm
+from envkit.transforms.values import ObservationNorm
 
 __all__ = ["VecNorm", "VecNormV2"]
 

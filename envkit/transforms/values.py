@@ -1,22 +1,38 @@
-"""Values in another dtype, range or meaning: cast, clipped, reduced to signs, summed.
+"""Values in another dtype, range or meaning: cast, clipped, shifted and scaled, reduced to signs, summed.
 
 Each of these transforms works on the elements of one entry, needs no other row, and remembers nothing;
-`elementwise` does the arithmetic.
+`elementwise` does the arithmetic. The numbers of a scale are given, or measured once; `running` keeps measuring.
+
+Conventions
+    scaled        ``value * scale + loc``.
+    standardised  ``(value - loc) / scale``, asked for by ``standard_normal=True``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from tensordict import TensorDictBase
+from torch import nn
 
 from envkit.arrays import elementwise
-from envkit.arrays.elementwise import dtype_named
-from envkit.data.paths import Key, as_key
+from envkit.arrays.elementwise import dtype_name, dtype_named
+from envkit.data.arguments import as_bool
+from envkit.data.inference import lasting
+from envkit.data.paths import Key, as_key, as_path
 from envkit.data.transition import leaves
-from envkit.errors import ArgumentError, ArgumentTypeError, SpecError, UnsupportedError
+from envkit.env.base import EnvBase
+from envkit.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    MissingKeyError,
+    NoParentError,
+    SpecError,
+    StatisticsError,
+    UnsupportedError,
+)
 from envkit.specs import (
     Binary,
     Bounded,
@@ -26,7 +42,6 @@ from envkit.specs import (
     Unbounded,
 )
 from envkit.transforms.core.base import Keys, Transform
-from envkit.transforms.core.fusable import dtype_name
 from envkit.transforms.core.leafwise import (
     OUTPUTS,
     ArrayTransform,
@@ -41,11 +56,14 @@ __all__ = [
     "DTypeCastTransform",
     "DoubleToFloat",
     "LineariseRewards",
+    "ObservationNorm",
     "RewardClipping",
+    "RewardScaling",
     "SignTransform",
     "SuccessReward",
+    "as_buffer",
+    "make_room",
 ]
-
 
 # --------------------------------------------------------------------------------------------- cast
 
@@ -382,3 +400,292 @@ class SuccessReward(Transform):
         reward = Bounded(*ends, leaf.shape, leaf.device, torch.float32)
         output_spec["full_reward_spec"][self.out_keys[0]] = reward
         return output_spec
+
+
+# -------------------------------------------------------------------------------------------- scale
+
+Number = float | torch.Tensor
+
+
+class _Affine(ArrayTransform):
+    """Base of transforms by a fixed ``loc`` and ``scale``, buffers that broadcast to the values."""
+
+    loc: torch.Tensor | None
+    scale: torch.Tensor | None
+    standard_normal: bool
+
+    def _numbers(self) -> tuple[torch.Tensor, torch.Tensor]:
+        assert self.loc is not None and self.scale is not None
+        return self.loc, self.scale
+
+    def constants(self) -> dict[str, Any]:
+        loc, scale = self._numbers()
+        return {"loc": loc, "scale": scale}
+
+    def _changed(self, value: Any, constants: Mapping[str, Any], batch_dims: int) -> Any:
+        change = elementwise.standardised if self.standard_normal else elementwise.scaled
+        return change(value, constants["loc"], constants["scale"])
+
+    def _inv_apply_transform(self, value: torch.Tensor) -> torch.Tensor:
+        change = elementwise.scaled if self.standard_normal else elementwise.standardised
+        return change(value, *self._numbers())
+
+    def _leaf_after(self, leaf: TensorSpec) -> TensorSpec:
+        return image_of(leaf, self._apply_transform)
+
+    _leaf_before = _leaf_after
+
+
+def make_room(
+    module: nn.Module, names: Sequence[str], state_dict: Mapping[str, Any], prefix: str
+) -> None:
+    """Give buffers the shapes of what is about to be loaded: torch loads into those that are there, of one shape."""
+    for name in names:
+        loaded, own = state_dict.get(prefix + name), getattr(module, name)
+        if loaded is not None and (own is None or own.shape != loaded.shape):
+            setattr(module, name, torch.empty_like(loaded))
+
+
+def as_buffer(number: Number) -> torch.Tensor:
+    """Write a number as a tensor of the default dtype; a tensor as a copy without gradient."""
+    if isinstance(number, torch.Tensor):
+        return number.detach().clone()
+    return torch.tensor(number, dtype=torch.get_default_dtype())
+
+
+class RewardScaling(_Affine):
+    """Compute ``reward * scale + loc``, or ``(reward - loc) / scale``.
+
+    Args:
+        loc, scale: numbers, or tensors that broadcast to the reward.
+        in_keys: rewards; ``"reward"`` by default.
+        out_keys: where they go; in place by default.
+        standard_normal: compute the second form.
+    """
+
+    def __init__(
+        self,
+        loc: Number,
+        scale: Number,
+        in_keys: Keys = None,
+        out_keys: Keys = None,
+        standard_normal: bool = False,
+    ):
+        super().__init__("reward" if in_keys is None else in_keys, out_keys)
+        self.register_buffer("loc", as_buffer(loc))
+        self.register_buffer("scale", as_buffer(scale))
+        self.standard_normal = as_bool("standard_normal", standard_normal)
+
+    def extra_repr(self) -> str:
+        return f"loc={self.loc}, scale={self.scale}, standard_normal={self.standard_normal}"
+
+
+class ObservationNorm(_Affine):
+    """Compute ``observation * scale + loc``, or ``(observation - loc) / scale``.
+
+    Without numbers, `init_stats` measures them once, before the env is used.
+
+    Args:
+        loc, scale: numbers, or tensors that broadcast to the values; both or none.
+        in_keys, out_keys: entries the env gives, all by the same numbers.
+        in_keys_inv, out_keys_inv: entries the env takes: the user gives normalised ones.
+        standard_normal: compute the second form.
+        eps: least scale of the second form; 1e-6 by default.
+
+    Raises:
+        ArgumentError: (a ValueError) only one of ``loc`` and ``scale``, or no keys at all.
+        StatisticsError: (a RuntimeError) values or specs are asked for before there are numbers.
+    """
+
+    _in_repr = ("loc", "scale", "standard_normal")
+
+    computes_only = True
+
+    def __init__(
+        self,
+        loc: Number | None = None,
+        scale: Number | None = None,
+        in_keys: Keys = None,
+        out_keys: Keys = None,
+        in_keys_inv: Keys = None,
+        out_keys_inv: Keys = None,
+        standard_normal: bool = False,
+        eps: float | None = None,
+    ):
+        if in_keys is None and in_keys_inv is None:
+            raise ArgumentError("ObservationNorm has no keys. Name the entries with in_keys=.")
+        if (loc is None) != (scale is None):
+            raise ArgumentError(
+                f"ObservationNorm has loc={loc} and scale={scale}. Pass both, or none and call "
+                "init_stats."
+            )
+        super().__init__(in_keys, out_keys, in_keys_inv, out_keys_inv)
+        self.standard_normal = as_bool("standard_normal", standard_normal)
+        self.eps = 1e-6 if eps is None else eps
+        self.register_buffer("loc", None)
+        self.register_buffer("scale", None)
+        if loc is not None and scale is not None:
+            self._fix(as_buffer(loc), as_buffer(scale))
+
+    @lasting()
+    def _fix(self, loc: torch.Tensor, scale: torch.Tensor) -> None:
+        self.loc = loc.clone()
+        self.scale = scale.clamp_min(self.eps) if self.standard_normal else scale.clone()
+
+    @property
+    def initialized(self) -> bool:
+        """Whether there are numbers."""
+        return self.loc is not None
+
+    def _numbers(self) -> tuple[torch.Tensor, torch.Tensor]:
+        if self.loc is None or self.scale is None:
+            raise StatisticsError(
+                f"ObservationNorm of {self.in_keys or self.in_keys_inv} has no loc and scale yet. Pass "
+                "them, load a state dict, or call init_stats(num_iter) on the transform."
+            )
+        return self.loc, self.scale
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        make_room(self, ("loc", "scale"), state_dict, prefix)
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+        self._respecify()
+
+    def _respecify(self) -> None:
+        """Have the specs of the env read again: bounds depend on the numbers."""
+        if self.container is not None:
+            self.container._changed()
+
+    # --------------------------------------------------------------------------------- measurement
+
+    def init_stats(
+        self,
+        num_iter: int,
+        reduce_dim: int | Sequence[int] | None = None,
+        cat_dim: int | None = None,
+        key: Key | None = None,
+        keep_dims: Sequence[int] | None = None,
+    ) -> None:
+        """Measure mean and standard deviation in episodes of random actions, before this transform.
+
+        Args:
+            num_iter: least number of steps, over all envs of the batch.
+            reduce_dim: axes of the recorded data ``(*batch, T, *event)`` that are averaged, negative ones counted from
+                the end; None: all batch axes and time.
+            cat_dim: axis along which episodes are joined, one of ``reduce_dim``; that itself if it is one, and time
+                by default.
+            key: entry that is measured; needed when there are several in_keys.
+            keep_dims: averaged axes that stay, of size one.
+
+        Raises:
+            NoParentError: the transform is in no env.
+            StatisticsError: there are numbers already, several entries and no ``key``, or what was
+                measured is not finite: the entry holds NaN, or one step was taken.
+            MissingKeyError, ArgumentError: ``key``, ``cat_dim`` or ``num_iter`` is wrong, or
+                ``reduce_dim`` leaves out time.
+        """
+        if num_iter < 1:
+            raise ArgumentError(f"num_iter is {num_iter}, but must be 1 or more steps.")
+        given = (reduce_dim,) if isinstance(reduce_dim, int) else reduce_dim
+        refusal = ArgumentError(
+            f"cat_dim is {cat_dim}, but must be one of reduce_dim={reduce_dim}: episodes are joined along "
+            "an axis that is averaged."
+        )
+        is_outside = given is not None and cat_dim is not None and cat_dim not in given
+        if is_outside and min((*(given or ()), cat_dim or 0)) >= 0:  # no env has to be asked
+            raise refusal
+        source = self._measured(key)
+        time, ndim = self._time_axis(source)
+        axes = tuple(axis % ndim for axis in (range(time + 1) if given is None else given))
+        joins = axes[0] if len(axes) == 1 else time
+        joins = joins if cat_dim is None else cat_dim % ndim
+        if joins not in axes:
+            raise refusal
+        data = torch.cat(self._episodes(source, num_iter), joins)
+        if not data.is_floating_point():
+            data = data.to(torch.get_default_dtype())
+        if all(data.shape[axis] == 1 for axis in axes):
+            raise StatisticsError(
+                "init_stats took one step of one row, and a standard deviation takes two numbers; "
+                f"num_iter is {num_iter}. Take more steps."
+            )
+        loc, scale = (
+            _squeezed(number, axes, keep_dims, data.ndim)
+            for number in (data.mean(axes, keepdim=True), data.std(axes, keepdim=True))
+        )
+        self._require_fitting(source, loc, scale, reduce_dim)
+        scale = scale.clamp_min(self.eps)
+        if self.standard_normal:
+            self._fix(loc, scale)
+        else:
+            self._fix(-loc / scale, 1 / scale)
+        self._respecify()
+
+    def _require_fitting(
+        self, key: Key, loc: torch.Tensor, scale: torch.Tensor, reduce_dim: object
+    ) -> None:
+        if not (loc.isfinite().all() and scale.isfinite().all()):
+            raise StatisticsError(
+                f"init_stats measured loc={loc} and scale={scale} of {key!r}, but both must be finite. "
+                "Correct the env if it gives NaN or infinite numbers, or pass loc and scale."
+            )
+        shape = tuple(cast(torch.Tensor, self._stood_in().fake_tensordict().get(key)).shape)
+        if not _stays(loc.shape, shape):
+            raise ArgumentError(
+                f"reduce_dim={reduce_dim} leaves numbers of shape {tuple(loc.shape)}, but {key!r} has "
+                f"shape {shape}. Average over time, axis {self._time_axis(key)[0]}, too."
+            )
+
+    def _measured(self, key: Key | None) -> Key:
+        if self.initialized:
+            raise StatisticsError(
+                f"ObservationNorm has loc={self.loc} and scale={self.scale} already. Build a new one to "
+                "measure again."
+            )
+        keys = self.in_keys or self.in_keys_inv
+        if key is None and len(keys) > 1:
+            raise StatisticsError(
+                f"ObservationNorm normalises {keys}. Say which one is measured with key=."
+            )
+        source = keys[0] if key is None else as_key(as_path(key))
+        if source not in keys:
+            raise MissingKeyError(f"key is {source!r}, but ObservationNorm normalises {keys}.")
+        return source
+
+    def _stood_in(self) -> EnvBase:
+        if self.parent is None:
+            raise NoParentError(
+                "init_stats plays in the environment, but this ObservationNorm is in none. Put it into "
+                "a TransformedEnv first."
+            )
+        return self.parent
+
+    def _time_axis(self, key: Key) -> tuple[int, int]:
+        """Give the axis of time in what a rollout records of an entry, and how many axes that has."""
+        env = self._stood_in()
+        fake = env.fake_tensordict()
+        return fake.batch_dims, cast(torch.Tensor, fake.get(key)).ndim + 1
+
+    def _episodes(self, key: Key, num_iter: int) -> list[torch.Tensor]:
+        env = self._stood_in()
+        episodes, steps = [], 0
+        while steps < num_iter:
+            data = env.rollout(max_steps=num_iter)
+            episodes.append(data.get(key))
+            steps += data.numel()
+        return episodes
+
+
+def _stays(numbers: Sequence[int], shape: tuple[int, ...]) -> bool:
+    """Say whether data of ``shape`` keeps it when it is combined with an array of ``numbers``."""
+    try:
+        return torch.broadcast_shapes(tuple(numbers), shape) == shape
+    except RuntimeError:
+        return False
+
+
+def _squeezed(
+    value: torch.Tensor, axes: Sequence[int], kept: Sequence[int] | None, ndim: int
+) -> torch.Tensor:
+    """Drop averaged axes, but for the kept ones."""
+    stay = {axis % ndim for axis in kept or ()}
+    return value.squeeze(tuple({axis % ndim for axis in axes} - stay))

@@ -24,7 +24,7 @@ from envkit.functional import (
     transition,
     unroll,
 )
-from envkit.functional.autoreset import ON_CARD, ON_HOST, Episodic, reset_rows
+from envkit.functional.batch import ON_CARD, ON_HOST, Episodic, reset_rows
 from tests.zoo.jax_envs import Countdown, NoisyWalk, Pendulum, Zoo
 
 pytestmark = pytest.mark.rounding

@@ -16,7 +16,7 @@ from hypothesis.extra import numpy as hnp
 
 from envkit.errors import KeyCollisionError, StateStructureError
 from envkit.functional import BatchedEnv, StatePacking, TimeLimit, Timestep
-from envkit.functional.autoreset import EpisodeState
+from envkit.functional.batch import EpisodeState
 from envkit_bridges.worlds.brax import BraxCore, import_brax
 from tests.functional.test_batch import begin, same_bits
 from tests.zoo.half import HALF

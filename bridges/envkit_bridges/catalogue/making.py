@@ -18,10 +18,10 @@ from envkit.data.keywords import known_to
 from envkit.env.base import EnvBase
 from envkit.errors import ArgumentError, ArgumentTypeError, OptionError
 from envkit.specs.annotations import Device
-from envkit.transforms.batch import BatchSizeTransform
 from envkit.transforms.core.base import Transform
 from envkit.transforms.core.compose import Compose
 from envkit.transforms.core.env import TransformedEnv
+from envkit.transforms.devices import BatchSizeTransform
 from envkit.transforms.episodes import StepCounter
 from envkit_bridges.catalogue.ids import WORLDS, Found, find
 

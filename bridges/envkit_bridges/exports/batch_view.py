@@ -56,8 +56,8 @@ from envkit.errors import (
 )
 from envkit.specs import Composite, NonTensor, TensorSpec
 from envkit.transforms.core.env import TransformedEnv
-from envkit_bridges.exports.gym_spaces import NO_SPACE, asked_space, shown_space
 from envkit_bridges.exports.painters import draws_states, painter_of, without_transforms
+from envkit_bridges.gym.codecs import NO_SPACE, asked_space, shown_space
 from envkit_bridges.gym.wrapper import GymWrapper
 
 __all__ = ["BatchView"]

@@ -26,8 +26,8 @@ from envkit.errors import ArgumentError, ArgumentTypeError, OptionError
 from envkit.transforms.core.base import Transform
 from envkit.transforms.core.compose import Compose
 from envkit.transforms.core.env import TransformedEnv
-from envkit_bridges.exports.gym_spaces import asked_space, shown_space
 from envkit_bridges.gym.backend import gym_backend, set_gym_backend
+from envkit_bridges.gym.codecs import asked_space, shown_space
 
 __all__ = ["gym_env_of", "register_gym"]
 

@@ -36,10 +36,9 @@ from envkit.errors import ArgumentError, ArgumentTypeError, MissingFileError, Mi
 from envkit.specs import Categorical, MultiCategorical, MultiOneHot, OneHot, TensorSpec
 from envkit.specs.annotations import EnvData
 from envkit_bridges.exports.columns import TEXT, Column, Layout, arrays_of, data_of, read_batches
-from envkit_bridges.exports.gym_spaces import asked_space, shown_space
 from envkit_bridges.exports.hdf5 import append, hdf5_file, quoted
 from envkit_bridges.exports.recovered import env_spec_of, spaces_inside
-from envkit_bridges.gym.codecs import codec_of
+from envkit_bridges.gym.codecs import asked_space, codec_of, shown_space
 from envkit_bridges.libraries import require
 
 __all__ = ["Choice", "from_minari", "to_minari"]

@@ -19,8 +19,7 @@ from tensordict import TensorDictBase, is_non_tensor
 from envkit.data.arguments import as_int, require_tensordict
 from envkit.data.paths import Path, as_path
 from envkit.errors import ArgumentError, MissingKeyError
-from envkit.evaluation.outcome import Evaluation
-from envkit.evaluation.stats import EpisodeStats, episode_stats
+from envkit.evaluation.outcome import EpisodeStats, Evaluation, episode_stats
 from envkit_bridges.libraries import require
 
 if TYPE_CHECKING:

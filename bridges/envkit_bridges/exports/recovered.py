@@ -18,7 +18,7 @@ from envkit.env.base import EnvBase
 from envkit.specs import Composite
 from envkit_bridges.catalogue.making import made_by, make
 from envkit_bridges.exports.gym_registry import gym_env_of
-from envkit_bridges.exports.gym_spaces import NO_SPACE, asked_space, shown_space
+from envkit_bridges.gym.codecs import NO_SPACE, asked_space, shown_space
 from envkit_bridges.gym.wrapper import GymWrapper
 from envkit_bridges.libraries import require
 

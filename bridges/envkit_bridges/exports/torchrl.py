@@ -23,8 +23,7 @@ from envkit.env.seeding import next_seed
 from envkit.errors import ArgumentError, ArgumentTypeError
 from envkit.lazy_imports import is_public
 from envkit.specs import Composite
-from envkit.specs.annotations import Destination
-from envkit.specs.devices import destination
+from envkit.specs.annotations import Destination, destination
 from envkit.specs.stacks import refuse_ragged
 from envkit.transforms.core.base import Transform
 from envkit.transforms.core.compose import as_transform

@@ -63,41 +63,10 @@ def _placed(spec: Any) -> dict[str, Any]:
     return {"shape": spec.shape, "device": spec.device, "dtype": spec.dtype}
 
 
-def _bounded(spec: Any, library: Any) -> Any:
-    low, high = spec.space.low, spec.space.high
-    return library.Bounded(low, high, **_placed(spec), domain=spec.domain)
-
-
-def _unbounded(spec: Any, library: Any) -> Any:
-    return library.Unbounded(**_placed(spec), domain=spec.domain)
-
-
-def _binary(spec: Any, library: Any) -> Any:
-    return library.Binary(**_placed(spec))
-
-
-def _options(name: str) -> _Build:
-    def build(spec: Any, library: Any) -> Any:
-        return getattr(library, name)(spec.n, **_placed(spec), mask=spec.mask)
-
-    return build
-
-
-def _several_options(name: str) -> _Build:
-    def build(spec: Any, library: Any) -> Any:
-        return getattr(library, name)(spec.nvec, **_placed(spec), mask=spec.mask)
-
-    return build
-
-
-def _non_tensor(spec: Any, library: Any) -> Any:
-    return library.NonTensor(
-        shape=spec.shape, device=spec.device, example_data=spec.example_data, batched=spec.batched
+def _options(kind: str, sizes: str) -> _Build:
+    return lambda spec, library: getattr(library, kind)(
+        getattr(spec, sizes), **_placed(spec), mask=spec.mask
     )
-
-
-def _choice(spec: Any, library: Any) -> Any:
-    return library.Choice([_rebuilt(option, library) for option in spec._choices])
 
 
 def _composite(spec: Any, library: Any) -> Any:
@@ -110,14 +79,18 @@ def _composite(spec: Any, library: Any) -> Any:
 
 
 _BUILDERS: dict[str, _Build] = {
-    "Binary": _binary,
-    "OneHot": _options("OneHot"),
-    "Categorical": _options("Categorical"),
-    "MultiOneHot": _several_options("MultiOneHot"),
-    "MultiCategorical": _several_options("MultiCategorical"),
-    "Bounded": _bounded,
-    "Unbounded": _unbounded,
-    "NonTensor": _non_tensor,
-    "Choice": _choice,
+    "Binary": lambda spec, library: library.Binary(**_placed(spec)),
+    **{name: _options(name, "n") for name in ("OneHot", "Categorical")},
+    **{name: _options(name, "nvec") for name in ("MultiOneHot", "MultiCategorical")},
+    "Bounded": lambda spec, library: library.Bounded(
+        spec.space.low, spec.space.high, **_placed(spec), domain=spec.domain
+    ),
+    "Unbounded": lambda spec, library: library.Unbounded(**_placed(spec), domain=spec.domain),
+    "NonTensor": lambda spec, library: library.NonTensor(
+        shape=spec.shape, device=spec.device, example_data=spec.example_data, batched=spec.batched
+    ),
+    "Choice": lambda spec, library: library.Choice(
+        [_rebuilt(option, library) for option in spec._choices]
+    ),
     "Composite": _composite,
 }

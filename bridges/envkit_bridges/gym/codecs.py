@@ -44,7 +44,18 @@ from envkit.specs import (
 from envkit.specs.stacks import stack
 from envkit_bridges.gym.backend import gym_backend, library_of
 
-__all__ = ["Codec", "CopyIn", "codec_at", "codec_of", "holds_numbers", "numpy_dtype", "space_of"]
+__all__ = [
+    "NO_SPACE",
+    "Codec",
+    "CopyIn",
+    "asked_space",
+    "codec_at",
+    "codec_of",
+    "holds_numbers",
+    "numpy_dtype",
+    "shown_space",
+    "space_of",
+]
 
 
 @dataclass(frozen=True)
@@ -864,3 +875,35 @@ def space_of(spec: TensorSpec) -> Any:
     raise SpecError(
         f"{type(spec).__name__} has no gymnasium space. Use Bounded, Unbounded, Binary or one of the choices."
     )
+
+
+NO_SPACE = (torch.bfloat16, torch.complex32, torch.complex64, torch.complex128)
+"""Dtypes that no space of a gym library has."""
+
+
+def shown_space(spec: TensorSpec, spaces: Any) -> Any:
+    """Give the space of what is shown: it contains the arrays a spec holds, shape and dtype."""
+    if isinstance(spec, Composite):
+        members = {name: shown_space(spec[name], spaces) for name in sorted(spec.keys())}
+        return spaces.Dict(members)
+    if spec.dtype == torch.bool:
+        return spaces.MultiBinary(tuple(spec.shape)) if spec.shape else spaces.Discrete(2)
+    if isinstance(spec, Categorical) and spec.shape:
+        dtype = np.dtype(str(spec.dtype).removeprefix("torch."))
+        return spaces.MultiDiscrete(np.full(tuple(spec.shape), spec.n), dtype=dtype)
+    return space_of(spec)
+
+
+def asked_space(spec: TensorSpec, spaces: Any) -> Any:
+    """Give the space of what is asked for: indices where a spec holds one-hot codes."""
+    if isinstance(spec, Composite):
+        members = {name: asked_space(spec[name], spaces) for name in sorted(spec.keys())}
+        return spaces.Dict(members)
+    batch = tuple(spec.shape[:-1])
+    if isinstance(spec, OneHot):
+        return spaces.MultiDiscrete(np.full(batch, spec.n)) if batch else spaces.Discrete(spec.n)
+    if isinstance(spec, MultiOneHot):
+        return spaces.MultiDiscrete(np.broadcast_to(spec.nvec, (*batch, len(spec.nvec))))
+    if isinstance(spec, Binary) or spec.dtype == torch.bool:
+        return spaces.MultiBinary(tuple(spec.shape))
+    return space_of(spec)

@@ -37,8 +37,14 @@ from envkit.errors import (
     ResumeError,
     SpecError,
 )
-from envkit.specs.annotations import Destination, Device, Numbers, Value
-from envkit.specs.devices import destination, require_memory
+from envkit.specs.annotations import (
+    Destination,
+    Device,
+    Numbers,
+    Value,
+    destination,
+    require_memory,
+)
 from envkit.specs.inputs import ActionInput
 from envkit_bridges.gym.info import InfoReading, Outcome, Reader
 from envkit_bridges.gym.rows import repeated, require_flags

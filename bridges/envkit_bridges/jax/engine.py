@@ -30,7 +30,7 @@ from envkit.data.transition import leaves, selected_rows
 from envkit.errors import InputError, MissingKeyError
 from envkit.functional import BatchedEnv
 from envkit.rules import DONE_LEAVES
-from envkit.specs.devices import reading_waits
+from envkit.specs.annotations import reading_waits
 from envkit.specs.inputs import ActionInput, action_inputs
 from envkit.transforms.core.fusable import FusableTransform
 from envkit.transforms.core.memory import memory_of

@@ -47,8 +47,7 @@ from envkit.functional import (
 )
 from envkit.rules import DONE_LEAVES
 from envkit.specs import Composite, Unbounded
-from envkit.specs.annotations import Destination, Device, EnvData
-from envkit.specs.devices import as_device, destination
+from envkit.specs.annotations import Destination, Device, EnvData, as_device, destination
 from envkit.transforms.core.base import Transform
 from envkit.transforms.core.fusable import FusableTransform
 from envkit.transforms.core.memory import memory_of

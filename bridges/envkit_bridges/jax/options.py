@@ -25,7 +25,7 @@ from envkit.functional import (
     StatelessEnv,
     TimeLimit,
 )
-from envkit.functional.autoreset import ALL_ON_CARD, ALL_ON_HOST, ON_CARD, ON_HOST, Chunks
+from envkit.functional.batch import ALL_ON_CARD, ALL_ON_HOST, ON_CARD, ON_HOST, Chunks
 
 __all__ = [
     "JaxOptions",

@@ -23,10 +23,10 @@ from envkit.data.keywords import Default
 from envkit.errors import ArgumentError, ArgumentTypeError, SpecTypeError, UnsupportedError
 from envkit.functional import Box, Discrete, Timestep, WrapperState
 from envkit.specs.annotations import Device
-from envkit_bridges.figures import in_memory
 from envkit_bridges.jax.options import JaxOptions
 from envkit_bridges.jax.simulator import SimulatorCore, SimulatorEnv
 from envkit_bridges.libraries import EnvNames, fetched, quietly, require, require_name
+from envkit_bridges.offscreen import in_memory
 
 __all__ = ["GymnaxCore", "GymnaxEnv", "GymnaxWrapper", "build", "env_names", "fetching_names"]
 

@@ -28,8 +28,7 @@ from envkit.batched.metadata import EnvMetaData
 from envkit.data.paths import Path, as_key, tensordict_of
 from envkit.data.transition import keep_unstepped
 from envkit.errors import InputError, WorkerError
-from envkit.specs.inputs import require_input
-from envkit.specs.membership import has_array
+from envkit.specs.inputs import has_array, require_input
 from envkit.transport import Job, Pool
 
 __all__ = ["BufferJobs", "JobKind", "Leaves", "Outcome", "TensorDictJobs"]

@@ -32,7 +32,7 @@ from envkit.data.paths import Axes, Path, as_key, node_of, shaped
 from envkit.errors import SpecError
 from envkit.rules import RESET, STEP
 from envkit.specs import TensorSpec
-from envkit.specs.membership import has_array
+from envkit.specs.inputs import has_array
 from envkit.transport import Field
 
 __all__ = ["SLOT", "BufferPlan", "Leaves", "Moment", "Rings", "RowMemory", "can_wait"]

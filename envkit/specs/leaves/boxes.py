@@ -18,12 +18,12 @@ from torch import Generator, Tensor
 from torch.compiler import is_compiling
 
 from envkit.errors import SpecError
-from envkit.specs.annotations import Device, Numbers, Shape
+from envkit.specs.annotations import Device, Numbers, Shape, as_device, require_numbers
 from envkit.specs.base import TensorSpec, require_dtype
-from envkit.specs.devices import as_device, require_numbers
-from envkit.specs.leaves.domains import BinaryBox, ContinuousBox
-from envkit.specs.leaves.leaf import LeafSpec
-from envkit.specs.leaves.order import (
+from envkit.specs.leaves.leaf import (
+    BinaryBox,
+    ContinuousBox,
+    LeafSpec,
     coordinates,
     digits,
     from_coordinates,

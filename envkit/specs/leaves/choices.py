@@ -24,12 +24,9 @@ from torch.compiler import is_exporting
 
 from envkit.arrays.integers import as_int
 from envkit.errors import ArgumentError, EncodingError, SpecError, SpecMaskError
-from envkit.specs.annotations import Device, Numbers, Shape, Value
+from envkit.specs.annotations import Device, Numbers, Shape, Value, as_device, require_numbers
 from envkit.specs.base import TensorSpec, require_dtype
-from envkit.specs.devices import as_device, require_numbers
-from envkit.specs.leaves.domains import BoxList, CategoricalBox
-from envkit.specs.leaves.leaf import LeafSpec
-from envkit.specs.leaves.order import clamp, coordinates, digits
+from envkit.specs.leaves.leaf import BoxList, CategoricalBox, LeafSpec, clamp, coordinates, digits
 from envkit.specs.shapes import as_shape, lead
 
 __all__ = ["Categorical", "MultiCategorical", "MultiOneHot", "OneHot", "as_option_mask"]

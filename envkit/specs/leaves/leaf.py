@@ -1,33 +1,52 @@
-"""What all specs of a single tensor share.
+"""What all specs of a single tensor share: the base class, the domain it shows, and the order of its values.
 
 This module decides how shape, device and dtype of a leaf change, when a value belongs to it and
-how raw data becomes a tensor. A kind of leaf adds its domain: `rand` and `_nearest`.
+how raw data becomes a tensor. A kind of leaf adds its domain: `rand` and `_nearest`. The boxes describe a domain for
+readers: `spec.space` returns one, and nothing is sampled from it. `coordinates` decides what stands for a value where
+torch itself cannot compare it.
 
 Conventions
-    contents   tensors of a leaf (bounds, mask) whose leading axes are those of the spec.
-    size       shape of the data: the spec's shape with 1 for each dynamic axis.
+    contents     tensors of a leaf (bounds, mask) whose leading axes are those of the spec.
+    size         shape of the data: the spec's shape with 1 for each dynamic axis.
+    coordinates  a tensor in the order of the values, which torch can compare, clamp and pickle:
+                 the values themselves where it can; int64 for bool, uint16 and uint32; for uint64
+                 the int64 that is 2**63 less; for complex numbers real and imaginary part on a
+                 new last axis.
     A value is in the domain exactly if it is its own nearest value there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 from torch.compiler import is_compiling
 
-from envkit.errors import EncodingError, SpecError, SpecTypeError
+from envkit.errors import EncodingError, NotEnumerableError, SpecError, SpecTypeError
 from envkit.specs import shapes
-from envkit.specs.annotations import Device, Place, Shape
+from envkit.specs.annotations import Device, Place, Shape, as_device
 from envkit.specs.base import TensorSpec, checks_values, require_dtype
-from envkit.specs.devices import as_device
-from envkit.specs.leaves.order import saturated
 from envkit.specs.shapes import Index, ShapeOp, as_shape, known, lead
 
-__all__ = ["LeafSpec"]
+__all__ = [
+    "BinaryBox",
+    "BoxList",
+    "CategoricalBox",
+    "ContinuousBox",
+    "DiscreteBox",
+    "LeafSpec",
+    "clamp",
+    "coordinates",
+    "digits",
+    "from_coordinates",
+    "range_of",
+    "uniform_integers",
+]
 
 
 class LeafSpec(TensorSpec):
@@ -375,3 +394,227 @@ def _same(a: Tensor | None, b: Tensor | None) -> bool:
     if a.is_meta or b.is_meta:  # without values
         return a.is_meta and b.is_meta and a.shape == b.shape
     return torch.equal(a, b)
+
+
+class ContinuousBox:
+    """Hold the bounds of a closed box; ``low`` and ``high`` have the shape of the spec.
+
+    Args:
+        low: lower bounds.
+        high: upper bounds.
+        assigned: called with the box when another bound is assigned to it.
+    """
+
+    def __init__(
+        self, low: Tensor, high: Tensor, assigned: Callable[[ContinuousBox], Any] | None = None
+    ):
+        self._low, self._high, self._assigned = low, high, assigned
+
+    @property
+    def low(self) -> Tensor:
+        return self._low
+
+    @low.setter
+    def low(self, low: Tensor) -> None:
+        self._assign(low, self._high)
+
+    @property
+    def high(self) -> Tensor:
+        return self._high
+
+    @high.setter
+    def high(self, high: Tensor) -> None:
+        self._assign(self._low, high)
+
+    def _assign(self, low: Tensor, high: Tensor) -> None:
+        if self._assigned is not None:
+            self._assigned(ContinuousBox(low, high))
+        self._low, self._high = low, high
+
+    def __repr__(self) -> str:
+        return f"ContinuousBox(low={self._low}, high={self._high})"
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter((self.low, self.high))
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, ContinuousBox)
+            and torch.equal(self.low, other.low)
+            and torch.equal(self.high, other.high)
+        )
+
+    def to(self, destination: Place) -> ContinuousBox:
+        """Move or cast both bounds."""
+        return ContinuousBox(self.low.to(destination), self.high.to(destination))
+
+    def clone(self) -> ContinuousBox:
+        """Copy both bounds."""
+        return ContinuousBox(self.low.clone(), self.high.clone())
+
+
+class _Counted:
+    """A box that holds numbers only: it is nowhere, and its copy is itself."""
+
+    def to(self, destination: Place) -> Self:
+        """Give the box itself; there is nothing to move."""
+        return self
+
+    def clone(self) -> Self:
+        """Give the box itself; it cannot be changed."""
+        return self
+
+
+@dataclass(frozen=True)
+class CategoricalBox(_Counted):
+    """Hold the number of options of one choice."""
+
+    n: int
+
+
+DiscreteBox = CategoricalBox
+
+
+@dataclass(frozen=True)
+class BinaryBox(_Counted):
+    """Hold the number of 0/1 entries."""
+
+    n: int
+
+
+@dataclass(frozen=True)
+class BoxList:
+    """Hold one box per sub-action, or per member of a stack."""
+
+    boxes: tuple[Any, ...]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.boxes)
+
+    def __len__(self) -> int:
+        return len(self.boxes)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.boxes[index]
+
+    @staticmethod
+    def from_nvec(nvec: int | Sequence[Any] | Tensor) -> BoxList | CategoricalBox:
+        """Make a box of each number of options, nested as the numbers are.
+
+        Args:
+            nvec: a number, or a tensor or (nested) list of numbers.
+        """
+        numbers = nvec.tolist() if isinstance(nvec, Tensor) else nvec
+        if isinstance(numbers, int):
+            return CategoricalBox(numbers)
+        return BoxList(tuple(BoxList.from_nvec(number) for number in numbers))
+
+    def to(self, destination: Place) -> BoxList:
+        """Move or cast all boxes."""
+        return BoxList(tuple(box.to(destination) for box in self.boxes))
+
+    def clone(self) -> BoxList:
+        """Copy all boxes."""
+        return BoxList(tuple(box.clone() for box in self.boxes))
+
+
+_AS_INT64 = frozenset((torch.bool, torch.uint16, torch.uint32))
+_CODED = _AS_INT64 | {torch.uint64, torch.complex32, torch.complex64, torch.complex128}
+_HALF = 2**63
+_MOST_LISTED = 2**31  # rows; more would fill the memory of any machine
+
+
+def coordinates(values: Tensor) -> Tensor:
+    """Give the coordinates of values of any dtype."""
+    if values.dtype not in _CODED:
+        return values
+    if values.dtype in _AS_INT64:
+        return values.to(torch.int64)
+    if values.dtype == torch.uint64:
+        return values.view(torch.int64) ^ -_HALF
+    return torch.view_as_real(values)
+
+
+def from_coordinates(coords: Tensor, dtype: torch.dtype) -> Tensor:
+    """Give the values of ``dtype`` that have these coordinates."""
+    if dtype == torch.uint64:
+        return (coords ^ -_HALF).view(torch.uint64)
+    if dtype.is_complex:
+        return torch.view_as_complex(coords.contiguous())
+    return coords if coords.dtype == dtype else coords.to(dtype)
+
+
+def clamp(values: Tensor, low: int, high: int) -> Tensor:
+    """Clamp real values of any dtype to the integers from ``low`` to ``high``.
+
+    Fractions are rounded; NaN stays as it is.
+    """
+    shift = _HALF if values.dtype == torch.uint64 else 0
+    clamped = coordinates(values).clamp(low - shift, high - shift)
+    clamped = from_coordinates(clamped, values.dtype)
+    return clamped.round() if clamped.is_floating_point() else clamped
+
+
+def saturated(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """Cast values; those beyond the range of an integer dtype become the nearest that it holds."""
+    if dtype not in _INTEGERS or values.dtype == dtype:
+        return values.to(dtype)
+    low, high = range_of(dtype)
+    wide = (values.real if values.is_complex() else values).double()
+    above, below = wide >= high, wide <= low
+    cast = torch.where(above | below, 0, values).to(dtype)
+    return torch.where(above, high, torch.where(below, low, cast)).to(dtype)
+
+
+_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+
+
+def range_of(dtype: torch.dtype) -> tuple[Any, Any]:
+    """Tell the least and the greatest finite value of a dtype, as Python numbers."""
+    if dtype == torch.bool:
+        return 0, 1
+    if dtype == torch.uint64:  # torch.iinfo gives a rounded float
+        return 0, 2**64 - 1
+    if dtype.is_floating_point or dtype.is_complex:
+        low, high = torch.finfo(dtype).min, torch.finfo(dtype).max
+        return (complex(low, low), complex(high, high)) if dtype.is_complex else (low, high)
+    return torch.iinfo(dtype).min, torch.iinfo(dtype).max
+
+
+def uniform_integers(
+    low: int,
+    high: int,
+    size: tuple[int, ...],
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    generator: Generator | None = None,
+) -> Tensor:
+    """Draw numbers of any real dtype from ``low`` to ``high``, both included."""
+    shift = _HALF if dtype == torch.uint64 else 0
+    drawn = torch.int64 if shift else dtype
+    low, high = int(low) - shift, int(high) - shift
+    if high < torch.iinfo(torch.int64).max:
+        draw = torch.randint(low, high + 1, size, generator=generator, dtype=drawn, device=device)
+    else:
+        draw = torch.empty(size, dtype=drawn, device=device).random_(low, None, generator=generator)
+    return from_coordinates(draw, dtype) if shift else draw
+
+
+def digits(counts: Tensor) -> Tensor:
+    """List all integer tensors ``v`` with ``0 <= v < counts``, shape ``(prod(counts), *shape)``.
+
+    Raises:
+        NotEnumerableError: there are more than memory holds.
+    """
+    radix = counts.reshape(-1).to(torch.int64)
+    total = math.prod(radix.tolist())
+    if total > _MOST_LISTED:
+        raise NotEnumerableError(
+            f"{total} values are too many to be listed. Enumerate a spec of fewer values, for "
+            "example one row of it: `spec[0]`."
+        )
+    weights = radix.flip(0).cumprod(0).flip(0)  # weights[i] = product of radix[i:]
+    steps = torch.cat([weights[1:], weights.new_ones(min(1, radix.numel()))])
+    numbers = torch.arange(total, device=counts.device)[:, None] // steps % radix
+    return numbers.reshape(total, *counts.shape)

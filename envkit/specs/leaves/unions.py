@@ -20,8 +20,7 @@ from torch import Generator, Tensor
 
 from envkit.errors import SpecError, SpecTypeError
 from envkit.specs.annotations import Key, Place, Shape, Value
-from envkit.specs.leaves.domains import BoxList
-from envkit.specs.leaves.leaf import LeafSpec
+from envkit.specs.leaves.leaf import BoxList, LeafSpec
 from envkit.specs.leaves.objects import FixedObjects, NonTensor
 from envkit.specs.shapes import Index, Reshape, ShapeOp, lead, names_after
 

@@ -25,7 +25,7 @@ from envkit import rules
 from envkit.data.inference import lasting
 from envkit.data.paths import Key, as_path
 from envkit.env.own_state import loads_strictly
-from envkit.specs.devices import reading_waits
+from envkit.specs.annotations import reading_waits
 from envkit.transforms.episodes import EpisodeTransform
 
 __all__ = ["CoupledTransform", "LateBuffers", "SkipsRows", "by_rows", "module_name"]

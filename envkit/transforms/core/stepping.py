@@ -30,8 +30,7 @@ from envkit.env.policy import PolicyLike
 from envkit.env.runs import Run
 from envkit.env.tickets import Ticket
 from envkit.specs import Composite
-from envkit.specs.annotations import EnvData
-from envkit.specs.devices import reading_waits
+from envkit.specs.annotations import EnvData, reading_waits
 from envkit.transforms.core.base import Transform
 from envkit.transforms.core.route import Route, kept_where_skipped
 from envkit.transforms.core.wrapper import TransformHolder

@@ -26,8 +26,8 @@ from envkit import (
     TransformedEnv,
     VecNorm,
 )
-from envkit.functional.autoreset import ON_CARD, ON_HOST
-from envkit.specs.devices import as_device
+from envkit.functional.batch import ON_CARD, ON_HOST
+from envkit.specs.annotations import as_device
 from envkit.transforms.core import coupled
 from envkit_bridges import dlpack
 from envkit_bridges.dlpack import number_to_jit, to_jax, to_jit, torch_device_of

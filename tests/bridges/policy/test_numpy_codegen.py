@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from envkit_bridges.policy.graph import Graph
-from envkit_bridges.policy.numpy_codegen import straightened
-from envkit_bridges.policy.numpy_library import NUMPY, table_for
+from envkit_bridges.policy.exporting import Graph
+from envkit_bridges.policy.numpy_policy import NUMPY, straightened, table_for
 
 # What torch 2.13 says of its own export.
 pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")

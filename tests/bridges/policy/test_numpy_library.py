@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from envkit_bridges.policy.core_aten import RULES, bound
-from envkit_bridges.policy.numpy_library import NUMPY
+from envkit_bridges.policy.numpy_policy import NUMPY
 from tests.bridges.jax.policy.test_ops import BAD_INDEX, CASES, X, wanted_of
 
 TABLE = bound(RULES, NUMPY)

@@ -30,8 +30,7 @@ from envkit_bridges.jax.policy.operators import TABLE
 from envkit_bridges.jax.policy.widths import Widths, widths_of
 from envkit_bridges.policy.compiled import CompiledPolicy
 from envkit_bridges.policy.errors import STEPWISE
-from envkit_bridges.policy.exporting import Exported, Signature
-from envkit_bridges.policy.graph import Graph, Step, filled
+from envkit_bridges.policy.exporting import Exported, Graph, Signature, Step, filled
 from envkit_bridges.policy.side_effects import tensors_by_name
 
 __all__ = ["Translation", "in_jax", "narrowed"]

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from envkit_bridges.policy.graph import Graph, Step, packet_of
+from envkit_bridges.policy.exporting import Graph, Step, packet_of
 
 __all__ = ["INT32", "Widths", "spans_of", "widths_of"]
 

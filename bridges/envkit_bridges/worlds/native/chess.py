@@ -45,8 +45,7 @@ from envkit.errors import (
     UnknownStateError,
 )
 from envkit.specs import Binary, Bounded, Categorical, Composite, NonTensor, Unbounded
-from envkit.specs.annotations import Device, EnvData
-from envkit.specs.devices import require_memory
+from envkit.specs.annotations import Device, EnvData, require_memory
 from envkit_bridges.libraries import require
 
 __all__ = ["ChessEnv", "san_moves"]
