@@ -118,10 +118,7 @@ class ActionMask(EpisodeTransform):
         if env is None:
             raise NoParentError("ActionMask changes the action spec of an env: put it into one.")
         if mask is None:
-            raise MissingKeyError(
-                f"ActionMask reads {self.mask_key!r}, but the env gives "
-                f"{sorted(map(str, new.keys(True, True)))}. Pass mask_key=."
-            )
+            raise self._missing(self.mask_key, new, "Pass mask_key=.")
         if new.batch_size != env.batch_size:
             raise BatchSizeError(
                 f"ActionMask masks the action spec of an env of batch size {tuple(env.batch_size)}, and "

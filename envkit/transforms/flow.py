@@ -447,10 +447,7 @@ class MultiAction(SteppingTransform):
         for action, chunk in self._pairs():
             actions = td.get(chunk, None)
             if actions is None:
-                raise MissingKeyError(
-                    f"MultiAction reads the chunk {chunk!r}, but the step was given "
-                    f"{sorted(map(str, td.keys(True, True)))}."
-                )
+                raise self._missing(chunk, td, "Give each step a chunk of actions.")
             rest = actions.narrow(axis, 1, actions.shape[axis] - 1)
             td.set((_REST, *as_path(action)), rest)
             td.set(action, actions.select(axis, 0))

@@ -245,10 +245,7 @@ class _Windowed(FusableTransform, EpisodeTransform, LeafTransform):
             frame, path = following.get(as_path(source)), as_path(self._memory_key(target))
             if frame is None:
                 if not self.missing_tolerance:
-                    raise MissingKeyError(
-                        f"{type(self).__name__} reads {source!r}, but the data has "
-                        f"{sorted('.'.join(path) for path in following)}. Name an entry that is there."
-                    )
+                    raise self._missing(source, following, "Name an entry that is there.")
             elif self.count == 1:
                 changes[as_path(target)] = self._shown(frame)
             else:
@@ -301,10 +298,10 @@ class _Windowed(FusableTransform, EpisodeTransform, LeafTransform):
 
     def transform_observation_spec(self, observation_spec: Composite) -> Composite:
         if not isinstance(observation_spec, Composite):
-            return self._written(observation_spec)
+            return self._spec_after(observation_spec)
         for target in self.out_keys:
             self._require_free(observation_spec, target)
-        return self._with_memory(observation_spec.clone(), self._written(observation_spec))
+        return self._with_memory(observation_spec.clone(), self._spec_after(observation_spec))
 
     def _require_free(self, spec: Composite, target: Key) -> None:
         if self.count > 1 and spec.get(self._memory_key(target), None) is not None:

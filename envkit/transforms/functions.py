@@ -80,13 +80,13 @@ class UnaryTransform(LeafTransform):
     def _example(self, leaf: TensorSpec) -> Any:
         return self._given(leaf.zero())
 
-    def _written(self, spec: Any) -> Any:
+    def _spec_after(self, spec: Any) -> Any:
         self._batch = spec.shape if isinstance(spec, Composite) else torch.Size(())
-        return super()._written(spec)
+        return super()._spec_after(spec)
 
-    def _asked_for(self, spec: Any) -> Any:
+    def _spec_before(self, spec: Any) -> Any:
         self._batch = spec.shape if isinstance(spec, Composite) else torch.Size(())
-        return super()._asked_for(spec)
+        return super()._spec_before(spec)
 
     def _spec_of(self, value: Any, leaf: TensorSpec) -> TensorSpec:
         batch = self._batch

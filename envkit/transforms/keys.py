@@ -54,6 +54,12 @@ def _paths(keys: Iterable[Key]) -> list[Path]:
     return [as_path(key) for key in keys]
 
 
+def _spares_done(transform: Transform, keys: Iterable[Key]) -> bool:
+    """Say whether no done flag of the env before is one of some entries, or below one."""
+    parent, heads = transform.parent, _paths(keys)
+    return parent is None or not any(_is_below(path, heads) for path in _paths(parent.done_keys))
+
+
 # ------------------------------------------------------------------------------------------- rename
 
 
@@ -79,6 +85,7 @@ class RenameTransform(MomentTransform):
     """
 
     computes_only = True
+    _pairs_keys = True
 
     def __init__(
         self,
@@ -90,30 +97,19 @@ class RenameTransform(MomentTransform):
     ):
         super().__init__(in_keys, out_keys, in_keys_inv, out_keys_inv)
         self.create_copy = as_bool("create_copy", create_copy)
-        self._require_distinct(self.in_keys, self.out_keys, "")
-        self._require_distinct(self.in_keys_inv, self.out_keys_inv, "_inv")
-
-    def _require_distinct(self, sources: list[Key], targets: list[Key], end: str) -> None:
-        if len(sources) != len(targets):
-            raise ArgumentError(
-                f"in_keys{end} {sources} has {len(sources)} names, but out_keys{end} {targets} has "
-                f"{len(targets)}. Pass one new name for each."
-            )
-        both = [key for key in sources if key in targets]
-        if both:
-            raise ArgumentError(
-                f"{both} stand in in_keys{end} and in out_keys{end}, so that the order of renaming "
-                "would matter. Use one RenameTransform after the other."
-            )
+        for end in ("", "_inv"):
+            sources, targets = getattr(self, f"in_keys{end}"), getattr(self, f"out_keys{end}")
+            both = [key for key in sources if key in targets]
+            if both:
+                raise ArgumentError(
+                    f"{both} stand in in_keys{end} and in out_keys{end}, so that the order of renaming "
+                    "would matter. Use one RenameTransform after the other."
+                )
 
     @property
     def only_adds_done(self) -> bool:  # type: ignore[override]
         """False where done flags get other names: the env before would not find its own."""
-        parent = self.parent
-        renamed = _paths(self.in_keys)
-        return parent is None or not any(
-            _is_below(path, renamed) for path in _paths(parent.done_keys)
-        )
+        return _spares_done(self, self.in_keys)
 
     # ---------------------------------------------------------------------------------------- data
 
@@ -127,10 +123,7 @@ class RenameTransform(MomentTransform):
                 if not self.create_copy:
                     take_out(td, as_path(source))
             elif all_there and not self.missing_tolerance:
-                raise MissingKeyError(
-                    f"RenameTransform renames {source!r}, but the TensorDict has "
-                    f"{sorted(map(str, td.keys(True, True)))}. Name an entry that is there."
-                )
+                raise self._missing(source, td, "Name an entry that is there.")
         return td
 
     @property
@@ -228,20 +221,11 @@ class RenameTransform(MomentTransform):
                     take_out(spec, as_path(source))
         return spec
 
-    def transform_observation_spec(self, observation_spec: Composite) -> Composite:
-        return self._renamed(observation_spec, self._outwards)
+    def _spec_after(self, spec: Composite) -> Composite:
+        return self._renamed(spec, self._outwards)
 
-    def transform_reward_spec(self, reward_spec: Composite) -> Composite:
-        return self._renamed(reward_spec, self._outwards)
-
-    def transform_done_spec(self, done_spec: Composite) -> Composite:
-        return self._renamed(done_spec, self._outwards)
-
-    def transform_action_spec(self, action_spec: Composite) -> Composite:
-        return self._renamed(action_spec, [(inner, outer) for outer, inner in self._inwards])
-
-    def transform_state_spec(self, state_spec: Composite) -> Composite:
-        return self._renamed(state_spec, [(inner, outer) for outer, inner in self._inwards])
+    def _spec_before(self, spec: Composite) -> Composite:
+        return self._renamed(spec, [(inner, outer) for outer, inner in self._inwards])
 
 
 # -------------------------------------------------------------------------------- select and exclude
@@ -345,8 +329,7 @@ class ExcludeTransform(_Choosing):
     @property
     def only_adds_done(self) -> bool:  # type: ignore[override]
         """False where done flags are left out."""
-        parent, gone = self.parent, _paths(self.excluded_keys)
-        return parent is None or not any(_is_below(path, gone) for path in _paths(parent.done_keys))
+        return _spares_done(self, self.excluded_keys)
 
     @property
     def _is_forward(self) -> bool:
@@ -376,19 +359,13 @@ class ExcludeTransform(_Choosing):
             )
         return super().transform_output_spec(output_spec)
 
-    def _excluded(self, spec: Composite) -> Composite:
+    def _spec_after(self, spec: Composite) -> Composite:
         gone = _paths(self.excluded_keys)
         found = [path for path in _paths(spec.keys(True, True)) if _is_below(path, gone)]
         return self._without(spec, found)
 
-    def transform_observation_spec(self, observation_spec: Composite) -> Composite:
-        return self._excluded(observation_spec)
-
-    def transform_reward_spec(self, reward_spec: Composite) -> Composite:
-        return self._excluded(reward_spec)
-
     def transform_done_spec(self, done_spec: Composite) -> Composite:
-        return _require_done(self, self._excluded(done_spec))
+        return _require_done(self, self._spec_after(done_spec))
 
     def extra_repr(self) -> str:
         return ", ".join(map(repr, self.excluded_keys))
@@ -472,10 +449,7 @@ class CatTensors(MomentTransform):
         values = {key: leaves.get(as_path(key)) for key in self.in_keys}
         missing = [key for key, value in values.items() if value is None]
         if missing:
-            raise MissingKeyError(
-                f"CatTensors joins {self.in_keys}, but {missing} are not among "
-                f"{sorted('.'.join(path) for path in leaves)}."
-            )
+            raise self._missing(missing, leaves, "Name entries that are there with in_keys=.")
         gone = {as_path(key): None for key in self._deleted()}
         joined = self._joined(list(values.values()), leaves.batch_dims)
         return {as_path(self.out_keys[0]): joined, **gone}
@@ -581,11 +555,7 @@ class Stack(Transform):
     @property
     def only_adds_done(self) -> bool:  # type: ignore[override]
         """False where done flags are stacked: the env before would not find its own."""
-        heads = list(map(as_path, self.in_keys))
-        parent = self.parent
-        return parent is None or not any(
-            as_path(key)[: len(head)] == head for key in parent.done_keys for head in heads
-        )
+        return _spares_done(self, self.in_keys)
 
     def _axis(self, batch_dims: int) -> int:
         return self.dim if self.dim < 0 else self.dim + batch_dims
@@ -603,10 +573,7 @@ class Stack(Transform):
     def _call(self, next_td: TensorDictBase) -> TensorDictBase:
         absent = self._absent(next_td)
         if absent and not self.missing_tolerance:
-            raise MissingKeyError(
-                f"Stack stacks {self.in_keys}, but {absent} are not among "
-                f"{sorted(map(str, next_td.keys(True, True)))}."
-            )
+            raise self._missing(absent, next_td, "Name entries that are there with in_keys=.")
         return next_td if absent else self._stacked(next_td)
 
     def _reset(self, td: TensorDictBase, td_reset: TensorDictBase) -> TensorDictBase:
@@ -654,25 +621,10 @@ class Stack(Transform):
         spec[whole] = stacked
         return spec
 
-    def _shown(self, spec: Composite) -> Composite:
+    def _spec_after(self, spec: Composite) -> Composite:
         return self._merged(spec, self.in_keys, self.out_keys[0], drop=self.del_keys)
 
-    def transform_observation_spec(self, observation_spec: Composite) -> Composite:
-        return self._shown(observation_spec)
-
-    def transform_reward_spec(self, reward_spec: Composite) -> Composite:
-        return self._shown(reward_spec)
-
-    def transform_done_spec(self, done_spec: Composite) -> Composite:
-        return self._shown(done_spec)
-
-    def _asked_for(self, spec: Composite) -> Composite:
+    def _spec_before(self, spec: Composite) -> Composite:
         for outer in self.in_keys_inv:
             spec = self._merged(spec, self.out_keys_inv, outer, drop=True)
         return spec
-
-    def transform_action_spec(self, action_spec: Composite) -> Composite:
-        return self._asked_for(action_spec)
-
-    def transform_state_spec(self, state_spec: Composite) -> Composite:
-        return self._asked_for(state_spec)

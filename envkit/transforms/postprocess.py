@@ -436,10 +436,7 @@ class Reward2GoTransform(Transform):
         for source, target in zip(self.in_keys_inv, self.out_keys_inv, strict=True):
             reward = td.get(source, None)
             if reward is None:
-                raise MissingKeyError(
-                    f"Reward2GoTransform reads {source!r}, but the data has "
-                    f"{sorted(map(str, td.keys(True, True)))}. Pass in_keys=."
-                )
+                raise self._missing(source, td, "Pass in_keys=.")
             goes_on = (~ended).reshape((*ended.shape, *(1,) * (reward.ndim - ended.ndim)))
             td.set(target, self._to_go(reward, goes_on.expand(reward.shape), axis))
         return td

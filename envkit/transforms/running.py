@@ -645,7 +645,7 @@ class VecNorm(SkipsRows, CoupledTransform, ArrayTransform):
 
     # --------------------------------------------------------------------------------------- specs
 
-    def _written(self, spec: Any) -> Any:
+    def _spec_after(self, spec: Any) -> Any:
         for key in self.in_keys if isinstance(spec, Composite) else ():
             leaf = spec.get(key, None)
             if leaf is not None:
@@ -653,7 +653,7 @@ class VecNorm(SkipsRows, CoupledTransform, ArrayTransform):
                 event = self._event_of(key, leaf.shape[spec.ndim :])
                 dtype = self._leaf_after(leaf).dtype
                 self._moments_of(key).begin_like(event, dtype, leaf.device)  # type: ignore[arg-type]
-        return super()._written(spec)
+        return super()._spec_after(spec)
 
     def _leaf_after(self, leaf: TensorSpec) -> TensorSpec:
         return float_leaf(leaf)

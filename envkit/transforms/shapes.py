@@ -20,7 +20,7 @@ from tensordict.utils import expand_as_right
 
 from envkit.arrays import elementwise
 from envkit.data.paths import Key, as_path
-from envkit.errors import ArgumentError, MissingKeyError, SpecAxisError
+from envkit.errors import ArgumentError, SpecAxisError
 from envkit.rules import RESET
 from envkit.specs import Composite, TensorSpec
 from envkit.transforms.core.base import Keys, Transform, as_keys, editable
@@ -69,13 +69,13 @@ class _ShapeTransform(ArrayTransform):
         self._batch_dims = td.batch_dims
         return super()._convert(td, sources, targets, change)
 
-    def _written(self, spec: Any) -> Any:
+    def _spec_after(self, spec: Any) -> Any:
         self._batch_dims = spec.ndim if isinstance(spec, Composite) else 0
-        return super()._written(spec)
+        return super()._spec_after(spec)
 
-    def _asked_for(self, spec: Any) -> Any:
+    def _spec_before(self, spec: Any) -> Any:
         self._batch_dims = spec.ndim if isinstance(spec, Composite) else 0
-        return super()._asked_for(spec)
+        return super()._spec_before(spec)
 
     def _leaf_after(self, leaf: TensorSpec) -> TensorSpec:
         return self._viewed(leaf)
@@ -271,10 +271,7 @@ class ExpandAs(Transform):
     def _call(self, next_td: TensorDictBase) -> TensorDictBase:
         like = next_td.get(self.ref_key, None)
         if like is None:
-            raise MissingKeyError(
-                f"ExpandAs expands to the shape of {self.ref_key!r}, but the TensorDict has "
-                f"{sorted(map(str, next_td.keys(True, True)))}. Pass ref_key=."
-            )
+            raise self._missing(self.ref_key, next_td, "Pass ref_key=.")
         return self._expanded(next_td, like.shape)
 
     def _expanded(self, td: TensorDictBase, shape: torch.Size) -> TensorDictBase:

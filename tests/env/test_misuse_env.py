@@ -507,7 +507,7 @@ MISUSES = {
     "names of unequal number": (
         lambda: RenameTransform(["a", "b"], ["c"]),
         ValueError,
-        r"in_keys \['a', 'b'\] has 2 names.*\['c'\] has 1.*Pass one new name for each",
+        r"2 in_keys \['a', 'b'\].*1 out_keys \['c'\].*Pass one for each",
     ),
     "a return over no step": (lambda: MultiStep(0.9, 0), ValueError, "n_steps is 0.*at least 1"),
 }

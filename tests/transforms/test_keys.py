@@ -421,7 +421,7 @@ def test_joining_says_what_is_wrong():
         _ = TransformedEnv(Parts(), CatTensors(["a", "b"], dim=-2)).observation_spec
     with pytest.raises(MissingKeyError, match=r"\['c'\].*'a', 'b', 'board'"):
         _ = TransformedEnv(Parts(), CatTensors(["a", "c"])).observation_spec
-    with pytest.raises(MissingKeyError, match=r"\['c'\] are not among \['a'\]"):
+    with pytest.raises(MissingKeyError, match=r"\['c'\], but the data has \['a'\]"):
         CatTensors(["a", "c"])(TensorDict({"a": torch.ones(1)}))
     with pytest.raises(KeyCollisionError, match="'board'"):
         _ = TransformedEnv(Parts(), CatTensors(["a", "b"], "board")).observation_spec

@@ -25,10 +25,17 @@ from tensordict import TensorDictBase
 from torch import nn
 from torch.nn.modules.module import register_module_module_registration_hook
 
+from envkit.arrays.leaves import Leaves
 from envkit.data.keywords import ChecksKeywords
 from envkit.data.paths import Key, Path, as_key, as_path
 from envkit.env.own_state import OwnState, put_back_on_failure
-from envkit.errors import MissingKeyError, SpecTypeError, TransformIndexError, TransformOwnerError
+from envkit.errors import (
+    ArgumentError,
+    MissingKeyError,
+    SpecTypeError,
+    TransformIndexError,
+    TransformOwnerError,
+)
 from envkit.specs import Composite
 from envkit.transforms.core.wrapper import TransformHolder
 
@@ -109,6 +116,12 @@ class Transform(OwnState, ChecksKeywords):
     recorded_inputs: Sequence[Key] = ()
     """Entries that the way in makes, and that each step writes into the user's data: states of the env."""
 
+    _default_in_keys: Keys = None
+    """What ``in_keys`` are where none are given."""
+
+    _pairs_keys = False
+    """Each in_key has one out_key: lists of two lengths are refused."""
+
     _in_repr: tuple[str, ...] = ()
     """Settings that `repr` shows."""
 
@@ -123,11 +136,18 @@ class Transform(OwnState, ChecksKeywords):
         out_keys_inv: Keys = None,
     ):
         super().__init__()
-        self.in_keys = as_keys(in_keys)
+        self.in_keys = as_keys(self._default_in_keys if in_keys is None else in_keys)
         self.out_keys = as_keys(self.in_keys if out_keys is None else out_keys)
         self.in_keys_inv = as_keys(in_keys_inv)
         self.out_keys_inv = as_keys(self.in_keys_inv if out_keys_inv is None else out_keys_inv)
         self.missing_tolerance = False
+        for end in ("", "_inv") if self._pairs_keys else ():
+            sources, targets = getattr(self, f"in_keys{end}"), getattr(self, f"out_keys{end}")
+            if len(sources) != len(targets):
+                raise ArgumentError(
+                    f"{type(self).__name__} has {len(sources)} in_keys{end} {sources}, but "
+                    f"{len(targets)} out_keys{end} {targets}. Pass one for each."
+                )
 
     @property
     def is_pure(self) -> bool:
@@ -198,12 +218,18 @@ class Transform(OwnState, ChecksKeywords):
             if value is not None:
                 td.set(target, change(value))
             elif not self.missing_tolerance:
-                raise MissingKeyError(
-                    f"{type(self).__name__} reads {source!r}, but the TensorDict has "
-                    f"{sorted(map(str, td.keys(True, True)))}. Name an entry that is there, or set "
-                    "missing_tolerance on the transform."
-                )
+                fix = "Name an entry that is there, or set missing_tolerance on the transform."
+                raise self._missing(source, td, fix)
         return td
+
+    def _missing(
+        self, key: Key | list[Key], data: TensorDictBase | Leaves, fix: str
+    ) -> MissingKeyError:
+        keys = data if isinstance(data, Leaves) else data.keys(True, True)
+        there = sorted(".".join(as_path(key)) for key in keys)
+        return MissingKeyError(
+            f"{type(self).__name__} reads {key!r}, but the data has {there}. {fix}"
+        )
 
     # -------------------------------------------------------------------------------- inverse pass
 
@@ -276,23 +302,31 @@ class Transform(OwnState, ChecksKeywords):
 
     def transform_observation_spec(self, observation_spec: Composite) -> Composite:
         """Declare what happens to the observations."""
-        return observation_spec
+        return self._spec_after(observation_spec)
 
     def transform_reward_spec(self, reward_spec: Composite) -> Composite:
         """Declare what happens to the rewards."""
-        return reward_spec
+        return self._spec_after(reward_spec)
 
     def transform_done_spec(self, done_spec: Composite) -> Composite:
         """Declare what happens to the done flags."""
-        return done_spec
+        return self._spec_after(done_spec)
 
     def transform_action_spec(self, action_spec: Composite) -> Composite:
         """Declare which actions the user gives."""
-        return action_spec
+        return self._spec_before(action_spec)
 
     def transform_state_spec(self, state_spec: Composite) -> Composite:
         """Declare which other inputs the user gives."""
-        return state_spec
+        return self._spec_before(state_spec)
+
+    def _spec_after(self, spec: Composite) -> Composite:
+        """Declare what happens to the outputs of any one kind whose own hook is not written."""
+        return spec
+
+    def _spec_before(self, spec: Composite) -> Composite:
+        """Declare what the user gives of any one kind of inputs whose own hook is not written."""
+        return spec
 
     def transform_input_spec(self, input_spec: Composite) -> Composite:
         """Declare all inputs: by default through the hooks for states and actions; a locked spec is copied."""

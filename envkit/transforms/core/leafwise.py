@@ -19,7 +19,7 @@ import torch
 from envkit.arrays.leaves import Changes, Leaves
 from envkit.data.arguments import as_bool, as_int
 from envkit.data.paths import Key, Path, as_path
-from envkit.errors import ArgumentError, MissingKeyError, PositiveAxisError, SpecError
+from envkit.errors import MissingKeyError, PositiveAxisError, SpecError
 from envkit.specs import (
     Bounded,
     BoundedContinuous,
@@ -29,7 +29,7 @@ from envkit.specs import (
     TensorSpec,
     Unbounded,
 )
-from envkit.transforms.core.base import Keys, Transform
+from envkit.transforms.core.base import Transform
 from envkit.transforms.core.fusable import MomentTransform
 
 __all__ = [
@@ -65,24 +65,7 @@ class LeafTransform(Transform):
     """
 
     only_adds_done = True
-
-    def __init__(
-        self,
-        in_keys: Keys = None,
-        out_keys: Keys = None,
-        in_keys_inv: Keys = None,
-        out_keys_inv: Keys = None,
-    ):
-        super().__init__(in_keys, out_keys, in_keys_inv, out_keys_inv)
-        self._require_pairs(self.in_keys, self.out_keys, "")
-        self._require_pairs(self.in_keys_inv, self.out_keys_inv, "_inv")
-
-    def _require_pairs(self, sources: Sequence[Key], targets: Sequence[Key], end: str) -> None:
-        if len(sources) != len(targets):
-            raise ArgumentError(
-                f"{type(self).__name__} has {len(sources)} in_keys{end} {list(sources)}, but "
-                f"{len(targets)} out_keys{end} {list(targets)}. Pass one for each."
-            )
+    _pairs_keys = True
 
     # ---------------------------------------------------------------------- for concrete transforms
 
@@ -104,22 +87,7 @@ class LeafTransform(Transform):
         require_known(self, self.in_keys_inv, input_spec, INPUTS, "in_keys_inv=")
         return super().transform_input_spec(input_spec)
 
-    def transform_observation_spec(self, observation_spec: Composite) -> Composite:
-        return self._written(observation_spec)
-
-    def transform_reward_spec(self, reward_spec: Composite) -> Composite:
-        return self._written(reward_spec)
-
-    def transform_done_spec(self, done_spec: Composite) -> Composite:
-        return self._written(done_spec)
-
-    def transform_action_spec(self, action_spec: Composite) -> Composite:
-        return self._asked_for(action_spec)
-
-    def transform_state_spec(self, state_spec: Composite) -> Composite:
-        return self._asked_for(state_spec)
-
-    def _written(self, spec: Any) -> Any:
+    def _spec_after(self, spec: Any) -> Any:
         """Declare the outcomes among outputs; one leaf alone becomes that of its outcome."""
         if not isinstance(spec, Composite):
             return self._leaf_after(spec)
@@ -130,7 +98,7 @@ class LeafTransform(Transform):
                 spec[target] = self._leaf_after(leaf)
         return spec
 
-    def _asked_for(self, spec: Any) -> Any:
+    def _spec_before(self, spec: Any) -> Any:
         """Declare what the user gives among inputs; one leaf alone becomes what the user gives for it."""
         if not isinstance(spec, Composite):
             return self._leaf_before(spec)
@@ -148,16 +116,7 @@ class ObservationTransform(Transform):
     """Base of a user's transforms of observations: without in_keys they are ``observation`` and ``pixels``."""
 
     only_adds_done = True
-
-    def __init__(
-        self,
-        in_keys: Keys = None,
-        out_keys: Keys = None,
-        in_keys_inv: Keys = None,
-        out_keys_inv: Keys = None,
-    ):
-        in_keys = ["observation", "pixels"] if in_keys is None else in_keys
-        super().__init__(in_keys, out_keys, in_keys_inv, out_keys_inv)
+    _default_in_keys = ("observation",), ("pixels",)
 
 
 class ArrayTransform(LeafTransform, MomentTransform):
