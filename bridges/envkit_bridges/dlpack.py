@@ -45,7 +45,7 @@ from jax.sharding import SingleDeviceSharding
 from jax.tree_util import tree_flatten, tree_unflatten
 from torch.utils.dlpack import from_dlpack as _from_capsule
 
-from envkit.arrays.elementwise import NARROWER
+from envkit.arrays.elementwise import NARROWER, dtype_name
 from envkit.errors import DeviceNameError, HandoffError
 
 __all__ = [
@@ -410,7 +410,7 @@ def _host_view(tensor: torch.Tensor) -> np.ndarray:
     try:
         return tensor.numpy()
     except TypeError:
-        name = str(tensor.dtype).removeprefix("torch.")
+        name = dtype_name(tensor.dtype)
         if not hasattr(jnp, name) or tensor.itemsize not in _BITS:
             raise HandoffError(
                 f"JAX has no dtype for {tensor.dtype}. Cast the tensor, e.g. to float32."

@@ -208,3 +208,17 @@ def fetched(library: str, name: str, fetching: Collection[str]) -> Iterator[None
 
 def _top(module: str | None) -> str:
     return (module or "").partition(".")[0]
+
+
+def no_object_of(what: str, name: str, env: object) -> ArgumentTypeError:
+    """Say that a wrapper was given something else than an env object of its library.
+
+    Args:
+        what: what it wraps, e.g. "an env object of Brax".
+        name: what ``Wrapper`` and ``Env`` are put behind, for the class that was called and for the one that makes envs.
+        env: what it was given.
+    """
+    fix = f"{name}Env({env!r})" if isinstance(env, str) else f"{name}Env with the name of one"
+    return ArgumentTypeError(
+        f"{name}Wrapper was given {env!r}, of type {type(env).__name__}, but wraps {what}. Pass one, or let {fix} build it."
+    )

@@ -178,3 +178,8 @@ def _has_64_bits(xp: Any) -> bool:
     Asked which dtypes there are, array_api_compat makes a tensor of each below a bare ``except``, where a Ctrl-C is lost.
     """
     return xp.__array_namespace_info__().default_dtypes()["integral"] == xp.int64
+
+
+def dtype_name(dtype: Any) -> str:
+    """Give the name a dtype of torch has in every namespace."""
+    return str(dtype).removeprefix("torch.")

@@ -93,11 +93,12 @@ def _cartpole(stack: ExitStack) -> tuple[str, Runs]:
     ):
         theirs = vector(makers)
         stack.callback(theirs.close)
-        runs[title] = _stepped(theirs, 100)
+        runs[title] = _stepped(theirs, theirs.action_space.sample)
     if peer := _installed("stable_baselines3.common.vec_env"):
         theirs = peer.SubprocVecEnv(makers)
         stack.callback(theirs.close)
-        runs["SB3 SubprocVecEnv"] = _stepped_by_sb3(theirs, 100)
+        draw = theirs.action_space.sample
+        runs["SB3 SubprocVecEnv"] = _stepped(theirs, lambda: [draw() for _ in range(rows)])
     if peer := _installed("torchrl.envs"):
         theirs = peer.ParallelEnv(rows, partial(peer.GymEnv, name))
         stack.callback(theirs.close)
@@ -134,23 +135,12 @@ def _recorded(env: Any, steps: int) -> Callable[[], int]:
     return lambda: env.rollout(steps, break_when_any_done=False).numel()
 
 
-def _stepped(envs: Any, steps: int) -> Callable[[], int]:
-    envs.reset(seed=0)
-
-    def run() -> int:
-        for _ in range(steps):
-            envs.step(envs.action_space.sample())
-        return steps * envs.num_envs
-
-    return run
-
-
-def _stepped_by_sb3(envs: Any, steps: int) -> Callable[[], int]:
+def _stepped(envs: Any, draw: Callable[[], Any]) -> Callable[[], int]:
     envs.reset()
 
-    def run() -> int:
+    def run(steps: int = 100) -> int:
         for _ in range(steps):
-            envs.step([envs.action_space.sample() for _ in range(envs.num_envs)])
+            envs.step(draw())
         return steps * envs.num_envs
 
     return run

@@ -17,6 +17,7 @@ from rich.table import Table
 from tensordict import TensorDictBase
 
 import envkit
+from envkit.arrays.elementwise import dtype_name
 from envkit.data.files import require_place
 from envkit.data.paths import Key
 from envkit.env.base import EnvBase
@@ -83,7 +84,7 @@ def _entries(env: EnvBase) -> Iterator[tuple[str, str, str, str, str]]:
     for role, specs in roles.items():
         for key, spec in specs.items(True, True):
             name = key if isinstance(key, str) else ".".join(key)
-            dtype = str(spec.dtype).removeprefix("torch.")
+            dtype = dtype_name(spec.dtype)
             yield role, name, type(spec).__name__, str(tuple(spec.shape)), dtype
 
 

@@ -78,36 +78,24 @@ def _versions() -> Iterator[Finding]:
         told = f"the distribution 'envkit' {stranger} is installed beside {DISTRIBUTION}: both bring a package envkit"
         cure = "pip uninstall envkit, then in the folder of your clone: pip install -e ."
         yield Finding("versions", "broken", told, cure)
-    for known in _KNOWN_BAD:
-        if all(_matches(found.get(name), text) for name, text in known.pair.items()):
-            pair = " with ".join(f"{name} {found[name]}" for name in known.pair)
-            yield Finding("versions", "broken", f"{pair}: {known.told}", known.cure)
+    for starts, told, cure in _KNOWN_BAD:
+        if all(_matches(found.get(name), text) for name, text in starts.items()):
+            pair = " with ".join(f"{name} {found[name]}" for name in starts)
+            yield Finding("versions", "broken", f"{pair}: {told}", cure)
 
 
-@dataclass(frozen=True)
-class _KnownBad:
-    """Versions that do not work together: the first numbers of each, by distribution."""
-
-    pair: dict[str, str]
-    told: str
-    cure: str
-
-
-_KNOWN_BAD = (
-    _KnownBad(
+_KNOWN_BAD = (  # versions that begin so, what is wrong, and how to mend it
+    (
         {"dm-control": "1.0", "mujoco": "4"},
-        "dm_control 1.0 does not work with MuJoCo 4",
-        "pip install 'mujoco<4' 'mujoco-mjx<4'",
+        *("dm_control 1.0 does not work with MuJoCo 4", "pip install 'mujoco<4' 'mujoco-mjx<4'"),
     ),
-    _KnownBad(
+    (
         {"gymnax": "1.0", "gymnasium": "1.4"},
-        "gymnax 1.0 needs an older Gymnasium",
-        "pip install 'gymnasium<1.4'",
+        *("gymnax 1.0 needs an older Gymnasium", "pip install 'gymnasium<1.4'"),
     ),
-    _KnownBad(
+    (
         {"torchrl": "0.14", "tensordict": "0.15"},
-        "TorchRL 0.14 needs an older tensordict",
-        "pip install 'tensordict<0.15'",
+        *("TorchRL 0.14 needs an older tensordict", "pip install 'tensordict<0.15'"),
     ),
 )
 

@@ -228,9 +228,8 @@ def telling(path: str | os.PathLike[str]) -> Iterator[None]:
     except (OSError, RuntimeError) as error:
         cause: BaseException | None = error
         while cause is not None and not isinstance(cause, OSError):
-            cause = (
-                cause.__context__
-            )  # libraries fail once more while they close what could not be written
+            # libraries fail once more while they close what could not be written
+            cause = cause.__context__
         if cause is None or isinstance(error, WriteError):
             raise
         reason = cause.strerror or str(cause)

@@ -41,7 +41,7 @@ from envkit.errors import (
 )
 from envkit.specs import Composite, Unbounded
 from envkit.specs.annotations import BatchSize, Device, EnvData, require_memory
-from envkit.transforms.core.base import Keys, Transform
+from envkit.transforms.core.base import Transform
 
 __all__ = ["DreamerDecoder", "DreamerEnv", "ImaginedEnv", "ModelBasedEnvBase", "WorldModelEnv"]
 
@@ -149,7 +149,22 @@ def _by_name(
     return dict(zip(own, given, strict=True))
 
 
-class ImaginedEnv(ModelBasedEnvBase):
+class _NeverEnding(ModelBasedEnvBase):
+    """A world without ends."""
+
+    # A loop that resets by itself resets nothing here: no flag is ever set.
+    _passes_by = EnvBase._passes_by
+
+    def any_done(self, tensordict: TensorDictBase) -> bool:
+        """Say no: nothing ends here, and nobody waits for a device to learn that."""
+        return False
+
+    def maybe_reset(self, tensordict: TensorDictBase) -> EnvData:
+        """Give the root back."""
+        return tensordict
+
+
+class ImaginedEnv(_NeverEnding):
     """Imagine how a belief about the observation moves; reward 0, never done, and it never resets by itself.
 
     A reset to data with an ``observation`` of the real env is certain: that is the ``mean``, and ``var`` is 0. A belief
@@ -241,18 +256,6 @@ class ImaginedEnv(ModelBasedEnvBase):
             )
         out: Any = self.single_full_reward_spec.zero(td.batch_size)
         return out.to(self.device).set("observation", belief.select("mean", "var"))
-
-    _passes_by = (
-        EnvBase._passes_by
-    )  # a loop that resets by itself resets nothing here: no flag is ever set
-
-    def any_done(self, tensordict: TensorDictBase) -> bool:
-        """Say no: nothing ends here."""
-        return False
-
-    def maybe_reset(self, tensordict: TensorDictBase) -> EnvData:
-        """Give the root back."""
-        return tensordict
 
 
 class _WorldModel(Protocol):
@@ -351,7 +354,7 @@ class WorldModelEnv(ModelBasedEnvBase):
         return following.select(*keys, strict=False)
 
 
-class DreamerEnv(ModelBasedEnvBase):
+class DreamerEnv(_NeverEnding):
     """Imagine what follows from a latent state; it never ends, and never resets by itself.
 
     A reset begins with the ``state`` and ``belief`` that the data holds, and shows what else it holds of the
@@ -401,18 +404,6 @@ class DreamerEnv(ModelBasedEnvBase):
         drawn: Any = self.single_full_state_spec if begins else self.single_full_observation_spec
         return out.update(drawn.rand(shape, self._action_generator)).update(known)
 
-    _passes_by = (
-        EnvBase._passes_by
-    )  # a loop that resets by itself resets nothing here: no flag is ever set
-
-    def any_done(self, tensordict: TensorDictBase) -> bool:
-        """Say no: nothing ends here, and nobody waits for a device to learn that."""
-        return False
-
-    def maybe_reset(self, tensordict: TensorDictBase) -> EnvData:
-        """Give the root back."""
-        return tensordict
-
     def decode_obs(self, tensordict: TensorDictBase, compute_latents: bool = False) -> EnvData:
         """Write what a latent state looks like into its data, and give that back.
 
@@ -443,15 +434,6 @@ class DreamerDecoder(Transform):
         ArgumentTypeError: (a TypeError) when attached: the env inside is no `DreamerEnv`.
         ArgumentError: it has no decoder.
     """
-
-    def __init__(
-        self,
-        in_keys: Keys = None,
-        out_keys: Keys = None,
-        in_keys_inv: Keys = None,
-        out_keys_inv: Keys = None,
-    ):
-        super().__init__(in_keys, out_keys, in_keys_inv, out_keys_inv)
 
     def _call(self, next_td: TensorDictBase) -> TensorDictBase:
         return self._dreamer().decode_obs(next_td)

@@ -119,9 +119,8 @@ class PendulumEnv(SeededEnv):
         th, thdot, params = td["th"], td["thdot"], td["params"]
         speed, torque = params["max_speed"], params["max_torque"]
         action = td.get("action", None)
-        self._action_inputs["action"].require_form(
-            action, td.batch_size
-        )  # NaN is left to the equations
+        # NaN is left to the equations.
+        self._action_inputs["action"].require_form(action, td.batch_size)
         u = action.squeeze(-1).to(th.dtype).clamp(-torque, torque)
         cost = _normalised(th) ** 2 + 0.1 * thdot**2 + 0.001 * u**2
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 
+from envkit.arrays.elementwise import dtype_name
 from envkit.data.arguments import require_tensordict
 from envkit.data.transition import leaves
 from envkit.evaluation.outcome import EpisodeStats, episode_stats
@@ -81,7 +82,7 @@ class ShownRollout:
         for path, value in leaves(self.data):
             name = ".".join(path)
             if isinstance(value, torch.Tensor):
-                dtype = str(value.dtype).removeprefix("torch.")
+                dtype = dtype_name(value.dtype)
                 found.append((name, str(tuple(value.shape)), dtype, str(value.device)))
             else:
                 found.append((name, "", type(value).__name__, ""))

@@ -21,6 +21,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Generator, Tensor
 
+from envkit.arrays.elementwise import dtype_name
 from envkit.errors import (
     ArgumentTypeError,
     NoChoiceError,
@@ -53,7 +54,7 @@ def _text(spec: Any) -> str:
     if not spec._shown():
         facts = {"shape": tuple(spec.shape), **spec._facts(), "device": spec.device}
         if spec.dtype is not None:
-            facts["dtype"] = _short(spec.dtype)
+            facts["dtype"] = dtype_name(spec.dtype)
         return f"{name}({', '.join(f'{key}={fact}' for key, fact in facts.items())})"
     lines = [f"{label}: {part!r}," for label, part in spec._shown()]
     lines += [f"{key}={fact}," for key, fact in spec._facts().items()]
@@ -77,7 +78,7 @@ def _rows(label: str, spec: Any, depth: int) -> Iterator[tuple[int, list[str]]]:
         yield depth, [label, "None", "", "", "", ""]
         return
     facts = ", ".join(f"{key}={fact}" for key, fact in spec._facts().items())
-    dtype = "" if spec.dtype is None else _short(spec.dtype)
+    dtype = "" if spec.dtype is None else dtype_name(spec.dtype)
     device = "" if spec.device is None else str(spec.device)
     yield depth, [label, type(spec).__name__, str(tuple(spec.shape)), dtype, device, facts]
     for name, part in spec._shown():
@@ -88,10 +89,6 @@ def _cell(content: str, depth: int) -> str:
     return (
         f"<td style='text-align: left; padding-left: {0.5 + 1.5 * depth}em'>{escape(content)}</td>"
     )
-
-
-def _short(dtype: Any) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 class _Reshapable:

@@ -85,9 +85,7 @@ def make_composite_from_td(
 
 
 def _describe(td: TensorDictBase, value: Any, options: dict[str, bool]) -> TensorSpec:
-    if not isinstance(value, Tensor) and not is_tensor_collection(
-        value
-    ):  # a tensorclass unwraps it
+    if not isinstance(value, Tensor) and not is_tensor_collection(value):  # which td.get unwraps
         return NonTensor(td.batch_size, device=td.device, example_data=value)
     if isinstance(value, (NonTensorDataBase, NonTensorStack)):
         batched = isinstance(value, NonTensorStack)

@@ -602,9 +602,7 @@ class ActionScaling(_ActionForm):
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         make_room(self, ("loc", "scale"), state_dict, prefix)
-        if (
-            self._from_bounds and self.loc is not None
-        ):  # a dict of before the bounds were read has none
+        if self._from_bounds and self.loc is not None:  # before the bounds were read there are none
             state_dict.setdefault(prefix + "loc", self.loc)
             state_dict.setdefault(prefix + "scale", self.scale)
         super()._load_from_state_dict(state_dict, prefix, *rest)  # type: ignore[misc]

@@ -181,9 +181,7 @@ class ToTensorImage(_ImageTransform):
         divides = not value.is_floating_point() if self.from_int is None else self.from_int
         if not self.shape_tolerant or value.shape[-1] == 3:
             value = value.movedim(-1, -3)
-        image = (
-            value / 255 if divides else value
-        )  # of bytes in the default dtype, as in the reference
+        image = value / 255 if divides else value  # bytes become the default dtype
         image = image.to(torch.get_default_dtype() if self.dtype is None else self.dtype)
         return image.unsqueeze(-4) if self.unsqueeze else image
 

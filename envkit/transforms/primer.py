@@ -26,6 +26,7 @@ from tensordict import NonTensorData, TensorDict, TensorDictBase
 from torch import nn
 
 from envkit.arrays import episode_counters
+from envkit.arrays.elementwise import dtype_name
 from envkit.arrays.leaves import Changes, Leaves
 from envkit.data.arguments import as_bool
 from envkit.data.paths import Key, Path, as_key, as_path
@@ -35,7 +36,7 @@ from envkit.errors import ArgumentError, MissingKeyError, PrimerError
 from envkit.specs import Composite, NonTensor, TensorSpec, Unbounded
 from envkit.transforms.core.base import Transform, editable
 from envkit.transforms.core.compose import Compose
-from envkit.transforms.core.fusable import FusableTransform, LeavesOf, dtype_name, written
+from envkit.transforms.core.fusable import FusableTransform, LeavesOf, written
 from envkit.transforms.episodes import EpisodeTransform, InitTracker
 
 __all__ = [

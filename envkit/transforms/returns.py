@@ -14,12 +14,13 @@ from tensordict import TensorDictBase
 
 from envkit import rules
 from envkit.arrays import episode_counters
+from envkit.arrays.elementwise import dtype_name
 from envkit.arrays.leaves import Changes, Leaves
 from envkit.data.paths import Key, Path, as_key, as_path
 from envkit.errors import ArgumentError
 from envkit.specs import Composite, Unbounded
 from envkit.transforms.core.base import Keys, as_keys
-from envkit.transforms.core.fusable import FusableTransform, dtype_name
+from envkit.transforms.core.fusable import FusableTransform
 from envkit.transforms.episodes import EpisodeTransform
 
 __all__ = ["RewardSum", "TargetReturn"]

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict, TensorDictBase, is_non_tensor
 
+from envkit.arrays.elementwise import dtype_name
 from envkit.data.files import undamaged
 from envkit.data.paths import Path, as_key, nest
 from envkit.errors import ArgumentError, ArgumentTypeError, BatchSizeError
@@ -212,7 +213,7 @@ def layout_of(batch: TensorDictBase) -> Layout:
             continue
         is_text = is_non_tensor(value)
         shape = value.batch_size if is_text else value.shape
-        dtype = TEXT if is_text else str(value.dtype).removeprefix("torch.")
+        dtype = TEXT if is_text else dtype_name(value.dtype)
         if dtype not in _HELD:
             raise ArgumentError(
                 f"the entry {as_key(path)!r} has dtype {dtype}, which no column can hold. Convert it, or leave it "

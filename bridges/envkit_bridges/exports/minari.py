@@ -22,10 +22,10 @@ from pathlib import Path as File
 from typing import Any, TypedDict
 
 import numpy as np
-import torch
 from tensordict import TensorDictBase
 from typing_extensions import Unpack
 
+from envkit.arrays.elementwise import dtype_name
 from envkit.data.episodes import EpisodeNumbers, Piece
 from envkit.data.files import telling, undamaged, whole_folder
 from envkit.data.keywords import refuse_unknown
@@ -200,10 +200,10 @@ def _require_of_env(env: EnvBase, found: Iterable[Column]) -> None:
         is_alike = len(sizes) == len(column.shape) and all(
             wanted in (-1, size) for wanted, size in zip(sizes, column.shape, strict=True)
         )
-        if spec.dtype is not None and not (is_alike and column.dtype == _name(spec.dtype)):
+        if spec.dtype is not None and not (is_alike and column.dtype == dtype_name(spec.dtype)):
             raise ArgumentError(
                 f"the entry {as_key(column.path)!r} is {column.dtype} of shape {column.shape}, but env gives "
-                f"{_name(spec.dtype)} of shape {sizes}. {_fix(column, spec, is_alike)}"
+                f"{dtype_name(spec.dtype)} of shape {sizes}. {_fix(column, spec, is_alike)}"
             )
 
 
@@ -215,10 +215,6 @@ def _fix(column: Column, spec: TensorSpec, is_alike: bool) -> str:
             "whose data this is, with its transforms."
         )
     return "Pass the env whose data this is, with its transforms."
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def _require_elements(column: Column) -> None:
@@ -487,11 +483,9 @@ def _listed(metadata: Mapping[str, Any]) -> dict[str, Any]:
     told = {name: value for name, value in metadata.items() if value is not None}
     for name, value in told.items():
         if name in _LISTS:
-            texts = [value] if isinstance(value, str) else _as_list(value)
-            is_right, wanted = (
-                all(isinstance(one, str) for one in texts),
-                "a list of texts",
-            )
+            one_only = isinstance(value, str) or not isinstance(value, Iterable)
+            texts = [value] if one_only else list(value)
+            is_right, wanted = all(isinstance(one, str) for one in texts), "a list of texts"
             told[name] = texts if name == "requirements" else set(texts)
         elif name in _TEXTS:
             is_right, wanted = isinstance(value, str), "a text"
@@ -504,10 +498,6 @@ def _listed(metadata: Mapping[str, Any]) -> dict[str, Any]:
                 "metadata keeps."
             )
     return told
-
-
-def _as_list(value: Any) -> list[Any]:
-    return list(value) if isinstance(value, Iterable) else [value]
 
 
 # ---------------------------------------------------------------------------------------- writing
@@ -750,19 +740,15 @@ def _columns_named(episode: Any) -> Iterator[tuple[Path, np.ndarray]]:
         yield (name,), np.zeros((steps, 1), bool)
 
 
+_TAKEN = {
+    *("action", "collector", "done", "info", "next", "reward", "terminated", "truncated"),
+}
+
+
 def _carried(above: Path, tree: Any, name: str, steps: int) -> Iterator[tuple[Path, np.ndarray]]:
     for path, values in _leaves(tree):
         here = (*above, *(path or (name,)))
-        if here[0] in (
-            "action",
-            "collector",
-            "done",
-            "info",
-            "next",
-            "reward",
-            "terminated",
-            "truncated",
-        ):
+        if here[0] in _TAKEN:
             raise ArgumentError(
                 f"the dataset has an observation {here[0]!r}, which is the name of something else in a TensorDict. "
                 "Read it with minari.load_dataset."

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 
+from envkit.arrays.elementwise import dtype_name
 from envkit.batched.attributes import WorkerAttribute
 from envkit.batched.mixed import MixedEnv
 from envkit.env.base import EnvBase
@@ -159,11 +160,7 @@ class _OfSimulators:
 
     def _picture(self, frame: Any) -> torch.Tensor:
         frame = frame if isinstance(frame, torch.Tensor) else np.asarray(frame)
-        if (
-            str(frame.dtype).removeprefix("torch.") != "uint8"
-            or frame.ndim != 3
-            or frame.shape[2] != 3
-        ):
+        if dtype_name(frame.dtype) != "uint8" or frame.ndim != 3 or frame.shape[2] != 3:
             raise UnsupportedError(
                 f"render() of {self.env!r} gave {frame.dtype}{list(frame.shape)}, but a frame is uint8 [H, W, 3], and "
                 "an env with a batch gives one for each row. Make it with render_mode='rgb_array' if it has that "

@@ -127,9 +127,8 @@ class SB3View(VecEnv):
             for row, told in view.episode_infos(done).items():
                 infos[row]["episode"] = told
         for row in np.flatnonzero(~done).tolist():
-            if isinstance(
-                infos[row].get("episode"), dict
-            ):  # read in every step, zeros but at the end
+            # read in every step, zeros but at the end
+            if isinstance(infos[row].get("episode"), dict):
                 del infos[row]["episode"]
         return (
             self._shown(root),

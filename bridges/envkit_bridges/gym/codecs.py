@@ -27,6 +27,7 @@ import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 
+from envkit.arrays.elementwise import dtype_name
 from envkit.data.paths import Path, as_key, nest
 from envkit.errors import EncodingError, SpecError, SpecStackError
 from envkit.specs import (
@@ -856,7 +857,7 @@ def space_of(spec: TensorSpec) -> Any:
     shape = tuple(spec.shape)
     if isinstance(spec, NonTensor):
         return spaces.Text(max_length=4096)
-    dtype = np.dtype(str(spec.dtype).removeprefix("torch."))
+    dtype = np.dtype(dtype_name(spec.dtype))
     if isinstance(spec, MultiCategorical):
         return spaces.MultiDiscrete(list(spec.nvec))
     if isinstance(spec, OneHot | MultiOneHot | Binary):
@@ -889,7 +890,7 @@ def shown_space(spec: TensorSpec, spaces: Any) -> Any:
     if spec.dtype == torch.bool:
         return spaces.MultiBinary(tuple(spec.shape)) if spec.shape else spaces.Discrete(2)
     if isinstance(spec, Categorical) and spec.shape:
-        dtype = np.dtype(str(spec.dtype).removeprefix("torch."))
+        dtype = np.dtype(dtype_name(spec.dtype))
         return spaces.MultiDiscrete(np.full(tuple(spec.shape), spec.n), dtype=dtype)
     return space_of(spec)
 

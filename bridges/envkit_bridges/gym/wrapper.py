@@ -33,7 +33,6 @@ from envkit.env.seeding import seed_chain
 from envkit.env.tickets import Ticket
 from envkit.errors import (
     ArgumentError,
-    ArgumentTypeError,
     BatchSizeError,
     KeyCollisionError,
     SpecError,
@@ -47,6 +46,7 @@ from envkit_bridges.gym.info import Outcome, default_info_dict_reader
 from envkit_bridges.gym.like import GymLikeEnv
 from envkit_bridges.gym.rows import GymCore, reward_array
 from envkit_bridges.gym.vector import VectorCore, is_vector
+from envkit_bridges.libraries import no_object_of
 
 __all__ = ["GymWrapper"]
 
@@ -405,11 +405,7 @@ def _writes_rows(reader: Any) -> bool:
 def _batch_of(env: Any, batch_size: BatchSize | None) -> tuple[int, ...]:
     """Read the batch of an env object of a gym library, which ``batch_size`` may repeat."""
     if not (is_vector(env) or hasattr(env, "observation_space")):
-        fix = f"GymEnv({env!r})" if isinstance(env, str) else "GymEnv with the name of one"
-        raise ArgumentTypeError(
-            f"GymWrapper was given {env!r}, of type {type(env).__name__}, but wraps an env object "
-            f"of a gym library. Pass one, or let {fix} build it."
-        )
+        raise no_object_of("an env object of a gym library", "Gym", env)
     batch = (env.num_envs,) if is_vector(env) else ()
     if batch_size is not None and (size := as_batch_size(batch_size)) != torch.Size(batch):
         raise BatchSizeError(

@@ -13,8 +13,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Self, Unpack
 
+import jax
+
 from envkit.env.wrapper_hints import called_here
-from envkit.functional import WithoutInfo
+from envkit.functional import Box, Timestep, WithoutInfo
 from envkit.specs.annotations import Device
 from envkit_bridges.jax.env import JaxEnv
 from envkit_bridges.jax.options import JaxOptions
@@ -50,7 +52,7 @@ def _core_of(kind: type[SimulatorCore], given: dict[str, Any]) -> SimulatorCore:
 
 @dataclass(frozen=True)
 class ModelledCore(SimulatorCore):
-    """Core of an env object that keeps the model it steps with in an attribute; see `ModelledEnv`.
+    """Core of an env object of Brax's interface, which keeps the model it steps with in an attribute.
 
     ``other``: the model that it is reset and stepped with in place of that one.
     """
@@ -83,6 +85,24 @@ class ModelledCore(SimulatorCore):
                 yield self.env
             finally:
                 setattr(self.env, self.attribute, own)
+
+    @property
+    def action_space(self) -> Box:
+        """Actions between -1 and 1."""
+        return Box(-1.0, 1.0, (self.env.action_size,))
+
+    def reset(self, key: jax.Array) -> tuple[Any, Timestep]:
+        """Reset the env object; its metrics are the info."""
+        with self.modelled() as env:
+            state = env.reset(key)
+        return state, Timestep(state.obs, info=dict(state.metrics))
+
+    def step(self, state: Any, action: jax.Array) -> tuple[Any, Timestep]:
+        """Step the env object; ``done`` ends an episode for good."""
+        with self.modelled() as env:
+            state = env.step(state, action)
+        info = dict(state.metrics)
+        return state, Timestep(state.obs, state.reward, state.done > 0.5, info=info)
 
 
 _PUTTING = threading.RLock()

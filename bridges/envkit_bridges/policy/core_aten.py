@@ -165,15 +165,19 @@ def by_name(entries: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def _same(names: str) -> dict[str, str]:
+    """Name operators that the library's functions compute under the same name."""
+    return {name: name for name in names.split()}
+
+
 def bound(table: Mapping[str, Rule], library: Library) -> dict[str, Op]:
     """Write rules in one library."""
-    return {
-        name: Op(_in(rule.compute, library.xp), library, rule.casts) for name, rule in table.items()
-    }
-
-
-def _in(compute: str | Callable[..., Any], xp: SimpleNamespace) -> Callable[..., Any]:
-    return getattr(xp, compute) if isinstance(compute, str) else partial(compute, xp)
+    found = {}
+    for name, rule in table.items():
+        own = rule.compute
+        compute = getattr(library.xp, own) if isinstance(own, str) else partial(own, library.xp)
+        found[name] = Op(compute, library, rule.casts)
+    return found
 
 
 def _add(xp: Any, x: Any, y: Any, *, alpha: Any = 1) -> Any:
@@ -198,15 +202,9 @@ def _pow(xp: Any, x: Any, exponent: Any) -> Any:
     whole = isinstance(exponent, int | float) and float(exponent).is_integer()
     if whole and abs(exponent) <= 16 and not isinstance(x, int | float):
         return x ** int(exponent)
-    if (
-        isinstance(exponent, float) and abs(exponent) == 0.5
-    ):  # as torch: -inf and -0 give other numbers in a power
+    if isinstance(exponent, float) and abs(exponent) == 0.5:  # a power of -inf and -0 differs
         return xp.sqrt(x) if exponent > 0 else 1 / xp.sqrt(x)
     return xp.power(x, exponent)
-
-
-def _sign(xp: Any, x: Any) -> Any:
-    return xp.where(x != x, xp.zeros_like(x), xp.sign(x))  # of NaN it is 0 in torch
 
 
 def _clamp(xp: Any, x: Any, low: Any = None, high: Any = None) -> Any:
@@ -215,35 +213,10 @@ def _clamp(xp: Any, x: Any, low: Any = None, high: Any = None) -> Any:
     return x if high is None else xp.minimum(x, high)
 
 
-def _elu(xp: Any, x: Any, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Any:
-    below = alpha * xp.expm1(xp.minimum(x, 0) * input_scale)
-    return scale * xp.where(x > 0, x, below)
-
-
 def _gelu(xp: Any, x: Any, *, approximate: str = "none") -> Any:
     if approximate == "tanh":
         return 0.5 * x * (1 + xp.tanh((2 / pi) ** 0.5 * (x + 0.044715 * x**3)))
     return 0.5 * x * (1 + xp.erf(x * 0.5**0.5))
-
-
-def _round(xp: Any, x: Any, *, decimals: int = 0) -> Any:
-    return xp.round(x, decimals)
-
-
-def _addcmul(xp: Any, x: Any, one: Any, two: Any, *, value: Any = 1) -> Any:
-    return x + value * one * two
-
-
-def _addcdiv(xp: Any, x: Any, one: Any, two: Any, *, value: Any = 1) -> Any:
-    return x + value * one / two
-
-
-def _identity(xp: Any, x: Any) -> Any:
-    return x
-
-
-def _copy(xp: Any, destination: Any, source: Any) -> Any:
-    return xp.broadcast_to(source, destination.shape)
 
 
 _ARITHMETIC = rules(
@@ -255,52 +228,27 @@ _ARITHMETIC = rules(
         "pow.Tensor_Scalar pow.Tensor_Tensor pow.Scalar": _pow,
         "remainder.Tensor remainder.Scalar": "remainder",
         "fmod.Tensor fmod.Scalar": "fmod",
-        "maximum": "maximum",
-        "minimum": "minimum",
+        **_same(
+            "maximum minimum hypot abs reciprocal sqrt rsqrt exp expm1 log log1p log2 log10 sin cos tan sinh cosh "
+            "tanh erf erfinv lgamma digamma floor ceil trunc sigmoid"
+        ),
+        **{f"a{name}": f"arc{name}" for name in ("sin", "cos", "tan", "sinh", "cosh", "tanh")},
         "atan2": "arctan2",
-        "hypot": "hypot",
-        "addcmul": _addcmul,
-        "addcdiv": _addcdiv,
-        "clamp clamp.Tensor": _clamp,
-        "abs": "abs",
         "neg": "negative",
-        "sign": _sign,
-        "reciprocal": "reciprocal",
-        "sqrt": "sqrt",
-        "rsqrt": "rsqrt",
-        "exp": "exp",
-        "expm1": "expm1",
-        "log": "log",
-        "log1p": "log1p",
-        "log2": "log2",
-        "log10": "log10",
-        "sin": "sin",
-        "cos": "cos",
-        "tan": "tan",
-        "asin": "arcsin",
-        "acos": "arccos",
-        "atan": "arctan",
-        "sinh": "sinh",
-        "cosh": "cosh",
-        "tanh": "tanh",
-        "asinh": "arcsinh",
-        "acosh": "arccosh",
-        "atanh": "arctanh",
-        "erf": "erf",
-        "erfinv": "erfinv",
-        "lgamma": "lgamma",
-        "digamma": "digamma",
-        "floor": "floor",
-        "ceil": "ceil",
-        "trunc": "trunc",
-        "round round.decimals": _round,
+        "addcmul": lambda xp, x, one, two, *, value=1: x + value * one * two,
+        "addcdiv": lambda xp, x, one, two, *, value=1: x + value * one / two,
+        "clamp clamp.Tensor": _clamp,
+        # of NaN it is 0 in torch
+        "sign": lambda xp, x: xp.where(x != x, xp.zeros_like(x), xp.sign(x)),
+        "round round.decimals": lambda xp, x, *, decimals=0: xp.round(x, decimals),
         "relu": lambda xp, x: xp.maximum(x, 0),
-        "sigmoid": "sigmoid",
-        "elu": _elu,
+        "elu": lambda xp, x, alpha=1.0, scale=1.0, input_scale=1.0: (
+            scale * xp.where(x > 0, x, alpha * xp.expm1(xp.minimum(x, 0) * input_scale))
+        ),
         "gelu": _gelu,
         "leaky_relu": lambda xp, x, slope=0.01: xp.where(x > 0, x, slope * x),
         "hardtanh": lambda xp, x, low=-1.0, high=1.0: xp.clip(x, low, high),
-        "copy": _copy,
+        "copy": lambda xp, destination, source: xp.broadcast_to(source, destination.shape),
     },
     casts=True,
 )
@@ -313,23 +261,18 @@ _TESTS = rules(
         "le.Tensor le.Scalar": "less_equal",
         "gt.Tensor gt.Scalar": "greater",
         "ge.Tensor ge.Scalar": "greater_equal",
-        "isnan": "isnan",
-        "isinf": "isinf",
-        "logical_and": "logical_and",
-        "logical_or": "logical_or",
-        "logical_xor": "logical_xor",
-        "logical_not": "logical_not",
-        "bitwise_and.Tensor bitwise_and.Scalar": "bitwise_and",
-        "bitwise_or.Tensor bitwise_or.Scalar": "bitwise_or",
-        "bitwise_xor.Tensor bitwise_xor.Scalar": "bitwise_xor",
-        "bitwise_not": "bitwise_not",
+        **_same("isnan isinf logical_and logical_or logical_xor logical_not bitwise_not"),
+        **{
+            f"{name}.Tensor {name}.Scalar": name
+            for name in ("bitwise_and", "bitwise_or", "bitwise_xor")
+        },
     }
 )
 
 _OTHERS = rules(
     {
         "where.self where.ScalarOther where.ScalarSelf where.Scalar": "where",
-        "_to_copy clone alias lift_fresh_copy": _identity,
+        "_to_copy clone alias lift_fresh_copy": lambda xp, x: x,
     }
 )
 
@@ -350,20 +293,14 @@ def in_width(xp: Any, value: Any) -> Any:
     return value
 
 
-def _full(xp: Any, size: Sequence[int], value: Any) -> Any:
-    return xp.full(tuple(size), in_width(xp, value))
-
-
-def _arange(xp: Any, start: Any, end: Any, step: Any = 1) -> Any:
-    return xp.arange(*(in_width(xp, number) for number in (start, end, step)))
-
-
 MAKING = rules(
     {
-        "full": _full,
+        "full": lambda xp, size, value: xp.full(tuple(size), in_width(xp, value)),
         "full_like": lambda xp, x, value: xp.full(x.shape, in_width(xp, value)),
         "scalar_tensor": lambda xp, value: xp.asarray(in_width(xp, value)),
-        "arange.start_step": _arange,
+        "arange.start_step": lambda xp, start, end, step=1: xp.arange(
+            *(in_width(xp, number) for number in (start, end, step))
+        ),
         "empty.memory_format": lambda xp, size: xp.zeros(tuple(size)),
         "empty_permuted": lambda xp, size, layout: xp.zeros(tuple(size)),
     }
@@ -408,32 +345,6 @@ def _span(
     return (slice(None),) * (dim % x.ndim) + (slice(start, end, step),)
 
 
-def _slice(
-    xp: Any, x: Any, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
-) -> Any:
-    return x[_span(x, dim, start, end, step)]
-
-
-def _slice_scatter(
-    xp: Any,
-    x: Any,
-    source: Any,
-    dim: int = 0,
-    start: int | None = None,
-    end: int | None = None,
-    step: int = 1,
-) -> Any:
-    return xp.put(x, _span(x, dim, start, end, step), source, "set")
-
-
-def _select(xp: Any, x: Any, dim: int, index: int) -> Any:
-    return x[_at(x, dim, index)]
-
-
-def _select_scatter(xp: Any, x: Any, source: Any, dim: int, index: int) -> Any:
-    return xp.put(x, _at(x, dim, index), source, "set")
-
-
 def _at(x: Any, dim: int, index: int) -> tuple[slice | int, ...]:
     return (slice(None),) * (dim % x.ndim) + (index,)
 
@@ -444,10 +355,6 @@ def _places(indices: Sequence[Any]) -> tuple[Any, ...]:
             "the mask of an index decides how many elements there are; use torch.where"
         )
     return tuple(slice(None) if index is None else index for index in indices)
-
-
-def _index(xp: Any, x: Any, indices: Sequence[Any]) -> Any:
-    return xp.indexed(x, _places(indices))
 
 
 def _index_put(
@@ -462,14 +369,6 @@ def _index_put(
         mask = first.reshape(first.shape + (1,) * (x.ndim - first.ndim))
         return xp.where(mask, values.reshape(()), x)
     return xp.put(x, _places(indices), values, "add" if accumulate else "set")
-
-
-def _index_select(xp: Any, x: Any, dim: int, index: Any) -> Any:
-    return x if x.ndim == 0 else xp.picked(x, index, dim)
-
-
-def _diagonal(xp: Any, x: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
-    return xp.diagonal(x, offset, dim1, dim2)
 
 
 def _gather(xp: Any, x: Any, dim: int, index: Any, *, sparse_grad: bool = False) -> Any:
@@ -507,10 +406,6 @@ def _scatter(
     return xp.put(x, tuple(grid), source, _REDUCTIONS[reduce])
 
 
-def _scatter_add(xp: Any, x: Any, dim: int, index: Any, source: Any) -> Any:
-    return _scatter(xp, x, dim, index, source, reduce="add")
-
-
 def _scatter_reduce(
     xp: Any, x: Any, dim: int, index: Any, source: Any, reduce: str, *, include_self: bool = True
 ) -> Any:
@@ -535,10 +430,6 @@ def _neutral(xp: Any, reduction: str, dtype: Any) -> Any:
         range_ = xp.iinfo(dtype)
         return xp.asarray(range_.min if reduction == "max" else range_.max, dtype)
     return xp.asarray(-xp.inf if reduction == "max" else xp.inf, dtype)
-
-
-def _repeat(xp: Any, x: Any, repeats: Sequence[int]) -> Any:
-    return xp.tile(x, tuple(repeats))
 
 
 def _pad(xp: Any, x: Any, pad: Sequence[int], value: Any = 0) -> Any:
@@ -566,22 +457,28 @@ SHAPING = {
             "squeeze squeeze.dim squeeze.dims": _squeeze,
             "unsqueeze": "expand_dims",
             "split_with_sizes": _split,
-            "slice.Tensor": _slice,
-            "select.int": _select,
-            "index.Tensor": _index,
-            "index_select": _index_select,
+            "slice.Tensor": lambda xp, x, dim=0, start=None, end=None, step=1: x[
+                _span(x, dim, start, end, step)
+            ],
+            "select.int": lambda xp, x, dim, index: x[_at(x, dim, index)],
+            "index.Tensor": lambda xp, x, indices: xp.indexed(x, _places(indices)),
+            "index_select": lambda xp, x, dim, index: xp.picked(x, index, dim) if x.ndim else x,
             "gather": _gather,
             "flip": "flip",
-            "repeat": _repeat,
+            "repeat": lambda xp, x, repeats: xp.tile(x, tuple(repeats)),
             "constant_pad_nd": _pad,
             "unfold": _unfold,
             "index_put": _index_put,
             "scatter.src scatter.value scatter.reduce scatter.value_reduce": _scatter,
-            "scatter_add": _scatter_add,
+            "scatter_add": partial(_scatter, reduce="add"),
             "scatter_reduce.two": _scatter_reduce,
-            "diagonal": _diagonal,
-            "slice_scatter": _slice_scatter,
-            "select_scatter": _select_scatter,
+            "diagonal": lambda xp, x, offset=0, dim1=0, dim2=1: xp.diagonal(x, offset, dim1, dim2),
+            "slice_scatter": lambda xp, x, source, dim=0, start=None, end=None, step=1: xp.put(
+                x, _span(x, dim, start, end, step), source, "set"
+            ),
+            "select_scatter": lambda xp, x, source, dim, index: xp.put(
+                x, _at(x, dim, index), source, "set"
+            ),
             "sym_size.int": lambda xp, x, dim: x.shape[dim],
         }
     ),
@@ -671,10 +568,6 @@ def _median(xp: Any, x: Any, dim: int, keepdim: bool = False) -> tuple[Any, Any]
     return xp.where(lost, xp.nan, value), xp.where(lost, first, order)
 
 
-def _median_of_all(xp: Any, x: Any) -> Any:
-    return _median(xp, x.reshape(-1), 0)[0]
-
-
 def _size(x: Any, dim: int) -> int:
     return x.shape[dim] if x.ndim else 1
 
@@ -702,10 +595,6 @@ def _running(extreme: str) -> Callable[..., Any]:
         return best, xp.cummax(xp.where(is_best, places, -1), dim)
 
     return over
-
-
-def _log_cum_sum_exp(xp: Any, x: Any, dim: int) -> Any:
-    return xp.logcumsumexp(x, dim % x.ndim) if x.ndim else x
 
 
 def _search(
@@ -736,12 +625,6 @@ def _search(
     return low
 
 
-def _bucketize(
-    xp: Any, values: Any, ordered: Any, *, out_int32: bool = False, right: bool = False
-) -> Any:
-    return _search(xp, ordered, values, right=right)
-
-
 REDUCING = {
     **rules(
         {
@@ -750,7 +633,7 @@ REDUCING = {
             "prod prod.dim_int": _along("prod"),
             "cumsum": lambda xp, x, dim: xp.cumsum(x, axis=dim),
             "cumprod": lambda xp, x, dim: xp.cumprod(x, axis=dim),
-            "logcumsumexp": _log_cum_sum_exp,
+            "logcumsumexp": lambda xp, x, dim: xp.logcumsumexp(x, dim % x.ndim) if x.ndim else x,
             "var.correction": _var,
             "linalg_vector_norm": _vector_norm,
             "amax max": _along("max"),
@@ -770,12 +653,14 @@ REDUCING = {
             "sort sort.stable": _sort,
             "topk": _topk,
             "median.dim": _median,
-            "median": _median_of_all,
+            "median": lambda xp, x: _median(xp, x.reshape(-1), 0)[0],
             "kthvalue": _kth_value,
             "cummax": _running("cummax"),
             "cummin": _running("cummin"),
             "searchsorted.Tensor searchsorted.Scalar": _search,
-            "bucketize.Tensor bucketize.Scalar": _bucketize,
+            "bucketize.Tensor bucketize.Scalar": lambda xp, values, ordered, *, out_int32=False, right=False: (
+                _search(xp, ordered, values, right=right)
+            ),
         }
     ),
 }
@@ -849,10 +734,6 @@ def _instance_norm(
     return _affine(out, weight, bias, shape), mean.reshape(-1), scale.reshape(-1)
 
 
-def _embedding(xp: Any, weight: Any, indices: Any, *_: Any) -> Any:
-    return xp.picked(weight, indices, 0)
-
-
 def _softmax(xp: Any, x: Any, dim: int, half_to_float: bool) -> Any:
     sizes = xp.exp(x - x.max(axis=dim, keepdims=True))
     return sizes / sizes.sum(axis=dim, keepdims=True)
@@ -890,7 +771,7 @@ LAYERS = rules(
         "_native_batch_norm_legit.no_stats": _in_float32(_instance_norm),
         "_softmax": _in_float32(_softmax),
         "_log_softmax": _in_float32(_log_softmax),
-        "embedding": _embedding,
+        "embedding": lambda xp, weight, indices, *_: xp.picked(weight, indices, 0),
         "_trilinear": _trilinear,
     }
 )

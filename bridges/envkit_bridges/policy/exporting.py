@@ -152,7 +152,7 @@ def export(module: torch.nn.Module, signature: Signature, *, rows: int) -> Expor
                 failure = error
     if isinstance(failure, _ForwardError):
         reads = {".".join(path): shape for path, shape, _ in signature.reads}
-        raise refusal(failure.error, module, reads) from failure.error
+        raise refusal(failure.args[0], module, reads) from failure.args[0]
     said = (str(failure).strip() or type(failure).__name__).splitlines()[0].rstrip(".")
     raise TranslationError(
         f"torch.export cannot follow {type(module).__name__}: {said}. Change that, or {STEPWISE}."
@@ -175,10 +175,6 @@ def _export(module: torch.nn.Module, signature: Signature, rows: int | None) -> 
 
 class _ForwardError(Exception):
     """What the forward of a module raised, apart from all that export itself may raise."""
-
-    def __init__(self, error: Exception):
-        super().__init__(error)
-        self.error = error
 
 
 class _ByPath(torch.nn.Module):
@@ -270,7 +266,8 @@ def _tracing() -> Iterator[None]:
         stack.enter_context(warnings.catch_warnings())
         stack.enter_context(torch.no_grad())
         stack.enter_context(sdpa_kernel([SDPBackend.MATH]))
-        stack.enter_context(_known_outcomes())
+        stack.enter_context(_Answering())
+        stack.enter_context(_without_refusal_of_safe_tanh())
         stack.callback(Distribution.set_default_validate_args, checked)
         if "TORCH_LOGS" not in os.environ:
             stack.enter_context(_without_logs())
@@ -320,13 +317,6 @@ _ANSWERS: Mapping[tuple[str, str], Any] = {
 }
 _DATA = torch.Tensor.data.__get__  # type: ignore[attr-defined]
 _CONTINUOUS = "torchrl.modules.distributions.continuous"
-
-
-@contextmanager
-def _known_outcomes() -> Iterator[None]:
-    """Tell a trace what comes of all this, while the context is open."""
-    with _Answering(), _without_refusal_of_safe_tanh():
-        yield
 
 
 class _Answering(TorchFunctionMode):

@@ -365,9 +365,8 @@ class Stepwise:
                 got = _written(td.copy(), plan, inputs)
         for path, value in leaves(wanted):
             other = got.get(as_key(path), None)
-            if other is value or not isinstance(
-                value, torch.Tensor
-            ):  # text is no outcome of a program
+            # text is no outcome of a program
+            if other is value or not isinstance(value, torch.Tensor):
                 continue
             if other is None or other.dtype != value.dtype or not _is_close(other, value):
                 return f"NumPy gives another {as_key(path)!r} than the module"

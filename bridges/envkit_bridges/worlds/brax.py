@@ -14,18 +14,17 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Literal, Unpack
 
-import jax
 import numpy as np
 
 from envkit.data.keywords import refuse_unknown
-from envkit.errors import ArgumentError, ArgumentTypeError, UnsupportedError
-from envkit.functional import Box, RandomizeAt, Randomizer, ResetMode, Timestep
+from envkit.errors import ArgumentError, UnsupportedError
+from envkit.functional import RandomizeAt, Randomizer, ResetMode
 from envkit.specs.annotations import BatchSize, Device
 from envkit_bridges import offscreen
 from envkit_bridges.jax.options import JaxOptions, ResetRows
 from envkit_bridges.jax.rendering import require_drawable
 from envkit_bridges.jax.simulator import EnvNames, ModelledCore, SimulatorEnv, quietly, require_name
-from envkit_bridges.libraries import require
+from envkit_bridges.libraries import no_object_of, require
 
 __all__ = [
     "BraxCore",
@@ -48,23 +47,6 @@ class BraxCore(ModelledCore):
     """A bare Brax env as a `StatelessEnv`; its state is Brax's ``State``, its model Brax's ``System``."""
 
     attribute = "sys"
-
-    @property
-    def action_space(self) -> Box:
-        """Brax scales actions itself: every component lies in [-1, 1]."""
-        return Box(-1.0, 1.0, (self.env.action_size,))
-
-    def reset(self, key: jax.Array) -> tuple[Any, Timestep]:
-        """Reset; the observation is also part of the state."""
-        with self.modelled() as env:
-            state = env.reset(key)
-        return state, Timestep(state.obs, info=state.metrics)
-
-    def step(self, state: Any, action: jax.Array) -> tuple[Any, Timestep]:
-        """Step by Brax's own ``step``."""
-        with self.modelled() as env:
-            state = env.step(state, action)
-        return state, Timestep(state.obs, state.reward, state.done > 0.5, info=state.metrics)
 
     def render(self, states: Sequence[Any], **options: Any) -> Sequence[np.ndarray]:
         """Draw by Brax's own ``render``, with MuJoCo: ``height``, ``width``, ``camera``.
@@ -116,11 +98,7 @@ class BraxWrapper(SimulatorEnv):
                 "Brax envs give no pixels here. Draw stored states with env.render(td) instead."
             )
         if not hasattr(env, "action_size"):
-            fix = f"BraxEnv({env!r})" if isinstance(env, str) else "BraxEnv with the name of one"
-            raise ArgumentTypeError(
-                f"BraxWrapper was given {env!r}, of type {type(env).__name__}, but wraps an env object "
-                f"of Brax. Pass one, or let {fix} build it."
-            )
+            raise no_object_of("an env object of Brax", "Brax", env)
         if device is None and options.get("devices") is None:
             warnings.warn(
                 "no device was given to a Brax env: torch data and JAX arrays stay on the CPU. "

@@ -25,7 +25,7 @@ from envkit.functional import Box, Discrete, Timestep, WrapperState
 from envkit.specs.annotations import Device
 from envkit_bridges.jax.options import JaxOptions
 from envkit_bridges.jax.simulator import SimulatorCore, SimulatorEnv
-from envkit_bridges.libraries import EnvNames, fetched, quietly, require, require_name
+from envkit_bridges.libraries import EnvNames, fetched, no_object_of, quietly, require, require_name
 from envkit_bridges.offscreen import in_memory
 
 __all__ = ["GymnaxCore", "GymnaxEnv", "GymnaxWrapper", "build", "env_names", "fetching_names"]
@@ -225,10 +225,8 @@ def _require_bare(env: Any) -> None:
             f"{type(env).__name__} is one of gymnax's wrappers, which step and reset by themselves. Pass the env "
             "that it wraps, and let transforms do what the wrapper does."
         )
-    fix = f"GymnaxEnv({env!r})" if isinstance(env, str) else "GymnaxEnv with the name of one"
-    raise ArgumentTypeError(
-        f"GymnaxWrapper was given {env!r}, of type {type(env).__name__}, but wraps an env object of gymnax. "
-        f"Pass one (the first of what gymnax.make gives), or let {fix} build it."
+    raise no_object_of(
+        "an env object of gymnax, the first of what gymnax.make gives", "Gymnax", env
     )
 
 

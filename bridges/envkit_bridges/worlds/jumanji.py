@@ -25,7 +25,7 @@ from tensordict import TensorDict
 from envkit.data.arguments import as_bool
 from envkit.data.keywords import Default
 from envkit.data.paths import tensordict_of
-from envkit.errors import ArgumentError, ArgumentTypeError, SpecTypeError
+from envkit.errors import ArgumentError, SpecTypeError
 from envkit.functional import Box, Discrete, MultiDiscrete, Timestep, name_of
 from envkit.specs.annotations import Device
 from envkit_bridges.dlpack import to_torch
@@ -33,7 +33,7 @@ from envkit_bridges.jax.options import JaxOptions
 from envkit_bridges.jax.programs import Programs
 from envkit_bridges.jax.simulator import SimulatorCore, SimulatorEnv
 from envkit_bridges.jax.transformed_rows import observation_leaves
-from envkit_bridges.libraries import EnvNames, fetched, quietly, require, require_name
+from envkit_bridges.libraries import EnvNames, fetched, no_object_of, quietly, require, require_name
 from envkit_bridges.offscreen import in_memory
 
 __all__ = [
@@ -198,11 +198,7 @@ class JumanjiWrapper(SimulatorEnv):
 def _require_bare(env: Any) -> None:
     kind = require("jumanji.env").Environment
     if not isinstance(env, kind):
-        fix = f"JumanjiEnv({env!r})" if isinstance(env, str) else "JumanjiEnv with the name of one"
-        raise ArgumentTypeError(
-            f"JumanjiWrapper was given {env!r}, of type {type(env).__name__}, but wraps an env object of "
-            f"Jumanji. Pass one, or let {fix} build it."
-        )
+        raise no_object_of("an env object of Jumanji", "Jumanji", env)
     wrappers = require("jumanji.wrappers")
     if isinstance(
         env, wrappers.VmapWrapper | wrappers.AutoResetWrapper | wrappers.VmapAutoResetWrapper

@@ -29,13 +29,13 @@ from envkit.errors import (
     FetchError,
     UnsupportedError,
 )
-from envkit.functional import Box, Randomizer, Timestep
+from envkit.functional import Randomizer
 from envkit.specs.annotations import Device
 from envkit_bridges import offscreen
 from envkit_bridges.jax.options import JaxOptions
 from envkit_bridges.jax.rendering import require_drawable
 from envkit_bridges.jax.simulator import EnvNames, ModelledCore, SimulatorEnv, quietly, require_name
-from envkit_bridges.libraries import require
+from envkit_bridges.libraries import no_object_of, require
 
 __all__ = [
     "MujocoPlaygroundEnv",
@@ -58,24 +58,6 @@ class PlaygroundCore(ModelledCore):
     """A bare env of MuJoCo Playground as a `StatelessEnv`; its state is the library's ``State``."""
 
     attribute = "_mjx_model"
-
-    @property
-    def action_space(self) -> Box:
-        """The library scales actions itself: every component lies in [-1, 1]."""
-        return Box(-1.0, 1.0, (self.env.action_size,))
-
-    def reset(self, key: jax.Array) -> tuple[Any, Timestep]:
-        """Reset; the observation is also part of the state."""
-        with self.modelled() as env:
-            state = env.reset(key)
-        return state, Timestep(state.obs, info=dict(state.metrics))
-
-    def step(self, state: Any, action: jax.Array) -> tuple[Any, Timestep]:
-        """Step by the library's own ``step``."""
-        with self.modelled() as env:
-            state = env.step(state, action)
-        info = dict(state.metrics)
-        return state, Timestep(state.obs, state.reward, state.done > 0.5, info=info)
 
     def render(self, states: Sequence[Any], **options: Any) -> Sequence[np.ndarray]:
         """Draw by the library's own ``render``: ``height``, ``width``, ``camera``, ``scene_option``.
@@ -118,11 +100,7 @@ class PlaygroundWrapper(SimulatorEnv):
         **options: Unpack[JaxOptions],
     ):
         if not isinstance(env, _library().MjxEnv):
-            fix = f"PlaygroundEnv({env!r})" if isinstance(env, str) else "PlaygroundEnv"
-            raise ArgumentTypeError(
-                f"PlaygroundWrapper was given {env!r}, of type {type(env).__name__}, but wraps an env object of "
-                f"mujoco_playground. Pass one, or let {fix} build it by name."
-            )
+            raise no_object_of("an env object of mujoco_playground", "Playground", env)
         if env.unwrapped is not env:
             raise ArgumentError(
                 f"{type(env).__name__} is one of Playground's wrappers, which batch, limit or reset episodes "

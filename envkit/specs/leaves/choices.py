@@ -22,6 +22,7 @@ import torch
 from torch import Generator, Tensor
 from torch.compiler import is_exporting
 
+from envkit.arrays.elementwise import dtype_name
 from envkit.arrays.integers import as_int
 from envkit.errors import ArgumentError, EncodingError, SpecError, SpecMaskError
 from envkit.specs.annotations import Device, Numbers, Shape, Value, as_device, require_numbers
@@ -237,8 +238,10 @@ class _Choices(LeafSpec):
     # -- conversion --------------------------------------------------------------------
 
     def _facts(self) -> dict[str, Any]:
-        masked = {} if self._mask is None else {"masked": True}
-        return {"n": self.n, **masked}
+        return {"n": self.n, **self._masked()}
+
+    def _masked(self) -> dict[str, Any]:
+        return {} if self._mask is None else {"masked": True}
 
     @property
     def n(self) -> int:
@@ -246,18 +249,20 @@ class _Choices(LeafSpec):
         return sum(self._sizes)
 
     def to_one_hot(self, value: Value, safe: bool | None = None) -> Tensor:
-        self._check_if_safe(value, safe)
-        return self.to_one_hot_spec()._from_index(self._to_index(value))
+        return self._converted(value, self.to_one_hot_spec(), safe)
 
     def to_categorical(self, value: Value, safe: bool | None = None) -> Tensor:
+        return self._converted(value, self.to_categorical_spec(), safe)
+
+    def _converted(self, value: Any, spec: _Choices, safe: bool | None) -> Tensor:
         self._check_if_safe(value, safe)
-        return self.to_categorical_spec()._from_index(self._to_index(value))
+        return value if type(spec) is type(self) else spec._from_index(self._to_index(value))
 
     def to_one_hot_spec(self) -> _Choices:
-        raise NotImplementedError
+        return self.clone()
 
     def to_categorical_spec(self) -> _Choices:
-        raise NotImplementedError
+        return self.clone()
 
 
 class _SingleChoice(_Choices):
@@ -310,8 +315,7 @@ class _MultipleChoice(_Choices):
         return kind(sizes, self._shape, self._device, self._dtype, mask=mask)
 
     def _facts(self) -> dict[str, Any]:
-        masked = {} if self._mask is None else {"masked": True}
-        return {"nvec": list(self._sizes), **masked}
+        return {"nvec": list(self._sizes), **self._masked()}
 
 
 class _HotChoice(_Choices):
@@ -460,13 +464,6 @@ class Categorical(_SingleChoice):
     def to_one_hot_spec(self) -> OneHot:
         return OneHot(self._n, (*self._shape, self._n), self._device, mask=self._mask)
 
-    def to_categorical(self, value: Value, safe: bool | None = None) -> Tensor:
-        self._check_if_safe(value, safe)
-        return value
-
-    def to_categorical_spec(self) -> Categorical:
-        return self.clone()
-
 
 class OneHot(_SingleChoice, _HotChoice):
     """Describe one-hot vectors: exactly one of the ``n`` last entries is active.
@@ -539,13 +536,6 @@ class OneHot(_SingleChoice, _HotChoice):
             )
         return np.array([raws[number] for number in numbers.flatten()]).reshape(numbers.shape)
 
-    def to_one_hot(self, value: Value, safe: bool | None = None) -> Tensor:
-        self._check_if_safe(value, safe)
-        return value
-
-    def to_one_hot_spec(self) -> OneHot:
-        return self.clone()
-
     def to_categorical_spec(self) -> Categorical:
         return Categorical(self._n, self._shape[:-1], self._device, mask=self._mask)
 
@@ -617,8 +607,8 @@ class MultiCategorical(_MultipleChoice):
         return rows[0] if len(rows) and bool((rows == rows[:1]).all()) else self._nvec
 
     def _facts(self) -> dict[str, Any]:
-        masked = {} if self._mask is None else {"masked": True}
-        return {"nvec": "unknown" if self._nvec.is_meta else self._nvec.tolist(), **masked}
+        nvec = "unknown" if self._nvec.is_meta else self._nvec.tolist()
+        return {"nvec": nvec, **self._masked()}
 
     def _select(self, axis: int, index: Tensor) -> MultiCategorical:
         if axis < len(self._free_shape):
@@ -640,13 +630,6 @@ class MultiCategorical(_MultipleChoice):
         sizes = self._sizes
         shape = (*self._shape[:-1], sum(sizes))
         return MultiOneHot(sizes, shape, self._device, mask=self._mask)
-
-    def to_categorical(self, value: Value, safe: bool | None = None) -> Tensor:
-        self._check_if_safe(value, safe)
-        return value
-
-    def to_categorical_spec(self) -> MultiCategorical:
-        return self.clone()
 
 
 class MultiOneHot(_MultipleChoice, _HotChoice):
@@ -689,13 +672,6 @@ class MultiOneHot(_MultipleChoice, _HotChoice):
     def _signature(self) -> tuple[Any, ...]:
         return (*super()._signature(), self._nvec)
 
-    def to_one_hot(self, value: Value, safe: bool | None = None) -> Tensor:
-        self._check_if_safe(value, safe)
-        return value
-
-    def to_one_hot_spec(self) -> MultiOneHot:
-        return self.clone()
-
     def to_categorical_spec(self) -> MultiCategorical:
         shape = (*self._shape[:-1], len(self._nvec))
         return MultiCategorical(self._nvec, shape, self._device, mask=self._mask)
@@ -716,7 +692,7 @@ def _counts_in(nvec: Numbers, device: torch.device | None) -> Tensor:
     """Give numbers of options as int64; floats that are whole are numbers of options, others and bools are refused."""
     if not isinstance(nvec, Tensor | np.ndarray):
         listed = np.asarray(nvec, object).flat
-    elif str(nvec.dtype).removeprefix("torch.").startswith(("int", "uint")):
+    elif dtype_name(nvec.dtype).startswith(("int", "uint")):
         listed = ()  # no need to look at each
     else:
         listed = nvec.flatten().tolist()

@@ -32,7 +32,6 @@ __all__ = [
     "FusableTransform",
     "LeavesOf",
     "MomentTransform",
-    "dtype_name",
     "take_out",
     "written",
 ]
@@ -59,11 +58,6 @@ class LeavesOf(Leaves):
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """Give the name a dtype has in every namespace; see `envkit.arrays.elementwise`."""
-    return str(dtype).removeprefix("torch.")
 
 
 def take_out(tree: Any, path: Path) -> None:

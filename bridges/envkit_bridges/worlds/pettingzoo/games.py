@@ -20,9 +20,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from envkit.errors import ArgumentError, ArgumentTypeError, NotResetError, OutputShapeError
+from envkit.errors import ArgumentError, NotResetError, OutputShapeError
 from envkit_bridges.gym.rows import flags_of
-from envkit_bridges.libraries import require
+from envkit_bridges.libraries import no_object_of, require
 
 __all__ = ["Game", "ParallelGame", "TurnGame", "game_of"]
 
@@ -38,11 +38,7 @@ def game_of(env: Any) -> Game:
     """
     library = require("pettingzoo")
     if not isinstance(env, library.ParallelEnv | library.AECEnv):
-        fix = f"PettingZooEnv({env!r})" if isinstance(env, str) else "PettingZooEnv"
-        raise ArgumentTypeError(
-            f"PettingZooWrapper was given {env!r}, of type {type(env).__name__}, but wraps a ParallelEnv or an "
-            f"AECEnv of PettingZoo. Pass one, or let {fix} build it."
-        )
+        raise no_object_of("a ParallelEnv or an AECEnv of PettingZoo", "PettingZoo", env)
     if not getattr(env, "possible_agents", None):
         raise ArgumentError(
             f"{env} has no possible_agents, so which agents there may be is not known, and data has no place for "
