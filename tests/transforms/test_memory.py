@@ -105,7 +105,6 @@ CHANGE_INPUTS_ONLY = {
     "RandomCropTensorDict",
     "RemoveEmptySpecs",
     "RenameTransform",
-    "Stack",
 }
 """They declare inputs too, but remember nothing of an episode in the data."""
 
