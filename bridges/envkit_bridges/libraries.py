@@ -94,8 +94,7 @@ def explained(error: ModuleNotFoundError) -> ImportError:
     if library not in LIBRARIES:
         return error
     return MissingLibraryError(
-        f"{library!r} is not installed. {install_hint(LIBRARIES[library])}",
-        name=library,
+        f"{library!r} is not installed. {install_hint(LIBRARIES[library])}", name=library
     )
 
 

@@ -18,16 +18,7 @@ from array_api_compat import array_namespace
 
 from envkit.arrays.elementwise import dtype_named
 
-__all__ = [
-    "added",
-    "begun",
-    "counted",
-    "filled",
-    "left",
-    "spread",
-    "uncounted",
-    "unset",
-]
+__all__ = ["added", "begun", "counted", "filled", "left", "spread", "uncounted", "unset"]
 
 
 def unset(flags: Any) -> Any:

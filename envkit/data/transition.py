@@ -391,11 +391,7 @@ class _Parts:
         return cls([part.to_dict(retain_none=True) for part in shared], model)
 
     def collect(
-        self,
-        value: LazyStackedTensorDict,
-        path: Path,
-        is_carried: Carrying | None,
-        from_next: bool,
+        self, value: LazyStackedTensorDict, path: Path, is_carried: Carrying | None, from_next: bool
     ) -> None:
         """Put what is carried of each part into its dict, and take out the others."""
         for entries, part in zip(self.entries, value.tensordicts, strict=True):

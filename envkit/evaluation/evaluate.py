@@ -27,20 +27,10 @@ from envkit.data.paths import Key, as_key, as_path
 from envkit.env.base import EnvBase
 from envkit.env.fragments import Fragment, begin_fragment
 from envkit.env.learning import left_as_it_was
-from envkit.env.policy import (
-    ExplorationType,
-    PolicyLike,
-    as_policy,
-    set_exploration_type,
-)
+from envkit.env.policy import ExplorationType, PolicyLike, as_policy, set_exploration_type
 from envkit.env.seeding import checked_seed, drawn_seed
 from envkit.env.wrapper_hints import known_wrapping_of
-from envkit.errors import (
-    ArgumentError,
-    ArgumentTypeError,
-    MissingKeyError,
-    RolloutError,
-)
+from envkit.errors import ArgumentError, ArgumentTypeError, MissingKeyError, RolloutError
 from envkit.evaluation.outcome import Agents, Comparison, Evaluation, checked_agents, one_number
 
 __all__ = ["Tally", "evaluate"]

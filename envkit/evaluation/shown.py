@@ -18,12 +18,7 @@ from envkit.data.arguments import require_tensordict
 from envkit.data.transition import leaves
 from envkit.evaluation.outcome import EpisodeStats, episode_stats
 
-__all__ = [
-    "ShownRollout",
-    "load_ipython_extension",
-    "show_rollout",
-    "unload_ipython_extension",
-]
+__all__ = ["ShownRollout", "load_ipython_extension", "show_rollout", "unload_ipython_extension"]
 
 _LEFT = "style='text-align: left'"
 _WIDTH, _HEIGHT = 240, 40

@@ -252,11 +252,7 @@ def reset_rows(
 
 
 def _reset_together(
-    reset: Callable[[Origin], Any],
-    mask: jax.Array,
-    origins: Origin,
-    values: Any,
-    branches: bool,
+    reset: Callable[[Origin], Any], mask: jax.Array, origins: Origin, values: Any, branches: bool
 ) -> Any:
     """Do what `reset_rows` does where all rows are one chunk: reset them together, or none if it ``branches``.
 

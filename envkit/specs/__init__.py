@@ -25,13 +25,7 @@ from envkit.specs.leaves.boxes import (
     UnboundedDiscrete,
 )
 from envkit.specs.leaves.choices import Categorical, MultiCategorical, MultiOneHot, OneHot
-from envkit.specs.leaves.leaf import (
-    BinaryBox,
-    BoxList,
-    CategoricalBox,
-    ContinuousBox,
-    DiscreteBox,
-)
+from envkit.specs.leaves.leaf import BinaryBox, BoxList, CategoricalBox, ContinuousBox, DiscreteBox
 from envkit.specs.leaves.objects import NonTensor
 from envkit.specs.leaves.unions import Choice
 from envkit.specs.registration import register_when_imported

@@ -36,10 +36,7 @@ class _AutoReset(Transform):
 
     gives_nan = True  # in place of last observations that nobody has seen
 
-    _changes_with_use = (
-        "_rows",
-        "_first",
-    )
+    _changes_with_use = ("_rows", "_first")
 
     def __init__(self) -> None:
         super().__init__()

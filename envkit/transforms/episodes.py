@@ -503,11 +503,7 @@ class RandomTruncationTransform(EpisodeTransform):
 
     _in_repr = ("min_horizon", "max_horizon", "prob")
 
-    _changes_with_use = (
-        "_horizons",
-        "_begun",
-        "_generator",
-    )
+    _changes_with_use = ("_horizons", "_begun", "_generator")
 
     def __init__(
         self,

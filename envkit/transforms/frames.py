@@ -527,11 +527,7 @@ class TimeMaxPool(_Windowed):
     _memory_name = "time_max_pool"
 
     def __init__(
-        self,
-        in_keys: Keys = None,
-        out_keys: Keys = None,
-        T: int = 1,
-        reset_key: Key | None = None,
+        self, in_keys: Keys = None, out_keys: Keys = None, T: int = 1, reset_key: Key | None = None
     ):
         T = as_int("T", T, least=1, meaning="how many frames to look at")
         super().__init__("observation" if in_keys is None else in_keys, out_keys, T, -1, reset_key)

@@ -389,11 +389,7 @@ class VideoRecorder(EpisodeTransform, LeafTransform):
 
     _in_repr = ("tag",)
 
-    _changes_with_use = (
-        "_frames",
-        "_seen",
-        "_dumped",
-    )
+    _changes_with_use = ("_frames", "_seen", "_dumped")
 
     def __init__(
         self,

@@ -33,14 +33,7 @@ from envkit.errors import (
     StatisticsError,
     UnsupportedError,
 )
-from envkit.specs import (
-    Binary,
-    Bounded,
-    BoundedContinuous,
-    Composite,
-    TensorSpec,
-    Unbounded,
-)
+from envkit.specs import Binary, Bounded, BoundedContinuous, Composite, TensorSpec, Unbounded
 from envkit.transforms.core.base import Keys, Transform
 from envkit.transforms.core.leafwise import (
     OUTPUTS,

@@ -740,9 +740,7 @@ def _columns_named(episode: Any) -> Iterator[tuple[Path, np.ndarray]]:
         yield (name,), np.zeros((steps, 1), bool)
 
 
-_TAKEN = {
-    *("action", "collector", "done", "info", "next", "reward", "terminated", "truncated"),
-}
+_TAKEN = {*("action", "collector", "done", "info", "next", "reward", "terminated", "truncated")}
 
 
 def _carried(above: Path, tree: Any, name: str, steps: int) -> Iterator[tuple[Path, np.ndarray]]:

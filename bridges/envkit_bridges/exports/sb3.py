@@ -130,12 +130,7 @@ class SB3View(VecEnv):
             # read in every step, zeros but at the end
             if isinstance(infos[row].get("episode"), dict):
                 del infos[row]["episode"]
-        return (
-            self._shown(root),
-            view.rewards(following).astype(np.float32),
-            done,
-            infos,
-        )
+        return (self._shown(root), view.rewards(following).astype(np.float32), done, infos)
 
     def _flat_space(self, space: spaces.Space) -> spaces.Space:
         if self._names is None:

@@ -43,10 +43,7 @@ def tensors_by_name(module: torch.nn.Module) -> dict[str, torch.Tensor]:
 def python_state(module: torch.nn.Module) -> dict[str, Hashable]:
     """Give what a forward can change besides tensors, each place by its name."""
     named = tensors_by_name(module).values()
-    found: dict[str, Hashable] = {
-        _PYTHON: random.getstate(),
-        _NUMPY: repr(np.random.get_state()),
-    }
+    found: dict[str, Hashable] = {_PYTHON: random.getstate(), _NUMPY: repr(np.random.get_state())}
     for name, part in module.named_modules():
         is_own = is_own_object(part)  # a library's modules keep things of theirs, as flat weights
         for attribute, value in part.__dict__.items():

@@ -243,11 +243,7 @@ class JumanjiEnv(JumanjiWrapper):
     available_envs: ClassVar[Sequence[str]] = EnvNames(env_names)  # type: ignore[assignment]
 
     def __init__(
-        self,
-        env_name: str,
-        *,
-        device: Device | None = None,
-        **options: Unpack[JumanjiOptions],
+        self, env_name: str, *, device: Device | None = None, **options: Unpack[JumanjiOptions]
     ):
         require_name("Jumanji", env_name, env_names())
         make = partial(_environment, env_name)
