@@ -43,6 +43,7 @@ __all__ = [
 ]
 
 Path = tuple[str, ...]
+Array = Any  # of any namespace; no one type has them all
 
 STEP = "_step"
 RESET = "_reset"
@@ -67,7 +68,7 @@ def twins(names: Collection[str]) -> tuple[str, ...]:
     return standard + others
 
 
-def done_from(terminated: Any, truncated: Any | None = None) -> Any:
+def done_from(terminated: Array, truncated: Any | None = None) -> Array:
     """Say where an episode has ended for any reason: ``terminated | truncated``, same shape."""
     return terminated if truncated is None else terminated | truncated
 
@@ -112,7 +113,7 @@ def complete_done(
 # ------------------------------------------------------------------------------------------ masks
 
 
-def step_mask(mask: Any, batch_shape: Sequence[int]) -> Any:
+def step_mask(mask: Array, batch_shape: Sequence[int]) -> Array:
     """Bring a `_step` mask to shape ``(*batch,)``.
 
     Raises:
@@ -131,7 +132,7 @@ def step_mask(mask: Any, batch_shape: Sequence[int]) -> Any:
     )
 
 
-def reset_mask(mask: Any, done_shape: Sequence[int], batch_ndim: int, level: Path = ()) -> Any:
+def reset_mask(mask: Array, done_shape: Sequence[int], batch_ndim: int, level: Path = ()) -> Array:
     """Bring a `_reset` mask to the shape of its level's done leaf without the trailing singleton.
 
     Args:
@@ -175,7 +176,7 @@ def governing_level(path: Path, masked: Iterable[Path]) -> Path | None:
     return min(above, key=len, default=None)
 
 
-def reduce_mask(mask: Any, leaf_shape: Sequence[int], batch_ndim: int) -> Any:
+def reduce_mask(mask: Array, leaf_shape: Sequence[int], batch_ndim: int) -> Array:
     """Fit a mask to a leaf: collapse with `any` the axes that the leaf does not have.
 
     Per-agent flags next to an entry all agents share are the case in point.
@@ -186,7 +187,7 @@ def reduce_mask(mask: Any, leaf_shape: Sequence[int], batch_ndim: int) -> Any:
     return xp.any(mask, axis=tuple(range(batch_ndim, mask.ndim)))
 
 
-def choose(mask: Any, fresh: Any, kept: Any) -> Any:
+def choose(mask: Array, fresh: Array, kept: Array) -> Array:
     """Take ``fresh`` where ``mask`` is set and ``kept`` elsewhere.
 
     Args:
@@ -210,7 +211,7 @@ def choose(mask: Any, fresh: Any, kept: Any) -> Any:
     return xp.where(xp.reshape(mask, (*mask.shape, *event_axes)), fresh, kept)
 
 
-def still_to_reset(mask: Any, begun: Any | None) -> Any:
+def still_to_reset(mask: Array, begun: Any | None) -> Array:
     """Say what of a reset is left to do once some rows have begun anew by themselves.
 
     Args:
@@ -282,7 +283,7 @@ def is_carried(
     return from_next or keep_other or path in kept_keys
 
 
-def _require_bool(mask: Any, name: str, error: type[Exception]) -> None:
+def _require_bool(mask: Array, name: str, error: type[Exception]) -> None:
     if "bool" not in str(mask.dtype):
         raise error(
             f"the {name!r} mask has dtype {mask.dtype}, but must be boolean. "

@@ -20,6 +20,7 @@ from array_api_compat import array_namespace
 
 __all__ = [
     "NARROWER",
+    "Array",
     "cast",
     "clipped",
     "dtype_named",
@@ -40,38 +41,41 @@ __all__ = [
     "weighted_sum",
 ]
 
+Array = Any
+"""An array of NumPy, torch, JAX or another namespace; no one type has them all."""
 
-def cast(value: Any, dtype: Any) -> Any:
+
+def cast(value: Array, dtype: Array) -> Array:
     """Give ``value`` in another dtype of its namespace."""
     return array_namespace(value).astype(value, dtype, copy=False)
 
 
-def scaled(value: Any, loc: Any, scale: Any) -> Any:
+def scaled(value: Array, loc: Array, scale: Array) -> Array:
     """Compute ``value * scale + loc``; ``loc`` and ``scale`` broadcast to ``value``."""
     return value * scale + loc
 
 
-def standardised(value: Any, loc: Any, scale: Any) -> Any:
+def standardised(value: Array, loc: Array, scale: Array) -> Array:
     """Compute ``(value - loc) / scale``, the inverse of `scaled`."""
     return (value - loc) / scale
 
 
-def clipped(value: Any, low: Any | None, high: Any | None) -> Any:
+def clipped(value: Array, low: Any | None, high: Any | None) -> Array:
     """Bring ``value`` into ``[low, high]``; None sets no bound."""
     return array_namespace(value).clip(value, low, high)
 
 
-def sign(value: Any) -> Any:
+def sign(value: Array) -> Array:
     """Give -1, 0 or 1, same dtype."""
     return array_namespace(value).sign(value)
 
 
-def is_positive(value: Any) -> Any:
+def is_positive(value: Array) -> Array:
     """Say where ``value`` is above zero; bool."""
     return value > 0
 
 
-def weighted_sum(value: Any, weights: Any) -> Any:
+def weighted_sum(value: Array, weights: Array) -> Array:
     """Add up the last axis, weighted, and keep it as a singleton; ``weights`` is as long as it."""
     return array_namespace(value).sum(value * weights, axis=-1, keepdims=True)
 
@@ -79,7 +83,7 @@ def weighted_sum(value: Any, weights: Any) -> Any:
 # ------------------------------------------------------------------------------------------- axes
 
 
-def _axis_of(value: Any, axis: int) -> int:
+def _axis_of(value: Array, axis: int) -> int:
     """Count an axis from the first one.
 
     Raises:
@@ -90,7 +94,7 @@ def _axis_of(value: Any, axis: int) -> int:
     return axis % value.ndim
 
 
-def flattened(value: Any, first: int, last: int) -> Any:
+def flattened(value: Array, first: int, last: int) -> Array:
     """Make one axis of those from ``first`` to ``last``.
 
     Raises:
@@ -104,25 +108,25 @@ def flattened(value: Any, first: int, last: int) -> Any:
     return array_namespace(value).reshape(value, shape)
 
 
-def unsqueezed(value: Any, axis: int) -> Any:
+def unsqueezed(value: Array, axis: int) -> Array:
     """Insert an axis of size one, at the place ``axis`` of the result."""
     return array_namespace(value).expand_dims(value, axis=axis)
 
 
-def squeezed(value: Any, axis: int) -> Any:
+def squeezed(value: Array, axis: int) -> Array:
     """Remove an axis of size one; another stays."""
     axis = _axis_of(value, axis)
     return array_namespace(value).squeeze(value, axis=axis) if value.shape[axis] == 1 else value
 
 
-def permuted(value: Any, axes: Sequence[int]) -> Any:
+def permuted(value: Array, axes: Sequence[int]) -> Array:
     """Reorder the last ``len(axes)`` axes, which are counted from the end."""
     lead = range(value.ndim - len(axes))
     last = (value.ndim + axis for axis in axes)
     return array_namespace(value).permute_dims(value, (*lead, *last))
 
 
-def joined(values: Sequence[Any], axis: int) -> Any:
+def joined(values: Sequence[Any], axis: int) -> Array:
     """Join values along an axis, in the dtype they have in common."""
     return array_namespace(*values).concat(list(values), axis=axis)
 
@@ -130,29 +134,29 @@ def joined(values: Sequence[Any], axis: int) -> Any:
 # ----------------------------------------------------------------------------------------- windows
 
 
-def tiled(frame: Any, count: int, axis: int) -> Any:
+def tiled(frame: Array, count: int, axis: int) -> Array:
     """Join ``count`` copies of a frame along ``axis``."""
     return array_namespace(frame).concat([frame] * count, axis=axis)
 
 
-def padded(frame: Any, count: int, axis: int, value: float) -> Any:
+def padded(frame: Array, count: int, axis: int, value: float) -> Array:
     """Join ``count`` frames filled with ``value``, of the shape and dtype of ``frame``."""
     xp = array_namespace(frame)
     return tiled(xp.full_like(frame, value), count, axis)
 
 
-def pushed(window: Any, frame: Any, axis: int) -> Any:
+def pushed(window: Array, frame: Array, axis: int) -> Array:
     """Append a frame to a window, which grows by it."""
     return array_namespace(window, frame).concat([window, frame], axis=axis)
 
 
-def recent(window: Any, size: int, axis: int) -> Any:
+def recent(window: Array, size: int, axis: int) -> Array:
     """Give the last ``size`` elements of a window along ``axis``."""
     start = window.shape[axis] - size
     return window[(..., slice(start, None), *(slice(None),) * (-axis - 1))]
 
 
-def peak(window: Any, count: int, axis: int) -> Any:
+def peak(window: Array, count: int, axis: int) -> Array:
     """Take the element-wise maximum of the ``count`` frames of a window."""
     xp = array_namespace(window)
     axis += window.ndim
@@ -164,7 +168,7 @@ def peak(window: Any, count: int, axis: int) -> Any:
 NARROWER = {"int64": "int32", "uint64": "uint32", "float64": "float32", "complex128": "complex64"}
 
 
-def dtype_named(value: Any, name: str) -> Any:
+def dtype_named(value: Array, name: str) -> Any:
     """Give the dtype called ``name``, e.g. "int64", in the namespace of ``value``."""
     xp = array_namespace(value)
     if name in NARROWER and not _has_64_bits(xp):
@@ -172,7 +176,7 @@ def dtype_named(value: Any, name: str) -> Any:
     return getattr(xp, name)
 
 
-def _has_64_bits(xp: Any) -> bool:
+def _has_64_bits(xp: Array) -> bool:
     """Say whether a namespace has 64-bit numbers, by the dtype it gives integers.
 
     Asked which dtypes there are, array_api_compat makes a tensor of each below a bare ``except``, where a Ctrl-C is lost.

@@ -16,29 +16,29 @@ from typing import Any
 
 from array_api_compat import array_namespace
 
-from envkit.arrays.elementwise import dtype_named
+from envkit.arrays.elementwise import Array, dtype_named
 
 __all__ = ["added", "begun", "counted", "filled", "left", "spread", "uncounted", "unset"]
 
 
-def unset(flags: Any) -> Any:
+def unset(flags: Array) -> Array:
     """Make flags that are not set, in the shape of ``flags``."""
     return array_namespace(flags).zeros_like(flags)
 
 
-def uncounted(flags: Any) -> Any:
+def uncounted(flags: Array) -> Array:
     """Make counts of nothing, int64, in the shape of ``flags``."""
     return array_namespace(flags).zeros_like(flags, dtype=dtype_named(flags, "int64"))
 
 
-def counted(before: Any) -> Any:
+def counted(before: Array) -> Array:
     """Count one more step; same dtype."""
     return before + 1
 
 
 def begun(
-    flags: Any, batch_dims: int, event: Sequence[int], dtype: str, value: Any | None = None
-) -> Any:
+    flags: Array, batch_dims: int, event: Sequence[int], dtype: str, value: Any | None = None
+) -> Array:
     """Make the values an episode begins with.
 
     Args:
@@ -57,22 +57,22 @@ def begun(
     return blank if value is None else filled(blank, value)
 
 
-def filled(like: Any, value: Any) -> Any:
+def filled(like: Array, value: Array) -> Array:
     """Make a leaf like another one, all elements of which are ``value``."""
     return array_namespace(like).full_like(like, value)
 
 
-def added(before: Any, reward: Any) -> Any:
+def added(before: Array, reward: Array) -> Array:
     """Add the reward of this step to those before."""
     return before + reward
 
 
-def left(before: Any, reward: Any) -> Any:
+def left(before: Array, reward: Array) -> Array:
     """Take the reward of this step from what is left of a target."""
     return before - reward
 
 
-def spread(cut: Any, flags: Any) -> Any:
+def spread(cut: Array, flags: Array) -> Array:
     """Give the flags of a level to a level below it, whose flags may have more axes."""
     if tuple(cut.shape) == tuple(flags.shape):
         return cut

@@ -9,6 +9,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 from envkit import rules
+from envkit.arrays.elementwise import Array
 from envkit.data.arguments import as_bool
 from envkit.errors import ArgumentError, PlacementError
 from envkit.specs import Composite, TensorSpec
@@ -56,10 +57,10 @@ class DeviceCastTransform(LeafTransform):
             return self._origin
         return self.parent.device
 
-    def _apply_transform(self, value: Any) -> Any:
+    def _apply_transform(self, value: Array) -> Any:
         return value.to(self.device)
 
-    def _inv_apply_transform(self, value: Any) -> Any:
+    def _inv_apply_transform(self, value: Array) -> Any:
         return value if self.orig_device is None else value.to(self.orig_device)
 
     def _call(self, next_td: TensorDictBase) -> TensorDictBase:

@@ -23,6 +23,7 @@ from tensordict import TensorDictBase
 
 from envkit import rules
 from envkit.arrays import episode_counters
+from envkit.arrays.elementwise import Array
 from envkit.arrays.leaves import Changes, Leaves
 from envkit.data.arguments import as_bool, as_int
 from envkit.data.inference import lasting
@@ -279,7 +280,7 @@ class StepCounter(FusableTransform, EpisodeTransform):
                 changes |= self._truncated(following, level, cut)
         return changes
 
-    def _truncated(self, following: Leaves, level: GoverningLevel, cut: Any) -> dict[Path, Any]:
+    def _truncated(self, following: Leaves, level: GoverningLevel, cut: Array) -> dict[Path, Any]:
         changes = {}
         for below, flag in level.below.items():
             path, done = (*below, self.truncated_key), (*below, "done")

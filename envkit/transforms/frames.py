@@ -22,6 +22,7 @@ from tensordict import TensorDictBase
 
 from envkit import rules
 from envkit.arrays import elementwise
+from envkit.arrays.elementwise import Array
 from envkit.arrays.leaves import Changes, Leaves
 from envkit.data.arguments import as_bool, as_int
 from envkit.data.paths import Key, Path, as_key, as_path
@@ -222,11 +223,11 @@ class _Windowed(FusableTransform, EpisodeTransform, LeafTransform):
 
     # ---------------------------------------------------------------------- for concrete transforms
 
-    def _shown(self, window: Any) -> Any:
+    def _shown(self, window: Array) -> Array:
         """Make the outcome of a window of ``count`` frames."""
         raise NotImplementedError
 
-    def _padding(self, frame: Any, constants: Mapping[str, Any]) -> Any:
+    def _padding(self, frame: Array, constants: Mapping[str, Any]) -> Array:
         """Make the memory of an episode whose first frame this is."""
         return elementwise.tiled(frame, self.count - 1, self.dim)
 
@@ -270,7 +271,7 @@ class _Windowed(FusableTransform, EpisodeTransform, LeafTransform):
         self._own_windows = {path: changes.get(path, window) for path, window in own.items()}
         return written(next_td, {path: leaf for path, leaf in changes.items() if path not in own})
 
-    def _before_any(self, frame: Any, constants: Mapping[str, Any]) -> Any:
+    def _before_any(self, frame: Array, constants: Mapping[str, Any]) -> Array:
         """Make the memory of a window that is kept by hand."""
         return self._padding(frame, constants)
 
@@ -418,15 +419,15 @@ class CatFrames(_Windowed):
     def constants(self) -> dict[str, Any]:
         return {"padding_value": self.padding_value}
 
-    def _shown(self, window: Any) -> Any:
+    def _shown(self, window: Array) -> Array:
         return window
 
-    def _padding(self, frame: Any, constants: Mapping[str, Any]) -> Any:
+    def _padding(self, frame: Array, constants: Mapping[str, Any]) -> Array:
         if self.padding == "same":
             return super()._padding(frame, constants)
         return elementwise.padded(frame, self.N - 1, self.dim, constants["padding_value"])
 
-    def _before_any(self, frame: Any, constants: Mapping[str, Any]) -> Any:
+    def _before_any(self, frame: Array, constants: Mapping[str, Any]) -> Array:
         fill = 0 if self.padding == "same" else constants["padding_value"]
         return elementwise.padded(frame, self.N - 1, self.dim, fill)
 
@@ -533,7 +534,7 @@ class TimeMaxPool(_Windowed):
         super().__init__("observation" if in_keys is None else in_keys, out_keys, T, -1, reset_key)
         self.T = T
 
-    def _shown(self, window: Any) -> Any:
+    def _shown(self, window: Array) -> Array:
         return elementwise.peak(window, self.T, self.dim)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:

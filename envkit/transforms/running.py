@@ -2,10 +2,10 @@
 
 Which rows are new is decided in `coupled`. For `VecNorm` every row counts for the statistics of all rows, and of all copies
 that share them; it measures them together, once each. `VecNormV2` keeps averages, of each row or of all rows, in the
-transform or in the data. The arithmetic stands in `arrays.moments` and `arrays.averages`; what follows is element-wise.
+transform or in the data. The arithmetic stands in `arrays.statistics`; what follows is element-wise.
 
 Conventions
-    moments   see the module of that name.
+    moments   see `arrays.statistics`.
     averages  they have the shape of the entry, or of one row of it where rows are averaged.
     event     axes of a value that have statistics of their own; all axes before are rows.
 """
@@ -21,9 +21,9 @@ from tensordict import TensorDict, TensorDictBase
 from torch import nn
 
 from envkit import rules
-from envkit.arrays import averages, elementwise, moments
-from envkit.arrays.averages import Averages
+from envkit.arrays import elementwise, statistics
 from envkit.arrays.leaves import Changes, Leaves
+from envkit.arrays.statistics import Averages, Moments
 from envkit.data.arguments import as_bool
 from envkit.data.inference import lasting
 from envkit.data.paths import Key, Path, as_key, as_path
@@ -90,6 +90,7 @@ class VecNormV2(SkipsRows, EpisodeTransform):
     """
 
     _in_repr = ("stateful", "decay", "eps")
+    _pairs_keys = True
 
     learns = True
 
@@ -106,21 +107,13 @@ class VecNormV2(SkipsRows, EpisodeTransform):
         reduce_batch_dims: bool = False,
     ):
         super().__init__(in_keys, out_keys)
-        if len(self.in_keys) != len(self.out_keys):
-            raise ArgumentError(
-                f"VecNormV2 has in_keys {self.in_keys}, but out_keys {out_keys}. Pass one each."
-            )
-        if not 0 < decay <= 1:
-            raise ArgumentError(f"decay is {decay}, but must lie in (0, 1]; 1 forgets nothing.")
         self.stateful = as_bool("stateful", stateful)
-        self.decay, self.eps = decay, eps
+        self.decay, self.eps = _checked_decay(decay), eps
         self.reduce_batch_dims = as_bool("reduce_batch_dims", reduce_batch_dims)
         self.frozen = False
         self._begin_count()
         self.shared_lock: AbstractContextManager = nullcontext() if lock is None else lock
-        self.kept = torch.nn.ModuleDict(
-            {module_name(key): _Kept() for key in (self.in_keys if stateful else ())}
-        )
+        self.kept = nn.ModuleDict({module_name(key): _Kept() for key in self._own_keys})
         if reduce_batch_dims:
             self._require_stateful("reduce_batch_dims=True")
         if shared_data is not None:
@@ -137,6 +130,11 @@ class VecNormV2(SkipsRows, EpisodeTransform):
                     "Pass what `statistics` of another VecNormV2 gave."
                 )
             self._kept(key).begin(own)
+
+    @property
+    def _own_keys(self) -> list[Key]:
+        """Entries whose averages are in the transform."""
+        return self.in_keys if self.stateful else []
 
     def _kept(self, key: Key) -> _Kept:
         return self.kept[module_name(key)]  # type: ignore[return-value]
@@ -186,7 +184,7 @@ class VecNormV2(SkipsRows, EpisodeTransform):
     ) -> Averages:
         kept, event = self._kept(key), value.shape[batch_dims:]
         if self.frozen and not kept.exist:
-            return averages.nothing(value)
+            return statistics.no_averages(value)
         self._begin(
             key, event if self.reduce_batch_dims else value.shape, value.dtype, value.device
         )
@@ -195,9 +193,9 @@ class VecNormV2(SkipsRows, EpisodeTransform):
         if self.reduce_batch_dims:
             rows, is_new = by_rows(value, event, mask, batch_dims)
             rows = rows if is_new is None else rows[is_new]
-            is_finite = moments.are_finite(rows)
+            is_finite = statistics.are_finite(rows)
             self._count_skipped(~is_finite)
-            after = averages.with_rows(kept.now, rows[is_finite], self.decay)
+            after = statistics.averages_with_rows(kept.now, rows[is_finite], self.decay)
         else:
             self._require_rows(key, value)
             after = self._with_masked(kept.now, value, mask, batch_dims)
@@ -216,7 +214,9 @@ class VecNormV2(SkipsRows, EpisodeTransform):
         places = self._places(key)
         own = None if before is None else _found(before, places)
         if own is None:
-            own = averages.nothing(self._zero_of(key, td) if value is None else as_float(value))
+            own = statistics.no_averages(
+                self._zero_of(key, td) if value is None else as_float(value)
+            )
         if value is not None and not self.frozen:
             own = self._with_masked(own, as_float(value).detach(), mask, td.batch_dims)
         for path, tensor in zip(places, own, strict=True):
@@ -236,7 +236,7 @@ class VecNormV2(SkipsRows, EpisodeTransform):
     def _begin(self, key: Key, shape: Sequence[int], dtype: torch.dtype, device: Any) -> None:
         if not self._kept(key).exist:
             with lasting():
-                own = averages.nothing(torch.zeros(tuple(shape), dtype=dtype, device=device))
+                own = statistics.no_averages(torch.zeros(tuple(shape), dtype=dtype, device=device))
             self._kept(key).begin(dict(zip(_Kept.names, own, strict=True)))
 
     def _require_rows(self, key: Key, value: torch.Tensor) -> None:
@@ -251,9 +251,9 @@ class VecNormV2(SkipsRows, EpisodeTransform):
         self, own: Averages, value: torch.Tensor, mask: torch.Tensor | None, batch_dims: int
     ) -> Averages:
         """Count one value in each row that ``mask`` selects and that is finite."""
-        after = averages.with_values(own, value, self.decay)
+        after = statistics.averages_with_values(own, value, self.decay)
         mask = None if mask is None else rules.reduce_mask(mask, value.shape, batch_dims)
-        is_finite = moments.are_finite(value, batch_dims if mask is None else mask.ndim)
+        is_finite = statistics.are_finite(value, batch_dims if mask is None else mask.ndim)
         mask = torch.ones_like(is_finite) if mask is None else mask
         self._count_skipped(mask & ~is_finite)
         chosen = (
@@ -262,7 +262,7 @@ class VecNormV2(SkipsRows, EpisodeTransform):
         return tuple(chosen)  # type: ignore[return-value]
 
     def _loc_and_scale(self, own: Averages) -> tuple[torch.Tensor, torch.Tensor]:
-        return averages.loc_and_scale(own, self.decay, self.eps)
+        return statistics.loc_and_scale_of_averages(own, self.decay, self.eps)
 
     # --------------------------------------------------------------------------------------- specs
 
@@ -283,21 +283,18 @@ class VecNormV2(SkipsRows, EpisodeTransform):
         return [(f"{self._prefix}_{name}", *as_path(key)) for name in _Kept.names]
 
     def transform_observation_spec(self, observation_spec: Composite) -> Composite:
-        known = [key for key in self.in_keys if key in observation_spec.keys(True)]
         self._declare_carried(observation_spec)
-        return self._written(observation_spec, known)
+        return self._written(observation_spec)
 
     def transform_reward_spec(self, reward_spec: Composite) -> Composite:
-        return self._written(
-            reward_spec, [key for key in self.in_keys if key in reward_spec.keys(True)]
-        )
+        return self._written(reward_spec)
 
     def transform_state_spec(self, state_spec: Composite) -> Composite:
         self._declare_carried(state_spec)
         return state_spec
 
-    def _written(self, spec: Composite, known: Sequence[Key]) -> Composite:
-        for key in known:
+    def _written(self, spec: Composite) -> Composite:
+        for key in [key for key in self.in_keys if key in spec.keys(True)]:
             leaf = float_leaf(spec[key])
             if self.stateful and self._env().batch_locked:
                 shape = leaf.shape[spec.ndim :] if self.reduce_batch_dims else leaf.shape
@@ -391,12 +388,8 @@ class VecNormV2(SkipsRows, EpisodeTransform):
         twin = super().clone()
         assert isinstance(twin, VecNormV2)
         twin.skipped_rows = self.skipped_rows.clone()
-        twin.kept = torch.nn.ModuleDict(
-            {
-                module_name(key): self._kept(key).copied()
-                for key in (self.in_keys if self.stateful else ())
-            }
-        )
+        own = {module_name(key): self._kept(key).copied() for key in self._own_keys}
+        twin.kept = nn.ModuleDict(own)
         return twin
 
     def frozen_copy(self) -> VecNormV2:
@@ -407,14 +400,23 @@ class VecNormV2(SkipsRows, EpisodeTransform):
     def to_observation_norm(self) -> Transform:
         """Give a transform by the averages of this moment."""
         self._require_kept("to_observation_norm()")
-        loc, scale = self.loc, self.scale
-        fixed = [
-            ObservationNorm(
-                loc[key], scale[key], [key], [target], standard_normal=True, eps=self.eps
-            )
-            for key, target in zip(self.in_keys, self.out_keys, strict=True)
-        ]
-        return fixed[0] if len(fixed) == 1 else Compose(*fixed)
+        return _as_observation_norm(self, eps=self.eps)
+
+
+def _checked_decay(decay: float) -> float:
+    if not 0 < decay <= 1:
+        raise ArgumentError(f"decay is {decay}, but must lie in (0, 1]; 1 forgets nothing.")
+    return decay
+
+
+def _as_observation_norm(norm: VecNorm | VecNormV2, eps: float | None = None) -> Transform:
+    """Give a transform by the statistics of this moment, which does not follow them."""
+    loc, scale = norm.loc, norm.scale
+    fixed = [
+        ObservationNorm(loc[key], scale[key], [key], [out], standard_normal=True, eps=eps)
+        for key, out in zip(norm.in_keys, norm.out_keys, strict=True)
+    ]
+    return fixed[0] if len(fixed) == 1 else Compose(*fixed)
 
 
 def _found(td: TensorDictBase, places: Sequence[Path]) -> Averages | None:
@@ -431,7 +433,7 @@ class _Moments(LateBuffers):
     squares: torch.Tensor
 
     @property
-    def now(self) -> moments.Moments:
+    def now(self) -> Moments:
         return self.weight, self.mean, self.squares
 
     def begin_like(self, shape: Sequence[int], dtype: torch.dtype, device: Any) -> None:
@@ -445,13 +447,13 @@ class _Moments(LateBuffers):
     @torch.no_grad()
     def add(self, rows: torch.Tensor, decay: float, mask: torch.Tensor) -> None:
         """Count the rows of ``mask``, in place, so that copies that share them follow."""
-        after = moments.with_rows(self.now, rows, decay, mask)
+        after = statistics.moments_with_rows(self.now, rows, decay, mask)
         for tensor, value in zip(self.now, after, strict=True):
             tensor.copy_(value)
 
     def loc_and_scale(self, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
         """Give mean and standard deviation; 0 and 1 before anything was seen."""
-        return moments.loc_and_scale(self.now, eps)
+        return statistics.loc_and_scale_of_moments(self.now, eps)
 
 
 class VecNorm(SkipsRows, CoupledTransform, ArrayTransform):
@@ -508,14 +510,11 @@ class VecNorm(SkipsRows, CoupledTransform, ArrayTransform):
         new_api: bool = False,
     ):
         super().__init__(["observation", "reward"] if in_keys is None else in_keys, out_keys)
-        if not 0 < decay <= 1:
-            raise ArgumentError(f"decay is {decay}, but must lie in (0, 1]; 1 forgets nothing.")
+        self.decay, self.eps = _checked_decay(decay), eps
         if shapes is not None and len(shapes) != len(self.in_keys):
             raise ArgumentError(
                 f"shapes has {len(shapes)} entries for in_keys {self.in_keys}. Pass one for each."
             )
-        self.decay = decay
-        self.eps = eps
         self.shapes = None if shapes is None else [tuple(shape) for shape in shapes]
         self.frozen = False  # see `Transform.learns`
         self._begin_count()
@@ -541,7 +540,7 @@ class VecNorm(SkipsRows, CoupledTransform, ArrayTransform):
         rows, own = as_float(rows), self._moments_of(key)
         with self.shared_lock:
             own.begin_like(rows.shape[1:], rows.dtype, rows.device)
-            is_finite = moments.are_finite(rows)
+            is_finite = statistics.are_finite(rows)
             own.add(rows, self.decay, is_finite)
             self._count_skipped(~is_finite)
 
@@ -626,10 +625,12 @@ class VecNorm(SkipsRows, CoupledTransform, ArrayTransform):
                 rows, counts = by_rows(value, event, mask, leaves.batch_dims)
                 before = _of_state(key, constants)
                 rows, counts = elementwise.cast(rows, before[1].dtype), counts & constants["counts"]
-                is_finite = moments.are_finite(rows)
-                after = moments.with_rows(before, rows, constants["decay"], counts & is_finite)
+                is_finite = statistics.are_finite(rows)
+                after = statistics.moments_with_rows(
+                    before, rows, constants["decay"], counts & is_finite
+                )
                 changes |= dict(zip(_names(key), after, strict=True))
-                skipped = moments.increased(skipped, counts & ~is_finite)
+                skipped = statistics.increased(skipped, counts & ~is_finite)
         return {**changes, _SKIPPED: skipped}
 
     def moment_leaves(self, leaves: Leaves, constants: Mapping[str, Any]) -> Changes:
@@ -638,7 +639,7 @@ class VecNorm(SkipsRows, CoupledTransform, ArrayTransform):
             value = changes.get(as_path(source), leaves.get(as_path(source)))
             if value is not None:
                 own = _of_state(source, constants)
-                loc, scale = moments.loc_and_scale(own, constants["eps"])
+                loc, scale = statistics.loc_and_scale_of_moments(own, constants["eps"])
                 value = elementwise.cast(value, loc.dtype)
                 changes[as_path(target)] = elementwise.standardised(value, loc, scale)
         return changes
@@ -715,17 +716,7 @@ class VecNorm(SkipsRows, CoupledTransform, ArrayTransform):
 
     def to_observation_norm(self) -> Transform:
         """Give a transform by the statistics of this moment, which does not follow them."""
-        fixed = [
-            ObservationNorm(
-                self.loc[source],
-                self.scale[source],
-                in_keys=[source],
-                out_keys=[target],
-                standard_normal=True,
-            )
-            for source, target in zip(self.in_keys, self.out_keys, strict=True)
-        ]
-        return fixed[0] if len(fixed) == 1 else Compose(*fixed)
+        return _as_observation_norm(self)
 
 
 _SKIPPED = "skipped rows"
@@ -736,6 +727,6 @@ def _names(key: Key) -> list[str]:
     return [f"{module_name(key)}/{name}" for name in _Moments.names]
 
 
-def _of_state(key: Key, state: Mapping[str, Any]) -> moments.Moments:
+def _of_state(key: Key, state: Mapping[str, Any]) -> Moments:
     weight, mean, squares = (state[name] for name in _names(key))
     return weight, mean, squares

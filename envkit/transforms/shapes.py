@@ -19,6 +19,7 @@ from tensordict import TensorDictBase
 from tensordict.utils import expand_as_right
 
 from envkit.arrays import elementwise
+from envkit.arrays.elementwise import Array
 from envkit.data.paths import Key, as_path
 from envkit.errors import ArgumentError, SpecAxisError
 from envkit.rules import RESET
@@ -46,15 +47,15 @@ class _ShapeTransform(ArrayTransform):
 
     _batch_dims = 0
 
-    def _view(self, value: Any, batch_dims: int) -> Any:
+    def _view(self, value: Array, batch_dims: int) -> Array:
         """Give ``value``, with ``batch_dims`` batch axes, in the other shape."""
         raise NotImplementedError
 
-    def _view_back(self, value: Any, batch_dims: int) -> Any:
+    def _view_back(self, value: Array, batch_dims: int) -> Array:
         """Undo `_view`."""
         raise NotImplementedError
 
-    def _changed(self, value: Any, constants: Mapping[str, Any], batch_dims: int) -> Any:
+    def _changed(self, value: Array, constants: Mapping[str, Any], batch_dims: int) -> Array:
         return self._view(value, batch_dims)
 
     def _apply_transform(self, value: torch.Tensor) -> torch.Tensor:
@@ -133,7 +134,7 @@ class FlattenObservation(_ShapeTransform):
         self.first_dim = require_negative("first_dim", first_dim, **allowed)
         self.last_dim = require_negative("last_dim", last_dim, **allowed)
 
-    def _view(self, value: Any, batch_dims: int) -> Any:
+    def _view(self, value: Array, batch_dims: int) -> Array:
         first, last = _axis(self.first_dim, batch_dims), _axis(self.last_dim, batch_dims)
         return elementwise.flattened(value, first, last)
 
@@ -181,12 +182,12 @@ class UnsqueezeTransform(_ShapeTransform):
         specs = [] if parent is None else [getattr(parent, f"full_{kind}_spec") for kind in OUTPUTS]
         return any(isinstance(spec.get(k, None), Composite) for spec in specs for k in self.in_keys)
 
-    def _view(self, value: Any, batch_dims: int) -> Any:
+    def _view(self, value: Array, batch_dims: int) -> Array:
         axis = _axis(self.dim, batch_dims)
         is_node = isinstance(value, TensorDictBase | Composite)
         return value.unsqueeze(axis) if is_node else elementwise.unsqueezed(value, axis)
 
-    def _view_back(self, value: Any, batch_dims: int) -> Any:
+    def _view_back(self, value: Array, batch_dims: int) -> Array:
         axis = _axis(self.dim, batch_dims)
         is_node = isinstance(value, TensorDictBase | Composite)
         return value.squeeze(axis) if is_node else elementwise.squeezed(value, axis)
@@ -236,10 +237,10 @@ class PermuteTransform(_ShapeTransform):
             raise ArgumentError(f"dims is {self.dims}, but must be a reordering of {own}.")
         self._back = tuple(self.dims.index(dim) - len(own) for dim in own)
 
-    def _view(self, value: Any, batch_dims: int) -> Any:
+    def _view(self, value: Array, batch_dims: int) -> Array:
         return elementwise.permuted(value, self.dims)
 
-    def _view_back(self, value: Any, batch_dims: int) -> Any:
+    def _view_back(self, value: Array, batch_dims: int) -> Array:
         return elementwise.permuted(value, self._back)
 
 

@@ -18,7 +18,7 @@ from tensordict import TensorDictBase
 from torch import nn
 
 from envkit.arrays import elementwise
-from envkit.arrays.elementwise import dtype_name, dtype_named
+from envkit.arrays.elementwise import Array, dtype_name, dtype_named
 from envkit.data.arguments import as_bool
 from envkit.data.inference import lasting
 from envkit.data.paths import Key, as_key, as_path
@@ -102,7 +102,7 @@ class DTypeCastTransform(ArrayTransform):
         self.dtype_in = dtype_in
         self.dtype_out = dtype_out
 
-    def _changed(self, value: Any, constants: Mapping[str, Any], batch_dims: int) -> Any:
+    def _changed(self, value: Array, constants: Mapping[str, Any], batch_dims: int) -> Array:
         return elementwise.cast(value, dtype_named(value, dtype_name(self.dtype_out)))
 
     def _inv_apply_transform(self, value: torch.Tensor) -> torch.Tensor:
@@ -217,7 +217,7 @@ class ClipTransform(ArrayTransform):
     def constants(self) -> dict[str, Any]:
         return {"low": self.low, "high": self.high}
 
-    def _changed(self, value: Any, constants: Mapping[str, Any], batch_dims: int) -> Any:
+    def _changed(self, value: Array, constants: Mapping[str, Any], batch_dims: int) -> Array:
         return elementwise.clipped(value, constants["low"], constants["high"])
 
     def _inv_apply_transform(self, value: torch.Tensor) -> torch.Tensor:
@@ -270,7 +270,7 @@ class SignTransform(ArrayTransform):
 
     computes_only = True
 
-    def _changed(self, value: Any, constants: Mapping[str, Any], batch_dims: int) -> Any:
+    def _changed(self, value: Array, constants: Mapping[str, Any], batch_dims: int) -> Array:
         return elementwise.sign(value)
 
     def _inv_apply_transform(self, value: torch.Tensor) -> torch.Tensor:
@@ -291,7 +291,7 @@ class BinarizeReward(ArrayTransform):
     def __init__(self, in_keys: Keys = None, out_keys: Keys = None):
         super().__init__("reward" if in_keys is None else in_keys, out_keys)
 
-    def _changed(self, value: Any, constants: Mapping[str, Any], batch_dims: int) -> Any:
+    def _changed(self, value: Array, constants: Mapping[str, Any], batch_dims: int) -> Array:
         return elementwise.cast(elementwise.is_positive(value), dtype_named(value, "int8"))
 
     def _leaf_after(self, leaf: TensorSpec) -> TensorSpec:
@@ -333,7 +333,7 @@ class LineariseRewards(ArrayTransform):
     def constants(self) -> dict[str, Any]:
         return {"weights": 1 if self.weights is None else self.weights}
 
-    def _changed(self, value: Any, constants: Mapping[str, Any], batch_dims: int) -> Any:
+    def _changed(self, value: Array, constants: Mapping[str, Any], batch_dims: int) -> Array:
         return elementwise.weighted_sum(value, constants["weights"])
 
     def _leaf_after(self, leaf: TensorSpec) -> TensorSpec:
@@ -415,7 +415,7 @@ class _Affine(ArrayTransform):
         loc, scale = self._numbers()
         return {"loc": loc, "scale": scale}
 
-    def _changed(self, value: Any, constants: Mapping[str, Any], batch_dims: int) -> Any:
+    def _changed(self, value: Array, constants: Mapping[str, Any], batch_dims: int) -> Array:
         change = elementwise.standardised if self.standard_normal else elementwise.scaled
         return change(value, constants["loc"], constants["scale"])
 

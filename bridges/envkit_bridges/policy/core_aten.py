@@ -29,6 +29,8 @@ import numpy as np
 import torch
 from torch.utils._pytree import tree_map
 
+from envkit.arrays.elementwise import Array
+
 __all__ = [
     "RULES",
     "STORAGE",
@@ -180,15 +182,15 @@ def bound(table: Mapping[str, Rule], library: Library) -> dict[str, Op]:
     return found
 
 
-def _add(xp: Any, x: Any, y: Any, *, alpha: Any = 1) -> Any:
+def _add(xp: SimpleNamespace, x: Array, y: Array, *, alpha: Array = 1) -> Array:
     return x + (y if alpha == 1 else alpha * y)
 
 
-def _sub(xp: Any, x: Any, y: Any, *, alpha: Any = 1) -> Any:
+def _sub(xp: SimpleNamespace, x: Array, y: Array, *, alpha: Array = 1) -> Array:
     return x - (y if alpha == 1 else alpha * y)
 
 
-def _div(xp: Any, x: Any, y: Any, *, rounding_mode: str | None = None) -> Any:
+def _div(xp: SimpleNamespace, x: Array, y: Array, *, rounding_mode: str | None = None) -> Array:
     if rounding_mode == "floor":
         return xp.floor_divide(x, y)
     if rounding_mode == "trunc":
@@ -198,7 +200,7 @@ def _div(xp: Any, x: Any, y: Any, *, rounding_mode: str | None = None) -> Any:
     return xp.divide(x, y)
 
 
-def _pow(xp: Any, x: Any, exponent: Any) -> Any:
+def _pow(xp: SimpleNamespace, x: Array, exponent: Array) -> Array:
     whole = isinstance(exponent, int | float) and float(exponent).is_integer()
     if whole and abs(exponent) <= 16 and not isinstance(x, int | float):
         return x ** int(exponent)
@@ -207,13 +209,13 @@ def _pow(xp: Any, x: Any, exponent: Any) -> Any:
     return xp.power(x, exponent)
 
 
-def _clamp(xp: Any, x: Any, low: Any = None, high: Any = None) -> Any:
+def _clamp(xp: SimpleNamespace, x: Array, low: Array = None, high: Array = None) -> Array:
     if low is not None:
         x = xp.maximum(x, low)
     return x if high is None else xp.minimum(x, high)
 
 
-def _gelu(xp: Any, x: Any, *, approximate: str = "none") -> Any:
+def _gelu(xp: SimpleNamespace, x: Array, *, approximate: str = "none") -> Array:
     if approximate == "tanh":
         return 0.5 * x * (1 + xp.tanh((2 / pi) ** 0.5 * (x + 0.044715 * x**3)))
     return 0.5 * x * (1 + xp.erf(x * 0.5**0.5))
@@ -279,7 +281,7 @@ _OTHERS = rules(
 ELEMENTWISE = {**_ARITHMETIC, **_TESTS, **_OTHERS}
 
 
-def in_width(xp: Any, value: Any) -> Any:
+def in_width(xp: SimpleNamespace, value: Any) -> Any:
     """Give a number as it is.
 
     Raises:
@@ -307,12 +309,14 @@ MAKING = rules(
 )
 
 
-def in_range(xp: Any, index: Any, size: int) -> Any:
+def in_range(xp: SimpleNamespace, index: Array, size: int) -> Array:
     """Put a negative index beyond the end: where libraries would count from the end, torch raises."""
     return xp.where(index < 0, size, index)
 
 
-def _expand(xp: Any, x: Any, sizes: Sequence[int], *, implicit: bool = False) -> Any:
+def _expand(
+    xp: SimpleNamespace, x: Array, sizes: Sequence[int], *, implicit: bool = False
+) -> Array:
     new = len(sizes) - x.ndim
     kept = (1,) * new + x.shape
     return xp.broadcast_to(
@@ -320,7 +324,7 @@ def _expand(xp: Any, x: Any, sizes: Sequence[int], *, implicit: bool = False) ->
     )
 
 
-def _squeeze(xp: Any, x: Any, dims: int | Sequence[int] | None = None) -> Any:
+def _squeeze(xp: SimpleNamespace, x: Array, dims: int | Sequence[int] | None = None) -> Array:
     if dims is None:
         dims = range(x.ndim)
     elif isinstance(dims, int):
@@ -328,24 +332,24 @@ def _squeeze(xp: Any, x: Any, dims: int | Sequence[int] | None = None) -> Any:
     return xp.squeeze(x, tuple(dim for dim in dims if x.ndim and x.shape[dim] == 1))
 
 
-def _cat(xp: Any, tensors: Sequence[Any], dim: int = 0) -> Any:
+def _cat(xp: SimpleNamespace, tensors: Sequence[Any], dim: int = 0) -> Array:
     parts = [part for part in tensors if part.shape != (0,)]  # torch ignores these of any rank
     return xp.concatenate(parts or tensors, dim if parts else 0)
 
 
-def _split(xp: Any, x: Any, sizes: Sequence[int], dim: int = 0) -> list[Any]:
+def _split(xp: SimpleNamespace, x: Array, sizes: Sequence[int], dim: int = 0) -> list[Any]:
     ends = list(accumulate(sizes))
     pairs = zip(ends, sizes, strict=True)
     return [x[_span(x, dim, end - size, end, 1)] for end, size in pairs]
 
 
 def _span(
-    x: Any, dim: int, start: int | None, end: int | None, step: int
+    x: Array, dim: int, start: int | None, end: int | None, step: int
 ) -> tuple[slice | int, ...]:
     return (slice(None),) * (dim % x.ndim) + (slice(start, end, step),)
 
 
-def _at(x: Any, dim: int, index: int) -> tuple[slice | int, ...]:
+def _at(x: Array, dim: int, index: int) -> tuple[slice | int, ...]:
     return (slice(None),) * (dim % x.ndim) + (index,)
 
 
@@ -358,8 +362,8 @@ def _places(indices: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def _index_put(
-    xp: Any, x: Any, indices: Sequence[Any], values: Any, accumulate: bool = False
-) -> Any:
+    xp: SimpleNamespace, x: Array, indices: Sequence[Any], values: Array, accumulate: bool = False
+) -> Array:
     first = indices[0]
     if first is not None and first.dtype == bool and len(indices) == 1 and not accumulate:
         if values.size != 1:
@@ -371,7 +375,9 @@ def _index_put(
     return xp.put(x, _places(indices), values, "add" if accumulate else "set")
 
 
-def _gather(xp: Any, x: Any, dim: int, index: Any, *, sparse_grad: bool = False) -> Any:
+def _gather(
+    xp: SimpleNamespace, x: Array, dim: int, index: Array, *, sparse_grad: bool = False
+) -> Array:
     if x.ndim == 0:
         return xp.broadcast_to(x, index.shape)
     dim %= x.ndim
@@ -394,8 +400,14 @@ _REDUCTIONS: dict[str | None, str] = {  # in the words of `put`
 
 
 def _scatter(
-    xp: Any, x: Any, dim: int, index: Any, source: Any, *, reduce: str | None = None
-) -> Any:
+    xp: SimpleNamespace,
+    x: Array,
+    dim: int,
+    index: Array,
+    source: Array,
+    *,
+    reduce: str | None = None,
+) -> Array:
     if x.ndim == 0:
         source = xp.reshape(source, -1)
         return _scatter(xp, x[None], 0, index.reshape(-1), source, reduce=reduce)[0]
@@ -407,8 +419,15 @@ def _scatter(
 
 
 def _scatter_reduce(
-    xp: Any, x: Any, dim: int, index: Any, source: Any, reduce: str, *, include_self: bool = True
-) -> Any:
+    xp: SimpleNamespace,
+    x: Array,
+    dim: int,
+    index: Array,
+    source: Array,
+    reduce: str,
+    *,
+    include_self: bool = True,
+) -> Array:
     if not include_self:  # what is written to begins as if nothing were there
         x = _scatter(xp, x, dim, index, _neutral(xp, _REDUCTIONS[reduce], x.dtype))
     total = _scatter(xp, x, dim, index, source, reduce=reduce)
@@ -420,7 +439,7 @@ def _scatter_reduce(
     return (xp.floor_divide if whole else xp.divide)(total, xp.maximum(counts, 1))
 
 
-def _neutral(xp: Any, reduction: str, dtype: Any) -> Any:
+def _neutral(xp: SimpleNamespace, reduction: str, dtype: Array) -> Array:
     """Give the number that a reduction leaves all others unchanged with."""
     if reduction in ("add", "multiply"):
         return xp.asarray(reduction == "multiply", dtype)
@@ -432,7 +451,7 @@ def _neutral(xp: Any, reduction: str, dtype: Any) -> Any:
     return xp.asarray(-xp.inf if reduction == "max" else xp.inf, dtype)
 
 
-def _pad(xp: Any, x: Any, pad: Sequence[int], value: Any = 0) -> Any:
+def _pad(xp: SimpleNamespace, x: Array, pad: Sequence[int], value: Array = 0) -> Array:
     """Add what is positive and cut what is negative."""
     pairs = [(pad[at], pad[at + 1]) for at in range(0, len(pad), 2)]  # last axis first
     pairs = [(0, 0)] * (x.ndim - len(pairs)) + pairs[::-1]
@@ -441,7 +460,7 @@ def _pad(xp: Any, x: Any, pad: Sequence[int], value: Any = 0) -> Any:
     return xp.pad(x[cut], widths, constant_values=value)
 
 
-def _unfold(xp: Any, x: Any, dim: int, size: int, step: int) -> Any:
+def _unfold(xp: SimpleNamespace, x: Array, dim: int, size: int, step: int) -> Array:
     dim %= x.ndim
     starts = np.arange(0, x.shape[dim] - size + 1, step)
     windows = xp.take(x, starts[:, None] + np.arange(size), axis=dim)
@@ -497,14 +516,14 @@ def _axes(dims: Axes) -> int | tuple[int, ...] | None:
 
 
 def _along(reduce: str) -> Callable[..., Any]:
-    def over(xp: Any, x: Any, dims: Axes = None, keepdim: bool = False) -> Any:
+    def over(xp: SimpleNamespace, x: Array, dims: Axes = None, keepdim: bool = False) -> Array:
         return getattr(xp, reduce)(x, axis=_axes(dims), keepdims=keepdim)
 
     return over
 
 
 def _extreme(value: str, place: str) -> Callable[..., Any]:
-    def over(xp: Any, x: Any, dim: int, keepdim: bool = False) -> tuple[Any, Any]:
+    def over(xp: SimpleNamespace, x: Array, dim: int, keepdim: bool = False) -> tuple[Any, Any]:
         best = getattr(xp, value)(x, axis=dim, keepdims=keepdim)
         return best, getattr(xp, place)(x, axis=dim, keepdims=keepdim)
 
@@ -512,22 +531,32 @@ def _extreme(value: str, place: str) -> Callable[..., Any]:
 
 
 def _var(
-    xp: Any, x: Any, dims: Axes = None, *, correction: float | None = None, keepdim: bool = False
-) -> Any:
+    xp: SimpleNamespace,
+    x: Array,
+    dims: Axes = None,
+    *,
+    correction: float | None = None,
+    keepdim: bool = False,
+) -> Array:
     ddof = 1 if correction is None else correction
     return xp.var(x, axis=_axes(dims), ddof=ddof, keepdims=keepdim)  # type: ignore[arg-type]
 
 
 def _var_mean(
-    xp: Any, x: Any, dims: Axes = None, *, correction: float | None = None, keepdim: bool = False
+    xp: SimpleNamespace,
+    x: Array,
+    dims: Axes = None,
+    *,
+    correction: float | None = None,
+    keepdim: bool = False,
 ) -> tuple[Any, Any]:
     mean = xp.mean(x, axis=_axes(dims), keepdims=keepdim)
     return _var(xp, x, dims, correction=correction, keepdim=keepdim), mean
 
 
 def _vector_norm(
-    xp: Any, x: Any, order: float = 2, dims: Axes = None, keepdim: bool = False
-) -> Any:
+    xp: SimpleNamespace, x: Array, order: float = 2, dims: Axes = None, keepdim: bool = False
+) -> Array:
     if dims is None:
         x, dims = (x.reshape(-1), 0) if not keepdim else (x, tuple(range(x.ndim)))
     axes = _axes(dims)
@@ -546,19 +575,26 @@ def _vector_norm(
 
 
 def _sort(
-    xp: Any, x: Any, dim: int = -1, descending: bool = False, *, stable: bool | None = True
-) -> Any:
+    xp: SimpleNamespace,
+    x: Array,
+    dim: int = -1,
+    descending: bool = False,
+    *,
+    stable: bool | None = True,
+) -> Array:
     order = xp.argsort(x, dim, descending)
     return xp.take_along_axis(x, order, dim), order
 
 
-def _topk(xp: Any, x: Any, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
+def _topk(
+    xp: SimpleNamespace, x: Array, k: int, dim: int = -1, largest: bool = True, sorted: bool = True
+) -> Array:
     values, order = _sort(xp, x, dim, largest)
     first = (slice(None),) * (dim % x.ndim) + (slice(k),)
     return values[first], order[first]
 
 
-def _median(xp: Any, x: Any, dim: int, keepdim: bool = False) -> tuple[Any, Any]:
+def _median(xp: SimpleNamespace, x: Array, dim: int, keepdim: bool = False) -> tuple[Any, Any]:
     """The lower one of the two in the middle, as torch has it; the first NaN if there is one."""
     value, order = _kth_value(xp, x, (_size(x, dim) + 1) // 2, dim, keepdim)
     if not xp.issubdtype(x.dtype, xp.inexact) or x.ndim == 0:
@@ -568,11 +604,13 @@ def _median(xp: Any, x: Any, dim: int, keepdim: bool = False) -> tuple[Any, Any]
     return xp.where(lost, xp.nan, value), xp.where(lost, first, order)
 
 
-def _size(x: Any, dim: int) -> int:
+def _size(x: Array, dim: int) -> int:
     return x.shape[dim] if x.ndim else 1
 
 
-def _kth_value(xp: Any, x: Any, k: int, dim: int = -1, keepdim: bool = False) -> tuple[Any, Any]:
+def _kth_value(
+    xp: SimpleNamespace, x: Array, k: int, dim: int = -1, keepdim: bool = False
+) -> tuple[Any, Any]:
     if x.ndim == 0:
         return x, xp.zeros((), int)
     place = slice(k - 1, k) if keepdim else k - 1
@@ -583,7 +621,7 @@ def _kth_value(xp: Any, x: Any, k: int, dim: int = -1, keepdim: bool = False) ->
 def _running(extreme: str) -> Callable[..., Any]:
     """Go along an axis; the place is that of the last of equal ones, as torch has it."""
 
-    def over(xp: Any, x: Any, dim: int) -> tuple[Any, Any]:
+    def over(xp: SimpleNamespace, x: Array, dim: int) -> tuple[Any, Any]:
         if x.ndim == 0:
             return x, xp.zeros((), int)
         dim %= x.ndim
@@ -598,15 +636,15 @@ def _running(extreme: str) -> Callable[..., Any]:
 
 
 def _search(
-    xp: Any,
-    ordered: Any,
-    values: Any,
+    xp: SimpleNamespace,
+    ordered: Array,
+    values: Array,
     *,
     out_int32: bool = False,
     right: bool = False,
     side: str | None = None,
-    sorter: Any = None,
-) -> Any:
+    sorter: Array = None,
+) -> Array:
     """Halve the span step by step as torch does, so that they agree on NaN and on what is not sorted."""
     if sorter is not None:
         ordered = xp.take_along_axis(ordered, sorter, -1)
@@ -666,12 +704,16 @@ REDUCING = {
 }
 
 
-def _addmm(xp: Any, bias: Any, x: Any, y: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
+def _addmm(
+    xp: SimpleNamespace, bias: Array, x: Array, y: Array, *, beta: Array = 1, alpha: Array = 1
+) -> Array:
     product = xp.matmul(x, y)
     return (bias if beta == 1 else beta * bias) + (product if alpha == 1 else alpha * product)
 
 
-def _normalised(xp: Any, x: Any, axes: tuple[int, ...], eps: float) -> tuple[Any, Any, Any]:
+def _normalised(
+    xp: SimpleNamespace, x: Array, axes: tuple[int, ...], eps: float
+) -> tuple[Any, Any, Any]:
     mean = x.mean(axes, keepdims=True)
     scale = xp.rsqrt(x.var(axes, keepdims=True) + eps)
     return (x - mean) * scale, mean, scale
@@ -680,7 +722,7 @@ def _normalised(xp: Any, x: Any, axes: tuple[int, ...], eps: float) -> tuple[Any
 def _in_float32(rule: Callable[..., Any]) -> Callable[..., Any]:
     """Compute halves in float32, as torch's kernels do: a variance of halves leaves their range."""
 
-    def wide(xp: Any, x: Any, *rest: Any) -> Any:
+    def wide(xp: SimpleNamespace, x: Array, *rest: Any) -> Array:
         if x.dtype.itemsize != 2:
             return rule(xp, x, *rest)
         wider = [value.astype(xp.float32) if hasattr(value, "astype") else value for value in rest]
@@ -689,28 +731,30 @@ def _in_float32(rule: Callable[..., Any]) -> Callable[..., Any]:
     return wide
 
 
-def _affine(x: Any, weight: Any, bias: Any, shape: tuple[int, ...]) -> Any:
+def _affine(x: Array, weight: Array, bias: Array, shape: tuple[int, ...]) -> Array:
     if weight is not None:
         x = x * weight.reshape(shape)
     return x if bias is None else x + bias.reshape(shape)
 
 
-def _layer_norm(xp: Any, x: Any, shape: Sequence[int], weight: Any, bias: Any, eps: float) -> Any:
+def _layer_norm(
+    xp: SimpleNamespace, x: Array, shape: Sequence[int], weight: Array, bias: Array, eps: float
+) -> Array:
     out, mean, scale = _normalised(xp, x, tuple(range(x.ndim - len(shape), x.ndim)), eps)
     return _affine(out, weight, bias, tuple(shape)), mean, scale
 
 
 def _group_norm(
-    xp: Any,
-    x: Any,
-    weight: Any,
-    bias: Any,
+    xp: SimpleNamespace,
+    x: Array,
+    weight: Array,
+    bias: Array,
     rows: int,
     channels: int,
     size: int,
     groups: int,
     eps: float,
-) -> Any:
+) -> Array:
     grouped = x.reshape(rows, groups, -1)
     out, mean, scale = _normalised(xp, grouped, (2,), eps)
     shape = (channels, *(1,) * (x.ndim - 2))
@@ -718,43 +762,56 @@ def _group_norm(
 
 
 def _batch_norm(
-    xp: Any, x: Any, weight: Any, bias: Any, mean: Any, var: Any, momentum: float, eps: float
-) -> Any:
+    xp: SimpleNamespace,
+    x: Array,
+    weight: Array,
+    bias: Array,
+    mean: Array,
+    var: Array,
+    momentum: float,
+    eps: float,
+) -> Array:
     shape = (x.shape[1], *(1,) * (x.ndim - 2))
     out = (x - mean.reshape(shape)) * xp.rsqrt(var.reshape(shape) + eps)
     return (_affine(out, weight, bias, shape),)
 
 
 def _instance_norm(
-    xp: Any, x: Any, weight: Any, bias: Any, training: bool, momentum: float, eps: float
-) -> Any:
+    xp: SimpleNamespace,
+    x: Array,
+    weight: Array,
+    bias: Array,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> Array:
     """Batch norm without running statistics, which instance norm is made of."""
     out, mean, scale = _normalised(xp, x, (0, *range(2, x.ndim)), eps)
     shape = (x.shape[1], *(1,) * (x.ndim - 2))
     return _affine(out, weight, bias, shape), mean.reshape(-1), scale.reshape(-1)
 
 
-def _softmax(xp: Any, x: Any, dim: int, half_to_float: bool) -> Any:
+def _softmax(xp: SimpleNamespace, x: Array, dim: int, half_to_float: bool) -> Array:
     sizes = xp.exp(x - x.max(axis=dim, keepdims=True))
     return sizes / sizes.sum(axis=dim, keepdims=True)
 
 
-def _log_softmax(xp: Any, x: Any, dim: int, half_to_float: bool) -> Any:
+def _log_softmax(xp: SimpleNamespace, x: Array, dim: int, half_to_float: bool) -> Array:
     below = x - x.max(axis=dim, keepdims=True)
     return below - xp.log(xp.exp(below).sum(axis=dim, keepdims=True))
 
 
 def _trilinear(
-    xp: Any,
-    x: Any,
-    y: Any,
-    z: Any,
+    xp: SimpleNamespace,
+    x: Array,
+    y: Array,
+    z: Array,
     expand_x: Sequence[int],
     expand_y: Sequence[int],
     expand_z: Sequence[int],
     summed: Sequence[int],
     unroll_dim: int = 1,
-) -> Any:
+) -> Array:
     """The product of three tensors after each was given new axes; a bilinear layer is one."""
     parts = ((x, expand_x), (y, expand_y), (z, expand_z))
     one, two, three = (xp.expand_dims(part, tuple(axes)) for part, axes in parts)

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from envkit.arrays.elementwise import Array
 from envkit.arrays.leaves import Changes, Leaves
 from envkit.data.arguments import as_bool, as_int
 from envkit.data.paths import Key, Path, as_path
@@ -124,14 +125,14 @@ class ArrayTransform(LeafTransform, MomentTransform):
 
     _twins = (*MomentTransform._twins, ("_apply_transform", "_changed"))
 
-    def _changed(self, value: Any, constants: Mapping[str, Any], batch_dims: int) -> Any:
+    def _changed(self, value: Array, constants: Mapping[str, Any], batch_dims: int) -> Array:
         """Turn the value of an in_key, an array of any namespace, into that of its out_key."""
         raise NotImplementedError(
             f"{type(self).__name__} does not write _changed. Write it, or write _apply_transform as in "
             "any Transform."
         )
 
-    def _apply_transform(self, value: Any) -> Any:
+    def _apply_transform(self, value: Array) -> Array:
         return self._changed(value, self.constants(), 0)
 
     _step, _call, _reset = Transform._step, Transform._call, Transform._reset

@@ -1,0 +1,149 @@
+"""Running statistics of rows, older ones decayed: moments of all rows together, averages begun at zero.
+
+Pure functions of leaves in any array namespace (NumPy, torch, JAX, also inside `jax.jit`). They do not know which rows are
+new, who shares the result, nor where it is kept. What was seen is all that averages hold: dividing by the weight given out so
+far corrects for the zeros.
+
+Conventions
+    moments   weight, mean and sum of squared deviations of what was seen. The weight has shape (), the
+              others one value for each element of a row.
+    averages  running mean, running mean of squares, and the number of updates (int64), all of one shape.
+    rows      shape (rows, *event), floats.
+    decay     weight of what was seen before, at each update; 1 weighs all updates alike.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from array_api_compat import array_namespace
+
+from envkit.arrays.elementwise import Array
+
+__all__ = [
+    "Averages",
+    "Moments",
+    "are_finite",
+    "averages_with_rows",
+    "averages_with_values",
+    "increased",
+    "loc_and_scale_of_averages",
+    "loc_and_scale_of_moments",
+    "moments_with_rows",
+    "no_averages",
+]
+
+Moments = tuple[Any, Any, Any]
+
+
+def are_finite(rows: Array, batch_dims: int = 1) -> Array:
+    """Say which rows hold finite numbers alone, bool, shape of the first ``batch_dims`` axes."""
+    xp = array_namespace(rows)
+    found = xp.isfinite(rows)
+    for _ in range(rows.ndim - batch_dims):
+        found = xp.all(found, axis=-1)
+    return found
+
+
+def increased(number: Array, rows: Array) -> Array:
+    """Add the number of set rows, bool, to an integer of shape ()."""
+    xp = array_namespace(rows)
+    return number + xp.astype(xp.sum(xp.astype(rows, number.dtype)), number.dtype)
+
+
+def moments_with_rows(
+    moments: Moments, rows: Array, decay: Array, mask: Any | None = None
+) -> Moments:
+    """Count rows, all at once; nothing changes where there are none, not even by decay.
+
+    Source: T. F. Chan, G. H. Golub, R. J. LeVeque, "Updating Formulae and a Pairwise Algorithm for
+    Computing Sample Variances", 1979.
+
+    Args:
+        moments: what was seen before.
+        rows: what is new.
+        decay: weight of what was seen before.
+        mask: rows that count, bool, shape (rows,); None: all of them.
+
+    Returns:
+        New moments, in the dtypes of the old ones.
+    """
+    weight, mean, squares = moments
+    xp = array_namespace(mean)
+    if mask is None:
+        count = xp.zeros_like(weight) + rows.shape[0]
+    else:
+        count = xp.sum(xp.astype(mask, weight.dtype))
+        mask = xp.reshape(mask, (-1, *(1,) * (rows.ndim - 1)))
+
+    def added(values: Array) -> Array:
+        return xp.sum(values if mask is None else xp.where(mask, values, 0), axis=0)
+
+    def like_mean(number: Array) -> Array:
+        return xp.astype(number, mean.dtype)
+
+    before = weight * decay
+    is_new = count > 0
+    total = xp.where(is_new, before + count, 1)
+    own = added(rows) / like_mean(xp.where(is_new, count, 1))
+    change, away = own - mean, rows - own
+    spread = added(away * away) + change * change * like_mean(before * count / total)
+    return (
+        xp.where(is_new, total, weight),
+        mean + change * like_mean(count / total),
+        xp.where(is_new, squares * like_mean(xp.zeros_like(weight) + decay) + spread, squares),
+    )
+
+
+def loc_and_scale_of_moments(moments: Moments, eps: Array) -> tuple[Any, Any]:
+    """Give mean and standard deviation, of a variance of at least ``eps``; 0 and 1 before anything was seen."""
+    weight, mean, squares = moments
+    xp = array_namespace(mean)
+    is_seen = weight > 0
+    variance = squares / xp.astype(xp.where(is_seen, weight, 1), mean.dtype)
+    return mean, xp.sqrt(xp.where(is_seen, xp.maximum(variance, xp.full_like(variance, eps)), 1))
+
+
+Averages = tuple[Any, Any, Any]
+
+
+def no_averages(value: Array) -> Averages:
+    """Give the averages of an entry of which nothing was seen, in its shape and dtype."""
+    xp = array_namespace(value)
+    return xp.zeros_like(value), xp.zeros_like(value), xp.zeros_like(value, dtype=xp.int64)
+
+
+def averages_with_values(averages: Averages, value: Array, decay: float) -> Averages:
+    """Count one value for each average, of their shape."""
+    xp = array_namespace(value)
+    loc, squares, count = averages
+    count = count + 1
+    weight = 1 - decay if decay < 1 else 1 / xp.astype(count, value.dtype)
+    return loc + (value - loc) * weight, squares + (value * value - squares) * weight, count
+
+
+def averages_with_rows(averages: Averages, rows: Array, decay: float) -> Averages:
+    """Count rows at once, shape (rows, *event): their mean weighs what as many updates would."""
+    new = rows.shape[0]
+    if not new:
+        return averages
+    xp = array_namespace(rows)
+    loc, squares, count = averages
+    count = count + new
+    weight = 1 - decay**new if decay < 1 else new / xp.astype(count, rows.dtype)
+    mean, mean_square = xp.mean(rows, axis=0), xp.mean(rows * rows, axis=0)
+    return loc + (mean - loc) * weight, squares + (mean_square - squares) * weight, count
+
+
+def loc_and_scale_of_averages(averages: Averages, decay: float, eps: float) -> tuple[Any, Any]:
+    """Give mean and deviation, of at least ``eps``; 0 and 1 where nothing was seen."""
+    loc, squares, count = averages
+    xp = array_namespace(loc)
+    is_seen, one = count > 0, xp.ones_like(loc)
+    given = -xp.expm1(xp.astype(count, loc.dtype) * math.log(decay)) if decay < 1 else one
+    given = xp.where(is_seen, given, one)
+    spread = squares - loc * loc
+    scale = xp.sqrt(xp.maximum(spread, xp.zeros_like(spread)) / given)
+    scale = xp.where(is_seen, xp.maximum(scale, xp.full_like(scale, eps)), one)
+    return loc / given, scale
