@@ -4,6 +4,8 @@ Each function gives the argument back or says what it is, what was expected and 
 no env: what a number means is told by who asks.
 """
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# (tensordict ships no types, and what is given is not known)
 from __future__ import annotations
 
 import math

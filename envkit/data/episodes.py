@@ -13,6 +13,8 @@ Conventions
     outside  steps of no episode: padding, and what a rollout repeats in rows that are done before others.
 """
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# (tensordict ships no types, and what is given is not known)
 from __future__ import annotations
 
 import warnings
@@ -83,8 +85,10 @@ def split_trajectories(
     ids = data.get(as_key(ids_key), None)
     if trajectory_key is not None and ids is None:
         raise _missing(data, as_key(ids_key), "Name an entry that is there: trajectory_key=...")
-    known = ids is not None and (done_key is None or trajectory_key is not None)
-    begins = _by_ids(data, ids) if known else _by_flags(data, done_key or ("next", "done"))
+    if ids is not None and (done_key is None or trajectory_key is not None):
+        begins = _by_ids(data, ids)
+    else:
+        begins = _by_flags(data, done_key or ("next", "done"))
     rows, mask = _rows(begins)
     if as_nested is not False:
         return _nested(data, mask.sum(-1).tolist(), as_nested)
@@ -99,7 +103,7 @@ def split_trajectories(
     return split.set(as_key((*ids_key[:-1], "mask")), mask)
 
 
-def _nested(data: TensorDictBase, lengths: list[int], layout: bool | torch.layout) -> EnvData:
+def _nested(data: TensorDictBase, lengths: list[int], layout: object) -> EnvData:
     """Give pieces of these lengths, which follow each other in ``data``, as nested tensors."""
     if not isinstance(layout, bool | torch.layout):
         raise ArgumentTypeError(

@@ -24,7 +24,7 @@ import sys
 import uuid
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO
@@ -42,7 +42,7 @@ except ImportError:  # Windows
 
 
 @contextmanager
-def _claimed(path: Path, make: Callable[[Path], None]) -> Iterator[Path]:
+def _claimed(path: Path, make: Callable[[Path], None]) -> Generator[Path]:
     """Make a temporary of ``path``, and keep its lock while the block runs, also when it has got another name.
 
     Args:
@@ -95,7 +95,7 @@ def _locked(path: Path, *, wait: bool) -> int | None:
 
 
 @contextmanager
-def whole_file(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
+def whole_file(path: str | os.PathLike[str]) -> Generator[IO[bytes]]:
     """Open a file that gets its name when the block ends well; one of that name is replaced then.
 
     What a symbolic link leads to is replaced, and not the link. What a killed writer of that name has left in the
@@ -134,7 +134,7 @@ def whole_file(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
 
 
 @contextmanager
-def whole_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
+def whole_folder(path: str | os.PathLike[str]) -> Generator[Path]:
     """Make a folder that gets its name when the block ends well, with the folders above it.
 
     What a killed writer of that name has left beside it is removed.
@@ -217,7 +217,7 @@ def file_to_read(path: str | os.PathLike[str]) -> Path:
 
 
 @contextmanager
-def telling(path: str | os.PathLike[str]) -> Iterator[None]:
+def telling(path: str | os.PathLike[str]) -> Generator[None]:
     """Raise what fails in the block as an error that names what was being written.
 
     Raises:
@@ -242,7 +242,7 @@ def telling(path: str | os.PathLike[str]) -> Iterator[None]:
 @contextmanager
 def undamaged(
     path: str | os.PathLike[str], kind: str, error: type[EnvkitError] = ArgumentError
-) -> Iterator[None]:
+) -> Generator[None]:
     """Raise what fails while a file is read as an error that says that the file is damaged.
 
     Args:

@@ -7,7 +7,7 @@ whatever an env or a transform keeps (rows in memory, running statistics) is mad
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 import torch
@@ -16,7 +16,7 @@ __all__ = ["lasting"]
 
 
 @contextmanager
-def lasting() -> Iterator[None]:
+def lasting() -> Generator[None]:
     """Leave inference mode for a while, still without gradients; a context or a decorator."""
     if not torch.is_inference_mode_enabled():
         yield

@@ -8,6 +8,8 @@ Conventions
     table   a `TypedDict`, ``total=False``; each entry is ``Annotated[type, Default(value)]``.
 """
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# (tensordict ships no types, and what is given is not known)
 from __future__ import annotations
 
 import inspect

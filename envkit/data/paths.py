@@ -5,6 +5,8 @@ Conventions
     path  the same, always a tuple of strings.
 """
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# (tensordict ships no types, and what is given is not known)
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
@@ -110,7 +112,7 @@ def tensordict_of(
     Args:
         axes: see `shaped`.
     """
-    made = TensorDict._new_unsafe(nest(entries), batch_size=batch_size, device=device)
+    made = TensorDict._new_unsafe(nest(entries), batch_size=batch_size, device=device)  # pyright: ignore[reportPrivateUsage]
     return shaped(made, axes) if axes else made
 
 

@@ -9,6 +9,8 @@ Conventions
     kind    what a dict stands for, under the key ``"__kind__"``.
 """
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# (tensordict ships no types, and what is given is not known)
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping

@@ -6,6 +6,8 @@ Conventions
     masks     dict level -> bool mask without trailing singleton, as `collect_reset_masks` gives it.
 """
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# (tensordict ships no types, and what is given is not known)
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
@@ -302,7 +304,9 @@ def terminated_or_truncated(
         levels.setdefault(path[:-1], []).append(path[-1])
     masks = {level: _ended(data, level, names) for level, names in levels.items()}
     found = any(bool(mask.any()) for mask in masks.values() if mask is not None)
-    for level, mask in masks.items() if key is not None else ():
+    if key is None:
+        return found
+    for level, mask in masks.items():
         place = as_key((*level, key))
         if mask is not None and (found or write_full_false):
             data.set(place, mask)

@@ -10,6 +10,8 @@ Conventions
     uneven    a lazy stack below a name whose parts differ in keys or shapes; its entries are no tensors.
 """
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# (tensordict ships no types, and what is given is not known)
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -417,7 +419,7 @@ def _rebuild(
         if isinstance(value, dict):
             value = _rebuild(value, like, *following, path=(*path, name))
         built[name] = value.stacked() if isinstance(value, _Parts) else value
-    return TensorDict._new_unsafe(built, batch_size=model.batch_size, device=model.device)
+    return TensorDict._new_unsafe(built, batch_size=model.batch_size, device=model.device)  # pyright: ignore[reportPrivateUsage]
 
 
 def _node_at(path: Path, *models: TensorDictBase) -> TensorDictBase:
