@@ -441,7 +441,7 @@ class DMControlWrapper(GymWrapper):
         )
 
     @staticmethod
-    def get_library_name(env: Any) -> str:
+    def get_library_name(env: object) -> str:
         """Name the library: "dm_control"."""
         return "dm_control"
 

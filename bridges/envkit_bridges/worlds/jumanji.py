@@ -183,13 +183,13 @@ class JumanjiWrapper(SimulatorEnv):
                 before.env, packed=before.packed, compiled=value, shards=before.shards
             )
 
-    def read_state(self, state: Any) -> TensorDict:
+    def read_state(self, state: object) -> TensorDict:
         """Give the leaves of a Jumanji state by name, of the env's batch size."""
         found = jax.tree_util.tree_flatten_with_path(state)[0]
         leaves = {name_of(path): to_torch(jnp.asarray(leaf)) for path, leaf in found}
         return tensordict_of(leaves, self.batch_size, self.device)
 
-    def read_obs(self, observation: Any) -> TensorDict:
+    def read_obs(self, observation: object) -> TensorDict:
         """Give the leaves of a Jumanji observation under the names that they have in the data."""
         leaves = observation_leaves(Timestep(jax.tree.map(jnp.asarray, observation)))
         return tensordict_of(to_torch(leaves), self.batch_size, self.device)

@@ -285,7 +285,7 @@ class MultiThreadedEnvWrapper(GymLikeEnv):
         seeds, _ = seed_chain(self._action_seed, self.numel(), static=self._seed_is_static)
         return list(enumerate(seeds))
 
-    def state_dict(self, *args: Any, **kwargs: Any) -> NoReturn:
+    def state_dict(self, *args: object, **kwargs: object) -> NoReturn:
         """Refused: what the library's envs are in the middle of cannot be read.
 
         Raises:

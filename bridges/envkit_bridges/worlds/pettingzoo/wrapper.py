@@ -353,7 +353,7 @@ class PettingZooWrapper(GymLikeEnv):
 
     # ----------------------------------------------------------------------------------------- rest
 
-    def set_info_dict_reader(self, *args: Any, **kwargs: Any) -> NoReturn:
+    def set_info_dict_reader(self, *args: object, **kwargs: object) -> NoReturn:
         """Refused: infos of agents are entries already.
 
         Raises:
