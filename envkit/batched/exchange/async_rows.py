@@ -16,7 +16,6 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, cast
 
-import numpy as np
 import torch
 from tensordict import TensorDictBase
 
@@ -28,7 +27,7 @@ from envkit.batched.metadata import EnvMetaData
 from envkit.data.paths import Path, as_key, tensordict_of
 from envkit.data.transition import keep_unstepped
 from envkit.errors import InputError, WorkerError
-from envkit.specs.inputs import has_array, require_input
+from envkit.specs.inputs import require_input
 from envkit.transport import Job, Pool
 
 __all__ = ["BufferJobs", "JobKind", "Leaves", "Outcome", "TensorDictJobs"]
@@ -118,7 +117,7 @@ class BufferJobs(_Recovering, BufferExchange):
                 taken = self._actions.taken(path, value.detach().to(memory.device), len(rows))
             except InputError:
                 return False
-            _scatter(memory, rows, taken)
+            memory.index_copy_(0, torch.tensor(rows, device="cpu"), taken)
         return True
 
     def begin_one(self, row: int, kind: JobKind, td: TensorDictBase) -> Job:
@@ -217,15 +216,16 @@ class BufferJobs(_Recovering, BufferExchange):
         self.newest_is_next[rows] = kind == "step"
         self._has_roots[rows] = True
         self.has_begun = bool(self._has_roots.all())
-        chosen, regions = np.array(rows), (self.nexts[self.slot], self.roots[self.slot + 1])
+        chosen = torch.tensor(rows, device="cpu")
+        regions = (self.nexts[self.slot], self.roots[self.slot + 1])
         following, roots = (
             {} if kind == without else self._gathered(region, chosen)
             for region, without in zip(regions, ("reset", "step"), strict=True)
         )
         return following, roots
 
-    def _gathered(self, region: Leaves, chosen: np.ndarray) -> Leaves:
-        found = {path: _gather(tensor, chosen) for path, tensor in region.items()}
+    def _gathered(self, region: Leaves, chosen: torch.Tensor) -> Leaves:
+        found = {path: tensor.index_select(0, chosen) for path, tensor in region.items()}
         if self._device is None:
             return found
         return {path: tensor.to(self._device) for path, tensor in found.items()}
@@ -233,24 +233,6 @@ class BufferJobs(_Recovering, BufferExchange):
     def _copied(self, region: dict[Path, torch.Tensor], row: int) -> TensorDictBase:
         owned = {path: tensor[row].to(self._device, copy=True) for path, tensor in region.items()}
         return tensordict_of(owned, self.batch_size[1:], self._device, self.node_axes)
-
-
-def _gather(memory: torch.Tensor, rows: np.ndarray) -> torch.Tensor:
-    """Copy some rows of memory.
-
-    By NumPy: each operator of torch gives the interpreter's lock away, which envs in threads then hold.
-    """
-    if not has_array(memory):
-        return memory.index_select(0, torch.from_numpy(rows))
-    return torch.from_numpy(memory.numpy()[rows])
-
-
-def _scatter(memory: torch.Tensor, rows: Sequence[int], values: torch.Tensor) -> None:
-    """Write some rows of memory; see `_gather`."""
-    if has_array(memory):
-        memory.numpy()[rows] = values.numpy(force=True)
-    else:
-        memory.index_copy_(0, torch.tensor(rows, device="cpu"), values)
 
 
 class TensorDictJobs(_Recovering, TensorDictExchange):
