@@ -40,7 +40,6 @@ __all__ = [
     "Packing",
     "Reply",
     "RunnerFactory",
-    "WorkerOrder",
 ]
 
 
@@ -124,25 +123,6 @@ class Description:
 
 
 @dataclass(frozen=True)
-class WorkerOrder:
-    """What one batch of a worker is to be.
-
-    Attributes:
-        number: of the batch; one that is ordered again was made already.
-        order: what the runner is told.
-        stops: look at "stop" after each step.
-        with_root: tell the root that the next batch begins with.
-        extra: state of the policy that goes with new weights, see `envkit.collectors.weights`.
-    """
-
-    number: int
-    order: Order
-    stops: bool
-    with_root: bool
-    extra: Mapping[str, Any]
-
-
-@dataclass(frozen=True)
 class Reply:
     """What was collected.
 
@@ -173,6 +153,8 @@ class RunnerFactory:
         num_threads: torch threads of a worker.
         choices: see `caller_settings`.
         begin: called before anything is built; None: nothing.
+        stops: look at "stop" after each step.
+        with_root: tell the root that the next batch begins with.
     """
 
     parts: list[Parts]
@@ -180,6 +162,8 @@ class RunnerFactory:
     num_threads: int
     choices: Mapping[str, Any]
     begin: Callable[[], Any] | None = None
+    stops: bool = False
+    with_root: bool = False
 
     def __call__(self, rows: range) -> _RunnerHost:
         if self.begin is not None:
@@ -188,24 +172,23 @@ class RunnerFactory:
         torch.set_grad_enabled(False)
         (row,) = rows
         torch.manual_seed(self.seeds[row])
-        return _RunnerHost(self.parts[row], row, len(self.parts), self.choices)
+        return _RunnerHost(self, row)
 
 
 class _RunnerHost:
     """The runner of a worker; see `envkit.transport.Host`."""
 
-    def __init__(self, parts: Parts, row: int, count: int, choices: Mapping[str, Any]):
-        self._parts, self._row, self._count, self._choices = parts, row, count, choices
+    def __init__(self, given: RunnerFactory, row: int):
+        self._given, self._parts, self._row = given, given.parts[row], row
         self._runner = self._built()
         self._weights: Weights | None = None
         self._stop: np.ndarray | None = None
         self._memory: np.ndarray | None = None
         self._packing: Packing[Path] | None = None
-        self._made: tuple[int, Reply] | None = None
 
     def _built(self) -> EnvRunner:
-        with holding(self._choices):
-            return build_runner(self._parts, first_number=self._row, stride=self._count)
+        with holding(self._given.choices):
+            return build_runner(self._parts, first_number=self._row, stride=len(self._given.parts))
 
     def describe(self) -> Description:
         """Tell what the env gives and which weights the policy has."""
@@ -237,16 +220,10 @@ class _RunnerHost:
         """Learn how batches lie in memory from the next `bind` on."""
         self._packing = packing
 
-    def call_collect(self, wanted: WorkerOrder) -> Reply:
+    def call_collect(self, order: Order) -> Reply:
         """Make a batch."""
-        if self._made is None or self._made[0] != wanted.number:
-            self._made = None
-            self._made = wanted.number, self._collected(wanted)
-        return self._made[1]
-
-    def _collected(self, wanted: WorkerOrder) -> Reply:
-        runner, order = self._runner, wanted.order
-        if wanted.stops:
+        runner = self._runner
+        if self._given.stops:
             order = replace(order, interrupted=self._is_stopped)
         batch = runner.begin(order)()
         steps = batch.data.batch_size[-1]
@@ -259,16 +236,16 @@ class _RunnerHost:
             runner.numbers.following,
             steps,
             None if is_in_memory else data,
-            _on_host(runner.shown_root()) if wanted.with_root else None,
+            _on_host(runner.shown_root()) if self._given.with_root else None,
             runner.counted(),
         )
 
-    def call_load_and_collect(self, wanted: WorkerOrder) -> Reply:
-        """Take new weights, then make a batch."""
+    def call_load_and_collect(self, order: Order, extra: Mapping[str, Any]) -> Reply:
+        """Take new weights and the ``extra`` state of the policy that goes with them, then make a batch."""
         assert self._weights is not None
         with self._runner.seconds.transferring():
-            self._runner.load_weights({**self._weights, **wanted.extra})
-        return self.call_collect(wanted)
+            self._runner.load_weights({**self._weights, **extra})
+        return self.call_collect(order)
 
     def _is_stopped(self) -> bool:
         assert self._stop is not None
@@ -318,9 +295,6 @@ class _RunnerHost:
             episodes=runner.episodes,
             stats=runner.counted,
         )
-
-    def call_be_there(self) -> None:
-        """Do nothing: whoever gets an answer knows that this worker is free."""
 
     def call_begin_anew(self) -> list[int]:
         """Reset the env; give the numbers of the trajectories that end by this."""

@@ -107,12 +107,7 @@ class MultiCollector(Collector):
         self._storing_devices = _each("storing_device", given.storing_device, self.num_workers)
         parts = self._parts(makers, policy, given)
         restarts = allowed_restarts(given.on_worker_failure, given.max_restarts)
-        self._worker_pool = WorkerPool(
-            self._make_pool(parts, given),
-            self.num_workers,
-            restarts=restarts if given.on_worker_failure == "restart" else None,
-            stops=given.preemptive_threshold is not None,
-        )
+        self._worker_pool = WorkerPool(self._make_pool(parts, given), self.num_workers, restarts)
         if given.num_threads is not None:
             limit = ThreadLimit(given.num_threads)
             self._end_limit = weakref.finalize(self, limit.end)
@@ -133,7 +128,15 @@ class MultiCollector(Collector):
     def _make_pool(self, parts: list[Parts], given: Any) -> Pool:
         base = drawn_seed() if given.seed is None else given.seed
         seeds = [restart_seed(base, row, 0) for row in range(len(parts))]
-        factory = RunnerFactory(parts, seeds, given.num_sub_threads, chosen(), given.init_fn)
+        factory = RunnerFactory(
+            parts,
+            seeds,
+            given.num_sub_threads,
+            chosen(),
+            given.init_fn,
+            stops=given.preemptive_threshold is not None,
+            with_root=given.on_worker_failure == "restart",
+        )
         count = len(parts)
         limits: dict[str, Any] = {
             "timeout_s": given.timeout,
@@ -612,7 +615,8 @@ class MultiSyncDataCollector(MultiCollector):
         return data
 
     def _require_idle(self) -> None:
-        if self._worker_pool.jobs or self._parts_made or self._worker_pool.unsure:
+        self._worker_pool.recall()
+        if self._worker_pool.jobs or self._parts_made:
             if self._pending is None:  # Ctrl-C came while it was begun
                 self._begin_next()
             self._settle()
@@ -749,6 +753,7 @@ class MultiaSyncDataCollector(MultiCollector):
 
     def _keep_busy(self) -> None:
         """Have every worker make a batch that has none, as long as there is more to collect."""
+        self._worker_pool.recall()
         waiting = {part.worker for part in self._ready}
         total = None if self._episodes is not None else self._options.total_frames
         for worker in range(self.num_workers):
@@ -791,7 +796,7 @@ class MultiaSyncDataCollector(MultiCollector):
             self._receive_some()
 
     def _require_idle(self) -> None:
-        self._worker_pool.order_again()
+        self._worker_pool.recall()
         self._receive_all()
 
     def _runner_states(self) -> dict[str, Any]:

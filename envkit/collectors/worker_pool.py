@@ -9,8 +9,8 @@ Conventions
     lost    of a worker whose env raised, or whose process ended: it was built again, and what the one before it had
             begun is not told yet.
     root    of a lost worker: what its next step would have begun with, batch size (*env_batch,).
-    unsure  of an order: Ctrl-C came while it was placed. It is placed again under the same number, for which a worker
-            makes one batch only.
+    asked   workers that may have an order: noted before it is placed, until what they made was received. Where Ctrl-C
+            came in between, the pool of processes knows whether it was placed, see `recall`.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ import torch
 from tensordict import TensorDictBase
 
 from envkit.batched.recovery import Recovery
-from envkit.collectors.host import BATCH, STOP, WEIGHTS, Description, Packing, Reply, WorkerOrder
+from envkit.collectors.host import BATCH, STOP, WEIGHTS, Description, Packing, Reply
 from envkit.collectors.runner import POLICY_VERSION, Order
 from envkit.collectors.weights import Weights, extra_of, require_same_architecture
 from envkit.data.paths import Axes, Path, as_key, node_axes, tensordict_of
 from envkit.data.plain import from_plain, plain
 from envkit.data.transition import leaves
-from envkit.errors import BusyEnvError, SpecError, WorkerError
+from envkit.errors import SpecError, WorkerError
 from envkit.transport import Field, Job, Layout, Pool, Traffic
 
 __all__ = ["Part", "WorkerPool"]
@@ -68,9 +68,6 @@ def _with_loss(data: TensorDictBase, root: TensorDictBase) -> TensorDictBase:
     return cast(TensorDictBase, torch.cat([lost, data], time))
 
 
-_PAUSE_S = 0.1
-
-
 @dataclass(frozen=True)
 class Part:
     """What one worker has made; see `Reply` for the other entries.
@@ -105,29 +102,27 @@ class WorkerPool:
         pool: not started yet.
         count: how many workers it has.
         restarts: replace workers that are lost, so many times.
-        stops: have workers look after each step whether they are to stop.
 
     Attributes:
         steps: that each worker makes in a batch.
         jobs: orders that were placed, by worker.
-        unsure: workers that may have an order, see above.
         packings: how batches of each worker lie in shared memory; none before that is known.
         counted: what each worker has counted.
     """
 
-    def __init__(self, pool: Pool, count: int, *, restarts: int | None, stops: bool):
+    def __init__(self, pool: Pool, count: int, restarts: int):
         advice = (
             "Build a new collector. With on_worker_failure='restart' such a worker is replaced."
         )
-        self.recovery = Recovery(pool, restarts or 0, advice=advice)
+        self.recovery = Recovery(pool, restarts, advice=advice)
         self.count, self.steps = count, [0] * count
         self._newest = _Newest(0, None)
         self.jobs: dict[int, Job] = {}
-        self.unsure: set[int] = set()
+        self._asked: dict[int, int] = {}  # how many requests there were before
         self.packings: list[Packing[Path]] = []
         self._axes: dict[Path, Axes] = {}
         self.counted: list[dict[str, Any]] = [{} for _ in range(count)]
-        self._pool, self._restarts, self._stops = pool, restarts is not None, stops
+        self._pool = pool
         self._ordered: dict[int, Order] = {}
         self._roots: dict[int, TensorDictBase] = {}
         self._next_numbers = list(range(count))
@@ -135,7 +130,6 @@ class WorkerPool:
         self._memory: dict[str, np.ndarray] = {}
         self._loaded = [0] * count
         self._replaced: set[int] = set()
-        self._received_from = [0] * count
 
     # -------------------------------------------------------------------------------------- start
 
@@ -190,30 +184,30 @@ class WorkerPool:
 
     def order(self, worker: int, *, random: bool) -> None:
         """Have a worker that is free make a batch."""
-        if worker in self.unsure:
-            self.call("be_there", workers=[worker])  # it may be at work, and reading weights
+        self.recall()
+        if worker in self.jobs:
+            return
         if worker in self._replaced:
             self._introduce(worker)
         steps = self.steps[worker] - (worker in self._lost)
         newest = self._newest  # once: another thread may update them
         order = Order(steps, random, newest.version)
         loads = self._lay_weights(worker, newest)
-        method, extra = ("load_and_collect", newest.extra) if loads else ("collect", {})
+        method, extra = ("load_and_collect", [newest.extra]) if loads else ("collect", [])
         self._memory[STOP][worker] = 0
-        received = self._received_from[worker]
-        wanted = WorkerOrder(
-            received, order, stops=self._stops, with_root=self._restarts, extra=extra
-        )
         self._ordered[worker] = order
-        self.unsure.add(worker)
-        self.jobs[worker] = self._pool.begin_call(worker, method, wanted)
+        self._asked[worker] = self._pool.requests
+        self.jobs[worker] = self._pool.begin_call(worker, method, order, *extra)
         self._loaded[worker] = newest.version
-        self.unsure.discard(worker)
 
-    def order_again(self) -> None:
-        """Place orders of which Ctrl-C has left unsure whether they were placed."""
-        for worker in self.unsure - self.jobs.keys():
-            self.order(worker, random=self._ordered[worker].random)
+    def recall(self) -> None:
+        """Find the orders that were placed, and that Ctrl-C has kept from being noted."""
+        for worker in self._asked.keys() - self.jobs.keys():
+            begun = self._pool.begun_since(worker, self._asked[worker])
+            if begun is None:
+                del self._asked[worker]
+            else:
+                self.jobs[worker] = begun
 
     def _lay_weights(self, worker: int, newest: _Newest) -> bool:
         """Put the newest weights where a worker that is free finds them, unless it has them."""
@@ -241,6 +235,7 @@ class WorkerPool:
         try:
             reply: Reply = self._pool.outcome(self.jobs[worker])
         except WorkerError as error:
+            del self._asked[worker]
             del self.jobs[worker]
             self._replace(error)
             self.order(worker, random=self._ordered[worker].random)
@@ -256,7 +251,7 @@ class WorkerPool:
         part = Part(worker, data, self.steps[worker] - missing, reply.following)
         if worker in self._lost:  # between here and the end Ctrl-C cannot come
             del self._lost[worker]
-        self._received_from[worker] += 1
+        del self._asked[worker]
         del self.jobs[worker]
         return part
 
@@ -291,14 +286,12 @@ class WorkerPool:
         return bool(fresh)
 
     def _persistently(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call something of workers, and again when what has failed is built anew, or who was at work is done."""
+        """Call something of workers, and again when what has failed is built anew."""
         while True:
             try:
                 return call(*args, **kwargs)
             except WorkerError as error:
                 self._replace(error)
-            except BusyEnvError:  # with an order that Ctrl-C has made us forget
-                self._pool.wait([], 1, _PAUSE_S)
 
     def _data_of(self, worker: int, reply: Reply) -> TensorDictBase:
         """Give what a worker has collected, wherever it lies."""

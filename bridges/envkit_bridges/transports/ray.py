@@ -350,7 +350,9 @@ class RayActors(Backend["Actor"]):
         except ray.exceptions.RayError as error:
             request.miss(self._lost(worker, error))
         except BaseException:  # Ctrl-C: it may have been sent, and nobody would take the reply
-            self.lose(worker, worker.failure("interrupted"))
+            why = worker.failure("interrupted")
+            self.lose(worker, why)
+            request.miss(why)
             raise
 
     # -------------------------------------------------------------------------------- what is heard
