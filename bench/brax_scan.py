@@ -44,7 +44,7 @@ WORKS = (
 EPISODE = 50
 
 
-def backend_of(name: str) -> dict[str, str]:
+def backend_of(name: str) -> dict[str, Any]:
     """Name the physics of an env; "fast" has none."""
     return {} if name == "fast" else {"backend": "spring"}
 
@@ -85,7 +85,7 @@ def bare_scan(
     return lambda: jax.block_until_ready(scan(first, params, jax.random.PRNGKey(1)))
 
 
-def envkit_unroll(env: BraxEnv, first: TensorDict, steps: int, policy: Any) -> Callable[[], Any]:
+def envkit_unroll(env: Any, first: TensorDict, steps: int, policy: Any) -> Callable[[], Any]:
     """The same as a TensorDict [rows, steps], what is done reset."""
     return lambda: env.unroll(first, steps, policy)
 

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import torch
 
 from bench.harness import compare, record
-from envkit import BraxEnv
+from envkit import BraxEnv, EnvBase
 from envkit_bridges.worlds.brax import import_brax
 
 # Env, rows (None: one env without a batch) and steps of a round.
@@ -70,7 +70,7 @@ def bare_loop(
     return run
 
 
-def envkit_loop(env: BraxEnv, steps: int, policy: torch.nn.Module) -> Callable[[], None]:
+def envkit_loop(env: EnvBase, steps: int, policy: torch.nn.Module) -> Callable[[], None]:
     """The same loop, resets included, as a user writes it."""
     first = env.reset()
 

@@ -23,7 +23,7 @@ import sys
 import tempfile
 import textwrap
 import time
-from collections import Counter
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +110,8 @@ def run_readme() -> None:
     os.environ.pop("JAX_COMPILATION_CACHE_DIR", None)
     found = re.search(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
     assert found, "the README has no example"
-    source, spent = found[1], Counter()
+    source = found[1]
+    spent: defaultdict[tuple[str, str], float] = defaultdict(float)
     scope: dict[str, Any] = {"__name__": "example"}
     began = time.perf_counter()
     for statement in ast.parse(source).body:
@@ -133,14 +134,14 @@ def show(what: str, wall_s: float, cpu_s: float | None = None) -> None:
         print(f"{what:80}{wall_s:7.1f} s" + ("" if cpu_s is None else f"{cpu_s:7.1f} s CPU"))
 
 
-def listen(spent: Counter[tuple[str, str]]) -> None:
+def listen(spent: dict[tuple[str, str], float]) -> None:
     """Add up what JAX says of the time it takes, by program and kind of work."""
     import jax
 
-    def heard(event: str, duration_s: float, **about: object) -> None:
+    def heard(event: str, duration_secs: float, **about: object) -> None:
         if event.startswith("/jax/core/compile/"):
             work = event.rsplit("/", 1)[1].removesuffix("_duration")
-            spent[str(about.get("fun_name", "?")), work] += duration_s
+            spent[str(about.get("fun_name", "?")), work] += duration_secs
 
     jax.monitoring.register_event_duration_secs_listener(heard)
 

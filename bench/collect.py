@@ -150,7 +150,7 @@ def workers(
         loops = BareLoops(name, WORKERS * each, steps, policy, WORKERS)
         opened.callback(loops.close)
         works: dict[str, Callable[[], object]] = {"bare loops": loops}
-        acting = {"MultiSyncDataCollector": Acting(policy)}
+        acting: dict[str, torch.nn.Module] = {"MultiSyncDataCollector": Acting(policy)}
         if compiled:
             acting["the same, compile_policy"] = compile_policy(Acting(policy))
         for title, module in acting.items():
@@ -203,10 +203,11 @@ def timed(work: Callable[[], object]) -> float:
 def trainers(rounds: int) -> None:
     """Train on each batch while the next one is made."""
     frames = 16 * 1000
-    for title, options in (
+    cases: list[tuple[str, dict[str, Any]]] = [
         ("MultiaSync, 1 worker", {"sync": False}),
         ("MultiSync, 1 worker, prefetch=1", {"prefetch": 1}),
-    ):
+    ]
+    for title, options in cases:
         collector = Collector(
             partial(serial, "CartPole-v1", 16),
             Acting(Policy(4, 2, True, torch.float32)),

@@ -48,7 +48,7 @@ def _draw_speeds(by_work: dict[str, dict[int, Figure]], title: str) -> None:
         rows = sorted(line)
         axes.plot(
             rows,
-            [line[size].speed for size in rows],
+            [line[size].speed or 0.0 for size in rows],
             label=work,
             color=_COLOURS[work.split()[0]],
             linestyle="-" if "scan" in work or "unroll" in work else "--",

@@ -115,6 +115,7 @@ class Walk(EnvBase):
         return self._shown().update(step)
 
     def _set_seed(self, seed: int | None) -> None:
+        assert seed is not None
         self._draws.manual_seed(seed)
 
 
@@ -136,7 +137,7 @@ class Teams(EnvBase):
             {team: Composite(reward=Unbounded((n, 1)), shape=(n,)) for team, n in sizes}
         )
         flag = partial(Categorical, 2, dtype=torch.bool)
-        levels = {
+        levels: dict[str, Any] = {
             team: Composite(done=flag(shape=(n, 1)), terminated=flag(shape=(n, 1)), shape=(n,))
             for team, n in sizes
         }
@@ -169,6 +170,7 @@ class Teams(EnvBase):
         )
 
     def _set_seed(self, seed: int | None) -> None:
+        assert seed is not None
         torch.manual_seed(seed)
 
 

@@ -54,8 +54,7 @@ def fused(name: str, rows: int, policy: torch.nn.Module) -> Callable[[], object]
 
 def loss_of(data: TensorDictBase) -> torch.Tensor:
     """The loss of some transitions."""
-    following = data["next"]
-    return following["observation"].square().mean() - following["reward"].mean()
+    return data["next", "observation"].square().mean() - data["next", "reward"].mean()
 
 
 def envkit_loop(env: BraxEnv, policy: torch.nn.Module) -> Callable[[], None]:

@@ -19,7 +19,7 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib import metadata
@@ -57,7 +57,7 @@ class Measured:
 
 def compare(
     title: str,
-    works: dict[str, Callable[[], object]],
+    works: Mapping[str, Callable[[], object]],
     *,
     steps: int | dict[str, int],
     reference: str,

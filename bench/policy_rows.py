@@ -64,8 +64,8 @@ def measure_calls(rows: int, width: int, *, rounds: int, times: int) -> None:
     net = perceptron(width)
     module = TensorDictModule(net, in_keys=["observation"], out_keys=["action"])
     env = GymEnv("CartPole-v1")
-    root = TensorDict({"observation": torch.randn(rows, 4)}, [rows])
-    array, tensor = root["observation"].numpy(), root["observation"]
+    tensor = torch.randn(rows, 4)
+    root, array = TensorDict({"observation": tensor}, [rows]), tensor.numpy()
     compiled, plain = compile_policy(module).bound_to(env), as_policy(env, module)
     with torch.no_grad():
         on_rows = compiled.on_rows(root)

@@ -42,6 +42,9 @@ class Idle:
         """Take the arrays."""
         self.order, self.frames = arrays["order"], arrays["frames"]
 
+    def call(self, method: str, /, *args: Any, **kwargs: Any) -> None:
+        """Nothing is asked."""
+
     def run(self, command: int, rows: list[int]) -> None:
         """Fill the frames of each row with what was ordered."""
         for row in rows:

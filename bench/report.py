@@ -96,8 +96,9 @@ def _numbers(
     for name, number in row.items():
         if isinstance(number, dict) and name != "versions":
             yield from _numbers(where, number, f"{prefix}{name}: ")
-        is_number = isinstance(number, int | float) and not isinstance(number, bool)
-        if is_number and name not in ("rounds", "cores", "updates"):
+        if isinstance(number, bool) or name in ("rounds", "cores", "updates"):
+            continue
+        if isinstance(number, int | float):
             yield Figure(*where, prefix + name, None, number, number, number, None)
 
 

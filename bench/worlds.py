@@ -213,7 +213,8 @@ def randomized(quick: bool) -> None:
     rows, steps = 1024, (5 if quick else 10)
     for backend in ("spring",) if quick else ("spring", "generalized"):
         works = {}
-        for title, how in (("one model", {}), ("a model a row", {"randomize": _jittered})):
+        cases: dict[str, Any] = {"one model": {}, "a model a row": {"randomize": _jittered}}
+        for title, how in cases.items():
             env = BraxEnv("ant", backend=backend, batch_size=[rows], device="cpu", **how)
             env.set_seed(0)
             works[title] = partial(env.unroll, env.reset(), steps)

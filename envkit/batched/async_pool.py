@@ -124,7 +124,7 @@ class AsyncEnvPool(BatchedEnv):
         if stack not in _INDIVIDUAL:
             raise UnsupportedError(f"stack is {stack!r}, but must be one of {list(_INDIVIDUAL)}.")
         is_list = isinstance(env_makers, Iterable) and not isinstance(env_makers, EnvBase)
-        makers = list(cast(Iterable[Any], env_makers)) if is_list else env_makers
+        makers: Any = list(cast(Iterable[Any], env_makers)) if is_list else env_makers
         self.exchange = exchange
         if exchange is not None:
             self._require_exchange(exchange, options.get("use_buffers"))

@@ -12,14 +12,14 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 
 from envkit.batched.metadata import EnvMetaData
 from envkit.data.paths import Key, as_key
 from envkit.errors import ArgumentError, SpecError
-from envkit.specs import Composite
+from envkit.specs import Composite, stack
 
 __all__ = ["BatchLayout", "layout_of", "may_use_rows", "specs_of_rows"]
 
@@ -82,7 +82,7 @@ def specs_of_rows(
     if all(found.specs == first.specs for found in metadata[1:]):
         specs = first.specs.expand(len(tasks), *first.batch_size)
     else:
-        specs = cast(Composite, torch.stack([metadata[task].specs for task in tasks], 0))
+        specs = stack([metadata[task].specs for task in tasks], 0)
     return specs if device is None else specs.to(device)
 
 

@@ -81,6 +81,7 @@ class EnvCreator:
             device = own[name].device if name in own else tensor.device
             _give(env, name, tensor.to(device, copy=not self.share_memory))
         if isinstance(self._state, SharedState):
+            module: Any
             for place, module in env.named_modules():
                 if "shared_lock" in vars(module):
                     module.shared_lock = self._of_clones.get(place, self._state).lock

@@ -411,7 +411,7 @@ class BatchedEnv(AttributeLookup, PoolOwner):
         }
 
     def load_state_dict(
-        self, state_dict: Mapping[str, Any], strict: bool = True, **kwargs: Any
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> None:
         """Load what `state_dict` gave, or one sub-env's state dict into all of them.
 
@@ -419,7 +419,7 @@ class BatchedEnv(AttributeLookup, PoolOwner):
             state_dict: of a batched env of as many sub-envs, `SerialEnv` or `ParallelEnv`.
             strict: False: rows whose episode does not go on as it did are truncated by the next step, and
                 begin a new one.
-            **kwargs: of ``torch.nn.Module.load_state_dict``.
+            assign: of ``torch.nn.Module.load_state_dict``, and of no use here.
 
         Raises:
             ArgumentTypeError: it is no dict.

@@ -171,10 +171,11 @@ class EnvHost:
 
     def bind(self, arrays: dict[str, np.ndarray], rows: range) -> None:
         """Take the shared rows, which every env must fit."""
-        slot = arrays[SLOT.name]
+        slot, plans = arrays[SLOT.name], []
         for row, env in enumerate(self.envs, self.first):
             with _blaming(row):
-                plan = BufferPlan.of(EnvLeaves(env), len(slot)).fitted(arrays)
+                plans.append(BufferPlan.of(EnvLeaves(env), len(slot)).fitted(arrays))
+        plan = plans[-1]
         self._states = tuple(EnvLeaves(self.envs[0]).paths("state"))
         regions = {region: plan.tensors(arrays, region) for region in plan.regions}
         self._rows = bind_rows(self.envs, rows, regions, slot)

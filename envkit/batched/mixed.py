@@ -34,7 +34,7 @@ from envkit.batched.members import (
 )
 from envkit.batched.shared_simulators import SimulatorOwners
 from envkit.data.arguments import require_state_dict, require_tensordict
-from envkit.data.paths import Path, as_path
+from envkit.data.paths import Key, Path, as_path
 from envkit.data.plain import from_plain, plain
 from envkit.data.resets import collect_reset_masks
 from envkit.env.base import EnvBase
@@ -161,7 +161,7 @@ class MixedEnv(EnvBase):
 
     def _declare_state(self) -> None:
         """Declare the states that travel in the data, as input and as observation."""
-        forms = {
+        forms: dict[Key, tuple[Sequence[int], torch.dtype | None]] = {
             member.state_key(path): (leaf.shape[1:], leaf.dtype)
             for member in self.members
             for path, leaf in member.state.items()
@@ -383,7 +383,7 @@ class MixedEnv(EnvBase):
         return {**super()._own_state(), "moments": self._versions.state(), "newest": newest}
 
     def load_state_dict(
-        self, state_dict: Mapping[str, Any], strict: bool = True, **kwargs: Any
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> None:
         """Load what `state_dict` gave.
 
@@ -391,7 +391,7 @@ class MixedEnv(EnvBase):
             state_dict: of an env of the same members.
             strict: False: rows whose episode does not go on as it did are truncated by the next step, and
                 begin a new one.
-            **kwargs: of ``torch.nn.Module.load_state_dict``.
+            assign: of ``torch.nn.Module.load_state_dict``.
 
         Raises:
             ArgumentTypeError: it is no dict.
@@ -406,7 +406,7 @@ class MixedEnv(EnvBase):
                 f"{names} and {OWN!r}. Pass what state_dict() of an env with as many members gave."
             )
         for name, member in zip(names, self.members, strict=True):
-            member.env.load_state_dict(state_dict[name], strict, **kwargs)
+            member.env.load_state_dict(state_dict[name], strict, assign)
         self._resume(state_dict[OWN], strict=strict)
 
     def _take_own_state(self, state: Mapping[str, Any], *, strict: bool) -> None:

@@ -41,6 +41,7 @@ from envkit.data.keywords import completed, known_to, refuse_unknown
 from envkit.env.base import EnvBase
 from envkit.env.declared import OUTPUTS
 from envkit.env.html import Told
+from envkit.env.spec_names import SpecNames
 from envkit.errors import ClosedEnvError, ReadOnlyError, StartedError
 from envkit.specs import Composite
 from envkit.specs.annotations import Destination, destination, require_memory
@@ -289,13 +290,13 @@ class PoolOwner(EnvBase):
         """Whether results are lazy stacks, one TensorDict a sub-env; before the start, what was asked for."""
         return self._share_individual_td
 
-    @property
+    @SpecNames.batch_size.getter
     def batch_size(self) -> torch.Size:
         """``(num_workers, *sub_batch)``; reading it starts the sub-envs."""
         self._started_specs()
         return self._batch_size
 
-    @property
+    @SpecNames.device.getter
     def device(self) -> torch.device | None:
         """Where data is delivered; reading it starts the sub-envs unless it was given."""
         if self._given_device is None and not self._has_specs:
@@ -310,13 +311,13 @@ class PoolOwner(EnvBase):
         if not self._has_specs:
             self._started()
 
-    @property
+    @SpecNames.input_spec.getter
     def input_spec(self) -> Composite:
         """State and action specs, stacked over the sub-envs; reading it starts them."""
         self._started_specs()
         return super().input_spec
 
-    @property
+    @SpecNames.output_spec.getter
     def output_spec(self) -> Composite:
         """Reward, observation and done specs, stacked over the sub-envs; reading it starts them."""
         self._started_specs()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -122,7 +123,9 @@ def roll_out(
             )
         require_place(path)
     torch.manual_seed(seed)
-    drawn = {"render_mode": "rgb_array"} if video is not None and id.startswith("gym/") else {}
+    drawn: dict[str, Any] = (
+        {"render_mode": "rgb_array"} if video is not None and id.startswith("gym/") else {}
+    )
     env = envkit.make(id, num_envs, seed=seed, **drawn)
     try:
         if video is not None:  # before the rest, since not every env can be drawn

@@ -91,8 +91,8 @@ def _runner_in(
     policy = _on_its_device(policy, options.policy_device)
     bind = partial(_act_of, env, options)
     runner = EnvRunner(env, policy, bind, options, first_number=first_number, stride=stride)
-    tells_itself = isinstance(policy, BindsToEnv) or not isinstance(policy, nn.Module)
-    if not (tells_itself or options.trust_policy or options.cudagraph_policy):
+    is_known = isinstance(policy, BindsToEnv) or options.trust_policy or options.cudagraph_policy
+    if isinstance(policy, nn.Module) and not is_known:
         with not_learning(env):
             runner.begin_anew()
             _try_out(env, policy, options, runner)

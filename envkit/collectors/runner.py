@@ -276,8 +276,9 @@ class EnvRunner:
         """Profile the next batches; None ends that."""
         if self.profiling is not None:
             self.profiling.stop()
-        chosen = config is not None and config.should_profile_worker(worker_idx)
-        self.profiling = Profiling(config, worker_idx) if chosen else None
+        self.profiling = None
+        if config is not None and config.should_profile_worker(worker_idx):
+            self.profiling = Profiling(config, worker_idx)
 
     def shown_root(self) -> TensorDictBase:
         """Give the root that the next batch begins with, as a batch shows it."""

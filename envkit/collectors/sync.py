@@ -9,7 +9,7 @@ import torch
 
 from envkit.batched.attributes import ask_single_envs, chosen_rows, require_found, single_envs
 from envkit.collectors.build_runner import Parts, build_runner, recorded_leaves
-from envkit.collectors.collector import Collector, MakeEnv, flat_stats
+from envkit.collectors.collector import Collector, flat_stats
 from envkit.collectors.profiling import ProfileConfig
 from envkit.collectors.runner import COLLECTOR, Batch, Order, lengthened
 from envkit.collectors.settings import CollectorOptions, runner_options
@@ -35,7 +35,7 @@ class SyncDataCollector(Collector):
 
     def __init__(
         self,
-        create_env_fn: MakeEnv,
+        create_env_fn: Callable[..., EnvBase] | EnvBase,
         policy: PolicyLike = None,
         *,
         backend: str | None = None,

@@ -168,7 +168,7 @@ class WorkerPool:
     def _bind(self, packings: Sequence[Packing[Path]] = ()) -> None:
         """Share memory with the workers; that of batches once their form is known."""
         fields, made = [Field(STOP, (), "uint8")], (BATCH,) if packings else ()
-        traffic = {"collect": Traffic((STOP,), made)}
+        traffic: dict[int | str, Traffic] = {"collect": Traffic((STOP,), made)}
         if self._weights is not None:
             fields.append(Field(WEIGHTS, (self._weights.size_bytes,), "uint8"))
             traffic["load_and_collect"] = Traffic((STOP, WEIGHTS), made)
@@ -379,7 +379,7 @@ class WorkerPool:
             "lost": _plain_by_worker(self._lost),
         }
 
-    def load_state_dict(self, state: dict[str, Any], *, version: int, strict: bool) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], *, version: int, strict: bool) -> None:
         """Go on as the worker_pool that gave ``state`` would have."""
         self._introduce_all()
         for row in range(self.count):

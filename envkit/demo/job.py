@@ -173,7 +173,7 @@ def train(brax: JaxEnv, gym: EnvBase, seed: int) -> Trained:
         brax, policy, frames_per_batch=ROWS * STEPS, total_frames=MAX_ITERATIONS * ROWS * STEPS
     )
     bar = TrainingBar(MAX_ITERATIONS * ROWS * STEPS)
-    start = time.perf_counter()
+    start, data = time.perf_counter(), None
     for iteration, data in enumerate(collector, 1):
         ppo.update(data)
         bar.advance(data.numel())
@@ -185,6 +185,7 @@ def train(brax: JaxEnv, gym: EnvBase, seed: int) -> Trained:
         bar.evaluated(curve.steps[-1], {"Brax": curve.brax[-1], "MuJoCo": curve.gym[-1]})
         if curve.is_reached:
             break
+    assert data is not None
     bar.close()
     curve.seconds = time.perf_counter() - start
     say(f"trained with {curve.steps[-1]:,} steps in {curve.seconds:.1f} s")

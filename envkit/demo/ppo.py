@@ -11,6 +11,7 @@ Conventions
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -169,7 +170,7 @@ class PPO:
     @torch.no_grad()
     def _advantages(self, data: TensorDictBase) -> tuple[torch.Tensor, torch.Tensor]:
         """Advantages and value targets, each [N, T]; a time limit does not end the future."""
-        following = data["next"]
+        following: Any = data["next"]
         value = self.value(data["observation"])
         next_value = self.value(following["observation"])
         alive = (~following["terminated"]).squeeze(-1).float()

@@ -248,7 +248,7 @@ class EnvBase(Stepping, metaclass=EnvMeta):
         """
         return late("TransformedEnv")(self, transform)
 
-    def _fuse(self, transforms: Sequence[torch.nn.Module]) -> tuple[EnvBase, int]:
+    def _fuse(self, transforms: Sequence[Any]) -> tuple[EnvBase, int]:
         """Offer to run the first of some transforms inside this env.
 
         Returns:

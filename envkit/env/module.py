@@ -174,9 +174,11 @@ class EnvModule(OwnState):
         """Move the env to the CPU; returns self."""
         return self.to("cpu")
 
-    def cuda(self, device: int | None = None) -> Self:
+    def cuda(self, device: int | torch.device | None = None) -> Self:
         """Move the env to a CUDA device; returns self."""
-        return self.to(torch.device("cuda", 0 if device is None else device))
+        return self.to(
+            device if isinstance(device, torch.device) else torch.device("cuda", device or 0)
+        )
 
     @abstractmethod
     def close(self, *, raise_if_closed: bool = False) -> None:

@@ -57,6 +57,8 @@ class LeavesPolicy:
 class ActsOnLeaves(Protocol):
     """A policy that may act on tensors: what `as_policy` gives for some."""
 
+    def __call__(self, td: TensorDictBase, /) -> TensorDictBase: ...
+
     def on_leaves(self, root: TensorDictBase) -> LeavesPolicy | None:
         """Give what acts on tensors of roots like ``root``, and does what it would do on TensorDicts.
 

@@ -119,13 +119,14 @@ class OwnState(nn.Module):
         state_dict: dict[str, Any],
         prefix: str,
         local_metadata: Any,
-        tells_all: bool,
+        strict: bool,
         missing_keys: list[str],
-        *errors: Any,
+        unexpected_keys: list[str],
+        error_msgs: list[str],
     ) -> None:
         own = state_dict.pop(prefix + OWN, None)
         super()._load_from_state_dict(
-            state_dict, prefix, local_metadata, tells_all, missing_keys, *errors
+            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
         )
         if own is not None:
             self._resume(own, strict=loads_strictly())

@@ -92,6 +92,8 @@ class RowsPolicy(Protocol):
 class ActsOnRows(Protocol):
     """A policy that may act on NumPy rows: what `as_policy` gives for some."""
 
+    def __call__(self, td: TensorDictBase, /) -> TensorDictBase: ...
+
     def on_rows(self, root: TensorDictBase) -> RowsPolicy | None:
         """Give what acts on rows that look like ``root``, and does what it would do on TensorDicts.
 
@@ -130,7 +132,7 @@ def as_policy(env: Stepping, policy: PolicyLike, *, trust: bool = False) -> Poli
         )
     if policy == env.rand_action:
         return env.rand_action
-    if type(policy) is TensorDictModule:
+    if isinstance(policy, TensorDictModule) and type(policy) is TensorDictModule:
         return CallModule(policy, _CallOnRoot(policy))
     if trust or takes_tensordict(policy):
         return _CallOnRoot(policy)

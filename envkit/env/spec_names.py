@@ -15,7 +15,7 @@ Conventions
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, overload
 
 import torch
 
@@ -88,7 +88,10 @@ def _with_truncated(spec: Composite) -> Composite:
     return spec
 
 
-class _SingleSpec(property):
+Spec = TypeVar("Spec", bound=TensorSpec)
+
+
+class _SingleSpec(property, Generic[Spec]):
     """A property that shows a spec without the batch axes."""
 
     def __init__(self, name: str):
@@ -102,8 +105,13 @@ class _SingleSpec(property):
         doc = f"`{name}` of one element of the batch; what is assigned holds for each element."
         super().__init__(read, write, doc=doc)
 
-    def __get__(self, env: Any, owner: type | None = None) -> TensorSpec:
-        return super().__get__(env, owner)
+    if TYPE_CHECKING:
+
+        @overload
+        def __get__(self, instance: None, owner: type, /) -> Self: ...
+        @overload
+        def __get__(self, instance: object, owner: type | None = None, /) -> Spec: ...
+        def __get__(self, instance: object, owner: type | None = None, /) -> Self | Spec: ...
 
 
 class _LeafKeys(property):
@@ -119,8 +127,13 @@ class _LeafKeys(property):
 
         super().__init__(read, doc=f"Leaf keys of the {kind} spec.")
 
-    def __get__(self, env: Any, owner: type | None = None) -> list[Key]:
-        return super().__get__(env, owner)
+    if TYPE_CHECKING:
+
+        @overload
+        def __get__(self, instance: None, owner: type, /) -> Self: ...
+        @overload
+        def __get__(self, instance: object, owner: type | None = None, /) -> list[Key]: ...
+        def __get__(self, instance: object, owner: type | None = None, /) -> Self | list[Key]: ...
 
 
 def _only_key(kind: str, keys: list[Key]) -> Key:
@@ -328,16 +341,16 @@ class SpecNames(EnvModule):
 
     # ------------------------------------------------------------------------- without batch axes
 
-    single_action_spec = _SingleSpec("action_spec")
-    single_full_action_spec = _SingleSpec("full_action_spec")
-    single_reward_spec = _SingleSpec("reward_spec")
-    single_full_reward_spec = _SingleSpec("full_reward_spec")
-    single_done_spec = _SingleSpec("done_spec")
-    single_full_done_spec = _SingleSpec("full_done_spec")
-    single_observation_spec = _SingleSpec("full_observation_spec")
-    single_state_spec = _SingleSpec("full_state_spec")
-    single_input_spec = _SingleSpec("input_spec")
-    single_output_spec = _SingleSpec("output_spec")
+    single_action_spec = _SingleSpec[TensorSpec]("action_spec")
+    single_full_action_spec = _SingleSpec[Composite]("full_action_spec")
+    single_reward_spec = _SingleSpec[TensorSpec]("reward_spec")
+    single_full_reward_spec = _SingleSpec[Composite]("full_reward_spec")
+    single_done_spec = _SingleSpec[TensorSpec]("done_spec")
+    single_full_done_spec = _SingleSpec[Composite]("full_done_spec")
+    single_observation_spec = _SingleSpec[Composite]("full_observation_spec")
+    single_state_spec = _SingleSpec[Composite]("full_state_spec")
+    single_input_spec = _SingleSpec[Composite]("input_spec")
+    single_output_spec = _SingleSpec[Composite]("output_spec")
     single_full_observation_spec = single_observation_spec
     single_full_state_spec = single_state_spec
 

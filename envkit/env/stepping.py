@@ -91,8 +91,10 @@ class Stepping(SpecNames, ABC):
     # -------------------------------------------------------------------------- for concrete envs
 
     @abstractmethod
-    def _reset(self, td: TensorDictBase | None, **kwargs: Any) -> TensorDictBase:
+    def _reset(self, td: TensorDictBase | None, *args: Any, **kwargs: Any) -> TensorDictBase:
         """Start new episodes where ``td``'s `_reset` masks ask for it.
+
+        An env of its own names the keywords it takes, none say, which type checkers allow beside ``*args, **kwargs``.
 
         Returns:
             A new TensorDict with observations, states and done flags. What it holds of parts that

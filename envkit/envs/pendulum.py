@@ -66,7 +66,7 @@ class PendulumEnv(SeededEnv):
         require_memory(self.device, type(self).__name__)
         self._defaults = default_parameters(td_params, self.gen_params(device=self.device))
         torque, speed = (float(self._defaults[name]) for name in ("max_torque", "max_speed"))
-        place = {"device": self.device, "dtype": torch.float32}
+        place: dict[str, Any] = {"device": self.device, "dtype": torch.float32}
         state = Composite(
             th=Bounded(-math.pi, math.pi, (), **place),
             thdot=Bounded(-speed, speed, (), **place),
@@ -116,7 +116,8 @@ class PendulumEnv(SeededEnv):
         return TensorDict({"th": th, "thdot": thdot, "params": params}, shape, device=self.device)
 
     def _step(self, td: TensorDictBase) -> TensorDictBase:
-        th, thdot, params = td["th"], td["thdot"], td["params"]
+        th, thdot = td["th"], td["thdot"]
+        params: Any = td["params"]
         speed, torque = params["max_speed"], params["max_torque"]
         action = td.get("action", None)
         # NaN is left to the equations.

@@ -11,7 +11,7 @@ Conventions
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Unpack
+from typing import Any, Unpack
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -59,7 +59,7 @@ class TicTacToeEnv(SeededEnv):
         super().__init__(device=device, **options)
         require_memory(self.device, type(self).__name__)
         self.single_player = as_bool("single_player", single_player)
-        place = {"device": self.device}
+        place: dict[str, Any] = {"device": self.device}
         state = Composite(
             board=Unbounded((3, 3), dtype=torch.int32, **place),
             turn=Categorical(2, (1,), dtype=torch.int32, **place),

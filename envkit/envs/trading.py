@@ -12,7 +12,7 @@ Conventions
 from __future__ import annotations
 
 import math
-from typing import Unpack
+from typing import Any, Unpack
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -70,7 +70,7 @@ class FinancialRegimeEnv(SeededEnv):
             as_int("window_size", window_size, least=1, meaning="the days of prices to show")
             defaults["window_size"] = torch.full_like(defaults["window_size"], window_size)
         self._defaults, self.window_size = defaults, int(defaults["window_size"])
-        place = {"device": self.device}
+        place: dict[str, Any] = {"device": self.device}
         state = Composite(
             price_history=Unbounded((self.window_size,), dtype=torch.float32, **place),
             current_holdings=Binary(1, dtype=torch.bool, **place),
@@ -150,9 +150,11 @@ class FinancialRegimeEnv(SeededEnv):
         return TensorDict(out, shape, device=self.device)
 
     def _step(self, td: TensorDictBase) -> TensorDictBase:
-        params, held, entry = td["params"], td["current_holdings"], td["entry_price"]
+        params: Any = td["params"]
+        entry: Any = td["entry_price"]
+        history: Any = td["price_history"]
+        held = td["current_holdings"]
         action = self._action_inputs["action"].take(td.get("action", None), td.batch_size)
-        history = td["price_history"]
         price, following = history[..., -1:], self._next_price(history[..., -1:], params)
         buys, sells = ~held & (action == BUY), held & (action == SELL)
 

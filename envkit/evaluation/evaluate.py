@@ -242,7 +242,8 @@ class _Playing:
         self, env: EnvBase, quota: int, max_steps: int | None, reward: Key, agents: Agents
     ):
         self.env, self.quota, self.max_steps = env, quota, max_steps
-        self.reward, self.agents = reward, agents
+        self.reward = reward
+        self.agents: Agents = agents
         self.shown = [
             as_key(path)
             for path, _, spec in env._table.outputs

@@ -164,9 +164,14 @@ def unroll(
     keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, numbers)
 
     def body(carry: Carry, step_key: jax.Array) -> tuple[Carry, Transition]:
-        how = {"auto_reset": auto_reset, "record_state": record_state}
         (state, shown), made = transition(
-            env, (carry[0], _with_flags(carry[1])), policy, params, step_key, **how
+            env,
+            (carry[0], _with_flags(carry[1])),
+            policy,
+            params,
+            step_key,
+            auto_reset=auto_reset,
+            record_state=record_state,
         )
         return (state, _with_byte(shown)), _recorded(made)
 
@@ -260,9 +265,17 @@ def unroll_until(
     def one(carry: Carry, index: jax.Array, last: Transition | None) -> tuple[Carry, Transition]:
         step_key = jax.random.fold_in(key, first + index.astype(jnp.uint32))
         moving = None if last is None else ~done_of(carry[1])
-        flags = {"auto_reset": False, "record_state": record_state, "moving": moving}
-        after, made = transition(env, carry, policy, params, step_key, **flags)
-        return after, made if moving is None else _frozen(moving, made, last)
+        after, made = transition(
+            env,
+            carry,
+            policy,
+            params,
+            step_key,
+            auto_reset=False,
+            record_state=record_state,
+            moving=moving,
+        )
+        return after, made if moving is None or last is None else _frozen(moving, made, last)
 
     def ended(timestep: Timestep) -> jax.Array:
         done = done_of(timestep)

@@ -319,12 +319,11 @@ class TensorSpec(_Reshapable):
 
     domain: ClassVar[str | None] = None
 
-    is_choice: ClassVar[bool] = False  # converts between categorical and one-hot
     _takes_batch_axes: ClassVar[bool] = False  # of the composite that it is put into
     _caches: ClassVar[tuple[str, ...]] = ()  # attributes that are rebuilt on demand
 
-    _device: torch.device | None
-    _dtype: torch.dtype | None
+    _device: Any  # these are None in some trees, and never in a leaf
+    _dtype: Any
 
     # -- description -------------------------------------------------------------------
 
@@ -335,6 +334,11 @@ class TensorSpec(_Reshapable):
     @property
     def dtype(self) -> torch.dtype | None:
         return self._dtype
+
+    @property
+    def is_choice(self) -> bool:
+        """Whether it converts between categorical and one-hot."""
+        return False
 
     @property
     def space(self) -> Any:

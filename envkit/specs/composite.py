@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import EllipsisType
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import torch
 from tensordict import TensorDict, TensorDictBase, is_tensor_collection, is_tensorclass
@@ -325,9 +325,7 @@ class Composite(_Batched):
 
     # -- conversion --------------------------------------------------------------------
 
-    def encode(
-        self, raw: Mapping[str, Any] | TensorDictBase, *, ignore_device: bool = False
-    ) -> TensorDictBase:
+    def encode(self, raw: object, *, ignore_device: bool = False) -> TensorDictBase:
         """Encode a dict (or TensorDict) entry by entry; entries may be absent.
 
         Raises:
@@ -339,8 +337,8 @@ class Composite(_Batched):
                 f"got {raw!r} of type {type(raw).__name__} for a Composite. Pass a dict with the "
                 f"entries {list(self._specs)}."
             )
-        data = {}
-        for name, item in raw.items():
+        data, entries = {}, cast(Mapping[str, Any], raw)
+        for name, item in entries.items():
             spec = self._specs.get(name)
             if spec is None:
                 raise self._no_such_key(name)

@@ -85,14 +85,15 @@ def make_composite_from_td(
 
 
 def _describe(td: TensorDictBase, value: Any, options: dict[str, bool]) -> TensorSpec:
-    if not isinstance(value, Tensor) and not is_tensor_collection(value):  # which td.get unwraps
+    tree: Any = value if is_tensor_collection(value) else None
+    if tree is None and not isinstance(value, Tensor):  # which td.get unwraps
         return NonTensor(td.batch_size, device=td.device, example_data=value)
     if isinstance(value, (NonTensorDataBase, NonTensorStack)):
         batched = isinstance(value, NonTensorStack)
         example = value[(0,) * value.ndim].data if batched else value.data
         return NonTensor(value.batch_size, device=td.device, example_data=example, batched=batched)
-    if is_tensor_collection(value):
-        return make_composite_from_td(value, **options)
+    if tree is not None:
+        return make_composite_from_td(tree, **options)
     shape = tuple(value.shape)
     if not shape and options["unsqueeze_null_shapes"]:
         shape = (1,)

@@ -36,7 +36,7 @@ from envkit.specs.base import TensorSpec
 from envkit.specs.composite import Composite
 from envkit.specs.leaves.leaf import BoxList, digits
 from envkit.specs.shapes import Expand, Index, Reshape, ShapeOp, lead, names_after
-from envkit.specs.trees import Child, as_path, at_member, is_key
+from envkit.specs.trees import Branch, Child, as_path, at_member, is_key
 
 __all__ = ["Stack", "Stacked", "StackedComposite", "refuse_ragged", "stack"]
 
@@ -279,7 +279,7 @@ class Stack(TensorSpec):
         return True
 
     @property
-    def is_choice(self) -> bool:  # type: ignore[override]
+    def is_choice(self) -> bool:
         return all(spec.is_choice for spec in self._members)
 
     def _each(self, change: Callable[[Any], Any]) -> Self:
@@ -735,7 +735,7 @@ class StackedComposite(Stack, Composite):
         for member in owners:
             del member[path]
 
-    def update(self, other: Mapping[Any, Any] | Composite) -> Self:
+    def update(self, other: Mapping[Any, Any] | Branch) -> Self:
         if isinstance(other, StackedComposite) and other.stack_dim == self._stack_dim:
             self._check_unlocked("update it")
             self._mapped_members(lambda mine, its: mine.update(its), other._members)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping, Sequence, ValuesView
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeGuard
 
 from envkit.errors import (
     ArgumentError,
@@ -48,7 +48,7 @@ MISSING: Any = object()  # neither found nor given
 IsLeaf = Callable[[type], bool] | None
 
 
-def is_key(index: Any) -> bool:
+def is_key(index: object) -> TypeGuard[Key]:
     """Tell whether an index names an entry rather than axes."""
     if isinstance(index, str):
         return True

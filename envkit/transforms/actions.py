@@ -600,12 +600,14 @@ class ActionScaling(_ActionForm):
     def _inv_apply_transform(self, value: torch.Tensor) -> torch.Tensor:
         return self.denormalize(value)
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
+    ) -> None:
         make_room(self, ("loc", "scale"), state_dict, prefix)
         if self._from_bounds and self.loc is not None:  # before the bounds were read there are none
             state_dict.setdefault(prefix + "loc", self.loc)
             state_dict.setdefault(prefix + "scale", self.scale)
-        super()._load_from_state_dict(state_dict, prefix, *rest)  # type: ignore[misc]
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)  # type: ignore[misc]
 
     def _leaf_given(self, key: Key, leaf: TensorSpec, batch_dims: int) -> TensorSpec:
         box = _finite_box(leaf)

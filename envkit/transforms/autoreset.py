@@ -155,14 +155,15 @@ class AutoResetTransform(_AutoReset):
     ) -> None:
         """Put fill values in the place of what is ``shown`` of some rows, in each part of an uneven stack too."""
         for path, value in list(leaves(td, place)):
-            if isinstance(value, LazyStackedTensorDict) and not is_non_tensor(value):
+            if isinstance(value, torch.Tensor):
+                if path in shown:
+                    fill = self._fill(value.dtype).to(value.device).expand(value.shape)
+                    td.set(as_key(path[len(place) :]), rules.choose(rows, fill, value))
+            elif isinstance(value, LazyStackedTensorDict) and not is_non_tensor(value):
                 dim, parts = value.stack_dim, value.tensordicts
                 each = rows.unbind(dim) if dim < rows.ndim else [rows] * len(parts)
                 for own, part in zip(each, parts, strict=True):
                     self._hide(own, part, shown, path)
-            elif path in shown and isinstance(value, torch.Tensor):
-                fill = self._fill(value.dtype).to(value.device).expand(value.shape)
-                td.set(as_key(path[len(place) :]), rules.choose(rows, fill, value))
 
     def transform_observation_spec(self, observation_spec: Composite) -> Composite:
         self._base()

@@ -13,7 +13,7 @@ from envkit.arrays.elementwise import Array
 from envkit.data.arguments import as_bool
 from envkit.errors import ArgumentError, PlacementError
 from envkit.specs import Composite, TensorSpec
-from envkit.specs.annotations import Place, as_device, require_memory
+from envkit.specs.annotations import Device, as_device, require_memory
 from envkit.transforms.core.base import Keys, Transform, editable
 from envkit.transforms.core.leafwise import LeafTransform
 
@@ -37,8 +37,8 @@ class DeviceCastTransform(LeafTransform):
 
     def __init__(
         self,
-        device: Place,
-        orig_device: Place | None = None,
+        device: Device,
+        orig_device: Device | None = None,
         *,
         in_keys: Keys = None,
         out_keys: Keys = None,

@@ -29,7 +29,7 @@ from envkit.errors import (
     SpecError,
     SpecFitError,
 )
-from envkit.specs import Composite, TensorSpec, Unbounded
+from envkit.specs import Composite, TensorSpec, Unbounded, stack
 from envkit.transforms.core.base import Keys, Transform, as_keys
 from envkit.transforms.core.fusable import MomentTransform, take_out
 from envkit.transforms.core.leafwise import (
@@ -615,7 +615,7 @@ class Stack(Transform):
             raise SpecFitError(
                 f"Stack stacks entries of shapes {shapes}, which must be one. Pad or reshape them first."
             )
-        stacked = torch.stack(found, self._axis(spec.ndim))  # type: ignore[arg-type]
+        stacked = stack(found, self._axis(spec.ndim))
         for key in parts if drop else ():
             take_out(spec, as_path(key))
         spec[whole] = stacked

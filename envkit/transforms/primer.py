@@ -148,7 +148,7 @@ class TensorDictPrimer(FusableTransform, EpisodeTransform):
             )
         return found
 
-    def _declared(self, like: Composite) -> dict[Path, TensorSpec]:
+    def _placed(self, like: Composite) -> dict[Path, TensorSpec]:
         sized = self._sized(like.shape)
         device = None if self.container is None else self.container.device
         if device is None:
@@ -156,7 +156,7 @@ class TensorDictPrimer(FusableTransform, EpisodeTransform):
         return {path: leaf.to(device) for path, leaf in sized.items()}
 
     def transform_observation_spec(self, observation_spec: Composite) -> Composite:
-        for path, leaf in self._declared(observation_spec).items():
+        for path, leaf in self._placed(observation_spec).items():
             observation_spec[as_key(path)] = leaf
         return observation_spec
 
@@ -165,7 +165,7 @@ class TensorDictPrimer(FusableTransform, EpisodeTransform):
         names = ("full_action_spec", "full_state_spec")
         actions, states = (input_spec[name].clone() for name in names)
         known = {as_path(key) for key in actions.keys(True, True)}
-        for path, leaf in self._declared(states).items():
+        for path, leaf in self._placed(states).items():
             side = actions if path in known else states
             side[as_key(path)] = leaf.clone()
         self.primed_actions = frozenset(known.intersection(self._defaults))
@@ -335,7 +335,7 @@ class gSDENoise(TensorDictPrimer):
     ):
         lead = () if shape is None else tuple(shape)
         is_drawn = state_dim is not None and action_dim is not None
-        event = (action_dim, state_dim) if is_drawn else (1,)
+        event: Any = (action_dim, state_dim) if is_drawn else (1,)
         spec = Composite({"_eps_gSDE": Unbounded((*lead, *event))}, shape=lead)
         kwargs.setdefault("expand_specs", not lead)
         kwargs.setdefault("random", is_drawn)

@@ -169,10 +169,12 @@ class VecNormV2(SkipsRows, EpisodeTransform):
         values = [(key, td.get(key, None)) for key in self.in_keys]
         with self.shared_lock:
             for (key, value), target in zip(values, self.out_keys, strict=True):
-                if self.stateful and value is not None:
-                    own = self._update_kept(key, as_float(value), mask_of(key), td.batch_dims)
-                elif not self.stateful:
+                if not self.stateful:
                     own = self._update_carried(key, value, mask_of(key), td, before)
+                elif value is not None:
+                    own = self._update_kept(key, as_float(value), mask_of(key), td.batch_dims)
+                else:
+                    continue
                 if value is not None:
                     loc, scale = self._loc_and_scale(own)
                     td.set(target, (as_float(value) - loc) / scale)

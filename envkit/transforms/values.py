@@ -322,9 +322,8 @@ class LineariseRewards(ArrayTransform):
         weights: Sequence[float] | torch.Tensor | None = None,
     ):
         super().__init__(in_keys, out_keys)
-        given = weights is None or isinstance(weights, torch.Tensor)
-        numbers = weights if given else torch.tensor(weights)
-        if isinstance(numbers, torch.Tensor) and numbers.ndim != 1:
+        numbers = None if weights is None else torch.as_tensor(weights)
+        if numbers is not None and numbers.ndim != 1:
             raise ArgumentError(
                 f"weights has shape {tuple(numbers.shape)}, but must have one axis: a number for each objective."
             )
@@ -538,9 +537,11 @@ class ObservationNorm(_Affine):
             )
         return self.loc, self.scale
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
+    ) -> None:
         make_room(self, ("loc", "scale"), state_dict, prefix)
-        super()._load_from_state_dict(state_dict, prefix, *rest)
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
         self._respecify()
 
     def _respecify(self) -> None:

@@ -9,9 +9,17 @@ import pytest
 import torch
 from tensordict import LazyStackedTensorDict, TensorDict
 
-from envkit import GymEnv, ParallelEnv, SerialEnv, check_env_specs
+from envkit import (
+    GymEnv,
+    MixedEnv,
+    ParallelEnv,
+    SerialEnv,
+    StepCounter,
+    TransformedEnv,
+    check_env_specs,
+)
 from envkit.env.base import EnvBase
-from envkit.errors import BatchSizeError, SpecError
+from envkit.errors import BatchSizeError, ReadOnlyError, SpecError
 from envkit.specs import Composite, OneHot, Unbounded
 from tests.bridges.compare import assert_same
 from tests.zoo.envs import Count, StatelessCount
@@ -686,3 +694,39 @@ def test_a_rollout_of_groups_is_that_of_stepping_them(use_buffers):
         steps.append(data)
 
     assert_same(whole, torch.stack(steps, 1))
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("batch_size", "Pass batch_size="),
+        ("device", r"env\.to\(device\)"),
+        ("input_spec", "action_spec and state_spec"),
+        ("output_spec", "observation_spec"),
+    ],
+)
+def test_what_cannot_be_assigned_says_what_to_do(name, told):
+    env = SerialEnv(2, Count)
+
+    with pytest.raises(ReadOnlyError, match=told):
+        setattr(env, name, None)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        partial(SerialEnv, 2, Count),
+        lambda: TransformedEnv(Count(), StepCounter()),
+        lambda: MixedEnv([SerialEnv(1, Count), SerialEnv(1, Count)]),
+    ],
+)
+def test_a_state_dict_is_loaded_with_the_arguments_of_a_module(make):
+    env = make()
+    env.rollout(3)
+    saved = env.state_dict()
+
+    env.load_state_dict(saved, True, False)
+    env.load_state_dict(saved, strict=True, assign=False)
+
+    assert env.rollout(2).shape[-1] == 2
+    env.close()

@@ -272,6 +272,21 @@ def test_an_env_moves_to_a_gpu():
     assert env.cpu().rollout(3).device.type == "cpu"
 
 
+class Moved(Parametric):
+    """Says where it was asked to go."""
+
+    def to(self, dest):
+        return dest
+
+
+def test_cuda_takes_what_a_module_takes():
+    env = Moved()
+
+    assert [env.cuda(), env.cuda(1), env.cuda(torch.device("cuda:2"))] == [
+        torch.device("cuda", index) for index in range(3)
+    ]
+
+
 @pytest.mark.parametrize("make", [mk, Groups, Several, Parametric, partial(StatelessCount, 5)])
 def test_envs_are_copied_and_pickled(make):
     env = make()

@@ -139,7 +139,7 @@ def _ours(
     limit: str | None = None,
 ) -> World:
     """Describe a world that is a module in ``bridges/envkit_bridges/worlds``."""
-    load = partial(importlib.import_module, f"envkit_bridges.worlds.{home}")
+    load: Any = partial(importlib.import_module, f"envkit_bridges.worlds.{home}")
     return World(name, kind, load, library, distribution or library or DISTRIBUTION, limit)
 
 
@@ -313,7 +313,7 @@ def _in_world(world: World, name: str) -> Found:
     module = world.module
     if (require_env := getattr(module, "require_env", None)) is not None:
         require_env(name)  # a pool would say so when it starts
-    kind = getattr(module, "kind", world.kind)
+    kind: Kind = getattr(module, "kind", world.kind)
     require_keywords = getattr(module, "require_keywords", None)
     check = None if require_keywords is None else partial(require_keywords, name)
     return Found(partial(module.build, name), kind, world.limit, world.name, name, check)
@@ -437,6 +437,6 @@ def _described(world: World) -> WorldInfo:
             count = len(world.module.env_names())
     except ImportError as error:
         problem = str(error)
-    kind = getattr(world.module, "kind", world.kind) if count is not None else world.kind
+    kind: Kind = getattr(world.module, "kind", world.kind) if count is not None else world.kind
     library = world.library or world.distribution
     return WorldInfo(world.name, kind, library, world.version, world.extra, count, problem)

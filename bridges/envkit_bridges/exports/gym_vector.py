@@ -189,7 +189,7 @@ class GymVectorView(VectorEnv):
         return None
 
     @property
-    def np_random_seed(self) -> tuple[int, ...]:
+    def np_random_seed(self) -> tuple[int, ...]:  # type: ignore[override] # as Gymnasium's own pools
         """The seed of each row, as its simulator says; -1 where it is not known.
 
         Where all rows are one object, it is the seed that `reset` was given last, for each row.
@@ -200,7 +200,7 @@ class GymVectorView(VectorEnv):
             return (self._given_seed,) * self.num_envs
 
     @property
-    def np_random(self) -> tuple[np.random.Generator, ...]:
+    def np_random(self) -> tuple[np.random.Generator, ...]:  # type: ignore[override]
         """The generator of each row's simulator; from worker processes a copy.
 
         Raises:
@@ -209,7 +209,7 @@ class GymVectorView(VectorEnv):
         return tuple(self.view.get_attr("np_random"))
 
     @property
-    def spec(self) -> Any:
+    def spec(self) -> Any:  # type: ignore[override]
         """The spec by which Gymnasium makes the env of a row, where all rows have the same; else None."""
         return self.view.common("spec")
 

@@ -282,7 +282,7 @@ def spaces_of(layout: Layout, roles: Roles, env: EnvBase | None, spaces: Any) ->
     columns = {column.path: column for column in layout.columns}
 
     def space(path: Path) -> Any:
-        spec = None if env is None else _spec_of(env, path)
+        spec: Any = None if env is None else _spec_of(env, path)
         if path in roles.starts:
             return _from(roles.starts[path], asked_space(spec, spaces), spaces)
         if spec is not None and path in roles.choices:
@@ -508,6 +508,7 @@ def _write(
 ) -> tuple[dict[str, Any], Any]:
     """Write all steps; gives what the metadata says of them, and Minari's storage."""
     storage: Any = None
+    check: Any = None
     writer: _Writer | None = None
     with ExitStack() as stack:
         for batch, layout in read_batches(data):

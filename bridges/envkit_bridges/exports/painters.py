@@ -110,7 +110,7 @@ class _OfStates:
             self.env.render(self.seen[0], **self.options)
 
     def frames(self) -> list[torch.Tensor]:
-        run = torch.stack(self.seen, 1)
+        run = TensorDict.stack(self.seen, 1)
         return [self.env.render_rollout(run, row, **self.options) for row in range(len(self.rows))]
 
 

@@ -106,8 +106,10 @@ def from_torchrl_transform(theirs: Any) -> Transform:
 
 
 def _primer(theirs: Any) -> TensorDictPrimer:
+    primers = from_torchrl_spec(theirs.primers)
+    assert isinstance(primers, Composite)
     return TensorDictPrimer(
-        from_torchrl_spec(theirs.primers),
+        primers,
         random=theirs.random,
         default_value=None if theirs.random else theirs.default_value,
         reset_key=theirs._reset_key,

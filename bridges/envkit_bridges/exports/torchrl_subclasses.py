@@ -80,7 +80,7 @@ class TorchRLView(TorchRLBase):
         if tensordict.device != self.device:
             tensordict = tensordict.to(self.device)
         data, root = self.env.step_and_maybe_reset(tensordict)
-        for key in self.action_keys:
+        for key in self.env.action_keys:
             root.set(key, data.get(key))
         return data, root
 

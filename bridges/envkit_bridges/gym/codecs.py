@@ -229,7 +229,7 @@ class CopyIn:
         """Give the function that writes into ``row``, which must be contiguous."""
         if row.ndim != 1:
             return partial(self, row)
-        view = memoryview(row)
+        view = row.data
 
         def write(value: Any) -> None:
             try:
@@ -523,7 +523,7 @@ class Codec:
     """
 
     space: Any
-    leaves: dict[Path, tuple[Leaf, Callable[[Any], Any]]]
+    leaves: Mapping[Path, tuple[Leaf, Callable[[Any], Any]]]
     assemble: Callable[[Mapping[Path, list[Any]]], list[Any]]
 
     @cached_property

@@ -282,7 +282,7 @@ class GymLikeEnv(InfoReading):
         """Bring together what a step gives, whose flags are complete."""
         forms = self._declared.cached("step_forms", self._step_forms)
         observation, reward, terminated, truncated, done, info = outcome
-        entries = dict(self.read_obs(observation))
+        entries: dict[Any, Any] = dict(self.read_obs(observation))
         reward = self.read_reward(reward)
         if isinstance(reward, Mapping):
             entries.update(reward)

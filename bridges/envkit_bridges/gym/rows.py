@@ -100,7 +100,7 @@ class SimulatorRows:
         slot: np.ndarray,
     ):
         self._cores = list(cores)
-        self._first, self._slot = rows.start, memoryview(slot)
+        self._first, self._slot = rows.start, slot.data
         own = slice(rows.start, rows.stop)
         inputs, roots, nexts = (
             {path: array[:, own] for path, array in arrays[region].items()}
@@ -216,7 +216,7 @@ _OF_STEPS = (("reward",), *DONE)
 
 def _bytes_of(flags: np.ndarray) -> memoryview:
     """Show flags of shape (rows, 1) as bytes, which are written faster than an array."""
-    return memoryview(flags[:, 0].view(np.uint8))
+    return flags[:, 0].view(np.uint8).data
 
 
 class _PutsBySlot(dict[int, list[Put]]):

@@ -230,7 +230,7 @@ def generator_in(env: Any) -> Generator:
     """
     bare = getattr(env, "unwrapped", env)
     found = getattr(bare, "np_random", None)
-    several = found if isinstance(found, tuple) and found else (found,)
+    several: tuple[Any, ...] = found if isinstance(found, tuple) and found else (found,)
     if not all(isinstance(one, np.random.Generator | np.random.RandomState) for one in several):
         raise ResumeError(
             f"{bare} has no np_random (it is {found!r}), so where its random numbers come from is not known, and "
@@ -299,10 +299,8 @@ class EpisodeLog:
         observation, reward, terminated, truncated, info = result
         self._actions.append(kept)
         if type(observation) is np.ndarray and observation.dtype in _NUMBERS:
-            digest = crc32(
-                observation if observation.flags.c_contiguous else observation.copy("C"),
-                self._digest,
-            )
+            whole = observation if observation.flags.c_contiguous else observation.copy("C")
+            digest = crc32(whole.data, self._digest)
         else:
             digest = digest_of(observation, self._digest)
         if type(reward) in _FLOATS:
@@ -399,7 +397,7 @@ def digest_of(value: Any, digest: int) -> int:
     if kind is np.ndarray:
         if value.dtype.kind in "OMm":
             return digest_of(value.tolist(), digest)
-        return crc32(np.ascontiguousarray(value), digest)
+        return crc32(np.ascontiguousarray(value).data, digest)
     if kind is float:
         return crc32(_NUMBER(value), digest)
     if isinstance(value, np.number):

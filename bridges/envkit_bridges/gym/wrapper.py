@@ -184,7 +184,7 @@ class GymWrapper(GymLikeEnv):
         """Turn an action into a value of the gymnasium action space, by its codec."""
         codec = self.core.action
         if len(codec.leaves) == 1:
-            data = dict.fromkeys(codec.leaves, action)
+            data: dict[Path, Any] = dict.fromkeys(codec.leaves, action)
         else:
             actions = cast(TensorDictBase, action)
             data = {path: actions.get(as_key(path)) for path in codec.leaves}
@@ -194,7 +194,7 @@ class GymWrapper(GymLikeEnv):
         leaves = self.core.action.leaves
         return as_key(*leaves) if len(leaves) == 1 else None
 
-    def read_obs(self, observations: object) -> Mapping[str, Any]:
+    def read_obs(self, observations: Any) -> Mapping[str, Any]:
         """Turn a value of the gymnasium observation space into entries, by its codec.
 
         Of a vector env: a list of one value for each row.

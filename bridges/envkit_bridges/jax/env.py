@@ -218,9 +218,10 @@ class JaxEnv(EnvBase):
 
     def _next_key(self) -> np.ndarray:
         """Give a key that no program was given before."""
-        if self._key is None:
-            self._set_seed(drawn_seed())
-        self._key, now = split(self._key)
+        key = self._key
+        if key is None:
+            key = key_of(drawn_seed())
+        self._key, now = split(key)
         return now
 
     def _set_seed(self, seed: int | None) -> None:
@@ -525,7 +526,7 @@ class JaxEnv(EnvBase):
         return pictures(self._engine, td, row, every, **options)
 
 
-class FusedEnv(Wrapper, JaxEnv):
+class FusedEnv(Wrapper, JaxEnv):  # type: ignore[misc] # a wrapper reads flags of the env inside
     """A stateless env whose programs include transforms.
 
     Keys for new rows come from ``base_env``, so it and envs made of it draw from one sequence.
@@ -535,7 +536,7 @@ class FusedEnv(Wrapper, JaxEnv):
         fusion: what is fused, planned for ``env``.
     """
 
-    base_env: JaxEnv
+    base_env: JaxEnv  # type: ignore[assignment] # only `Wrapper` assigns it, once
 
     def __init__(self, env: JaxEnv, fusion: _Fusion):
         inputs, outputs = fusion.inputs, fusion.outputs
@@ -633,8 +634,12 @@ def _plan_fusion(
         before = inputs.clone(), outputs.clone()
         inputs = transform.transform_input_spec(inputs)
         outputs = transform.transform_output_spec(outputs)
-        fusable = isinstance(transform, FusableTransform) and transform.fuses
-        if not (fusable and _runs(engine, transform) and _fits(env, inputs, outputs)):
+        if not (
+            isinstance(transform, FusableTransform)
+            and transform.fuses
+            and _runs(engine, transform)
+            and _fits(env, inputs, outputs)
+        ):
             inputs, outputs = before
             break
         taken.append(transform)

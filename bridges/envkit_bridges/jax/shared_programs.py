@@ -275,7 +275,7 @@ class Shared:
         Raises:
             _ChangedError: the owner is to be traced and has changed.
         """
-        program = self._jitted.get(name)
+        program: Any = self._jitted.get(name)
         if program is None:
             program = self._jitted[name] = owner.jit(name, partial(self._trace, name))
         calling, before = self._calling, getattr(self._calling, "owner", None)

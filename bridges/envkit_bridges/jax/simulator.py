@@ -127,7 +127,7 @@ class SimulatorEnv(JaxEnv):
         self, core: SimulatorCore, *, device: Device | None = None, **options: Unpack[JaxOptions]
     ):
         self._core = core
-        env = core if options.get("metrics") else WithoutInfo(core)
+        env: Any = core if options.get("metrics") else WithoutInfo(core)
         super().__init__(env, device=device, **options)
 
     @property

@@ -15,7 +15,7 @@ Conventions
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -123,8 +123,7 @@ class Unrolling:
             pieces.append(piece)
             made += count
             if made == steps or bool(stopped.ended):
-                whole = pieces[0] if len(pieces) == 1 else torch.cat(pieces, self._root.ndim)
-                return cast(TensorDict, whole)
+                return pieces[0] if len(pieces) == 1 else TensorDict.cat(pieces, self._root.ndim)
             self._root = self._following(last, run)
             self._free = self._specs.free_entries(self._root)
 
@@ -141,7 +140,7 @@ class Unrolling:
         """Let rows that were done before a piece repeat the last transition that they made, unpaid."""
         done = self._root["done"].squeeze(-1)
         if bool(done.any()):
-            last = before[done][:, -1:]
+            last: Any = before[done][:, -1:]
             for key in self._env.reward_keys:
                 last["next", *as_path(key)].zero_()
             piece[done] = last.expand(last.shape[0], piece.shape[-1])

@@ -281,7 +281,7 @@ _OTHERS = rules(
 ELEMENTWISE = {**_ARITHMETIC, **_TESTS, **_OTHERS}
 
 
-def in_width(xp: SimpleNamespace, value: Any) -> Any:
+def in_width(xp: ModuleType | SimpleNamespace, value: Any) -> Any:
     """Give a number as it is.
 
     Raises:
@@ -309,7 +309,7 @@ MAKING = rules(
 )
 
 
-def in_range(xp: SimpleNamespace, index: Array, size: int) -> Array:
+def in_range(xp: ModuleType | SimpleNamespace, index: Array, size: int) -> Array:
     """Put a negative index beyond the end: where libraries would count from the end, torch raises."""
     return xp.where(index < 0, size, index)
 

@@ -325,7 +325,7 @@ class _Answering(TorchFunctionMode):
     ) -> Any:
         if func in (torch.Tensor.__bool__, torch.Tensor.unbind):
             place = _place(sys._getframe(1))
-            if place in _ANSWERS:
+            if place is not None and place in _ANSWERS:
                 return _ANSWERS[place]
         if func == _DATA:  # a new object at every look
             return args[0].detach()
@@ -407,7 +407,9 @@ class Graph:
             if spec.kind in (InputKind.PARAMETER, InputKind.BUFFER):
                 self.tensors[name] = _own_name(target)
             elif spec.kind is InputKind.CONSTANT_TENSOR:
-                self.constants[name] = program.constants[target]
+                constant = program.constants[target]
+                assert isinstance(constant, torch.Tensor)
+                self.constants[name] = constant
             elif spec.kind is InputKind.USER_INPUT:
                 self.inputs.append(name)
             elif spec.kind is not InputKind.TOKEN:  # which orders checks, and they are left out

@@ -323,7 +323,8 @@ class Stepwise:
             program = found.program(self._module, inputs)
         except TranslationError as error:
             return _Plan(unchanged, keys, td.batch_size, why=str(error))
-        forms, inputs = ([whole[at] for at in program.reads] for whole in (forms, inputs))
+        forms = [forms[at] for at in program.reads]
+        inputs = [inputs[at] for at in program.reads]
         plan = _Plan(unchanged, keys, td.batch_size, tuple(forms), program, found.writes)
         if td.batch_size not in found.agreed:
             if why := self._difference(td, plan, inputs):

@@ -240,7 +240,7 @@ def _require_backend(env_name: str, backend: Any) -> None:
 
 
 _BACKENDS = ("generalized", "mjx", "positional", "spring")
-_BATCHES = dict.fromkeys(("num_envs", "num_workers", "n_envs"), "batch_size")
+_BATCHES: dict[str, str] = dict.fromkeys(("num_envs", "num_workers", "n_envs"), "batch_size")
 
 
 def _parameters(kind: type) -> dict[str, inspect.Parameter]:

@@ -82,7 +82,9 @@ class BufferPlan:
             }
             for region, found in leaves.items()
         }
-        masks = {(STEP,): Field("mask/_step", tuple(metadata.batch_size), "bool")}
+        masks: dict[Path, Field] = {
+            (STEP,): Field("mask/_step", tuple(metadata.batch_size), "bool")
+        }
         for path, leaf in metadata.paths("done").items():
             mask = (*path[:-1], RESET)
             masks.setdefault(mask, Field("/".join(("mask", *mask)), tuple(leaf.shape), "bool"))

@@ -47,7 +47,7 @@ class OneRow(RowMemory):
             for region, tensors in regions.items()
         }
         self._rows = core.bind([core], range(1), shown, arrays[SLOT.name])
-        self._slot = memoryview(self.slots)
+        self._slot = self.slots.data
         self.has_large_rows = plan.has_large_rows
         nexts, roots = (
             [{path: leaf.numpy() for path, leaf in moment.items()} for moment in moments]

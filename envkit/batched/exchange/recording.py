@@ -203,7 +203,7 @@ class _Recording:
                     self.leave()
                     return
                 known = root if acted is None else acted
-                sent = rows.wake(known, None, advance=advances and step < last, slot=slot)
+                sent: Any = rows.wake(known, None, advance=advances and step < last, slot=slot)
                 self._catch_up()
                 rows.wait(sent)
                 self.count += 1

@@ -50,12 +50,15 @@ class _Choices(LeafSpec):
     """A choice in each of several sub-choices; subclasses spell it."""
 
     domain = "discrete"
-    is_choice = True
     _contents = ("_mask",)
     _caches = (*LeafSpec._caches, "_mask_is_checked")
 
     _mask: Tensor | None = None
     _mask_is_checked: bool = False
+
+    @property
+    def is_choice(self) -> bool:
+        return True
 
     def __init__(self, shape: Shape, device: Device | None, dtype: torch.dtype | None):
         dtype = torch.get_default_dtype() if dtype is None else dtype

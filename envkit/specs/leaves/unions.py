@@ -87,7 +87,7 @@ class Choice(LeafSpec):
         return BoxList(tuple(spec.space for spec in self._choices))
 
     @property
-    def is_choice(self) -> bool:  # type: ignore[override]
+    def is_choice(self) -> bool:
         if not all(spec.is_choice for spec in self._choices):
             return False
         return len({spec.n for spec in self._choices}) == 1  # else one-hot rows have no one width
@@ -135,7 +135,7 @@ class Choice(LeafSpec):
     def clone(self) -> Self:
         return self._each(lambda spec: spec.clone())
 
-    def to(self, dest: Place) -> Self:
+    def to(self, dest: Place | None) -> Self:
         return self._each(lambda spec: spec.to(dest))
 
     def cast(self, dtype: torch.dtype) -> Self:

@@ -113,9 +113,6 @@ class Transform(OwnState, ChecksKeywords):
     action_masks: tuple[tuple[Key, Key], ...] = ()
     """Actions, each with the entry that says which of its options random actions are drawn from."""
 
-    recorded_inputs: Sequence[Key] = ()
-    """Entries that the way in makes, and that each step writes into the user's data: states of the env."""
-
     _default_in_keys: Keys = None
     """What ``in_keys`` are where none are given."""
 
@@ -153,6 +150,11 @@ class Transform(OwnState, ChecksKeywords):
     def is_pure(self) -> bool:
         """Whether the hooks may be called for nothing: where no row is reset, and for steps that are dropped."""
         return bool(vars(type(self)).get("computes_only", False))
+
+    @property
+    def recorded_inputs(self) -> Sequence[Key]:
+        """Entries that the way in makes, and that each step writes into the user's data: states of the env."""
+        return ()
 
     @property
     def _declared_keys(self) -> list[Key]:

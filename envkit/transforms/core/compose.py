@@ -77,7 +77,8 @@ def as_transform(given: Any) -> Transform:
         raise ArgumentTypeError(
             f"{given.__name__} is a class, but must be a transform. Make one: {given.__name__}()."
         )
-    return CallableTransform(given)
+    function: Callable[..., Any] = given
+    return CallableTransform(function)
 
 
 def _is_torchrl(given: object) -> bool:

@@ -137,7 +137,9 @@ class LateBuffers(nn.Module):
             twin.begin({name: tensor.clone() for name, tensor in self.named_buffers()})
         return twin
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
+    ) -> None:
         given = {name: state_dict.get(prefix + name) for name in self.names}
         known = {name: value for name, value in given.items() if value is not None}
         if len(known) == len(self.names):
@@ -146,7 +148,7 @@ class LateBuffers(nn.Module):
         elif not known and self.exist and loads_strictly():
             own = dict(self.named_buffers())
             state_dict |= {prefix + name: torch.zeros_like(own[name]) for name in self.names}
-        super()._load_from_state_dict(state_dict, prefix, *rest)
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
 
 def module_name(key: Key) -> str:
@@ -189,8 +191,10 @@ class SkipsRows(nn.Module):
             stacklevel=2,
         )
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
+    ) -> None:
         if any(name.startswith(prefix) for name in state_dict):
             with lasting():  # dicts that were saved by other versions do not have it
                 state_dict.setdefault(prefix + _NAME, torch.zeros((), dtype=torch.int64))
-        super()._load_from_state_dict(state_dict, prefix, *rest)  # type: ignore[call-arg]
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)  # type: ignore[call-arg]

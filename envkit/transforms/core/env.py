@@ -395,7 +395,7 @@ class TransformedEnv(TransformStepping):
         return state
 
     def load_state_dict(
-        self, state_dict: Mapping[str, Any], strict: bool = True, **kwargs: Any
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> Any:
         """Load what `state_dict` gave; a base env the dict does not mention stays as it is.
 
@@ -403,7 +403,7 @@ class TransformedEnv(TransformStepping):
             state_dict: of an env that was built alike.
             strict: False: an episode that does not go on as it did is given up: the next step tells it
                 truncated, and the reset that follows begins a new one.
-            **kwargs: of ``torch.nn.Module.load_state_dict``.
+            assign: of ``torch.nn.Module.load_state_dict``.
 
         Raises:
             ArgumentTypeError: (a TypeError) it is no dict.
@@ -423,9 +423,9 @@ class TransformedEnv(TransformStepping):
         with put_back_on_failure(self._transform):  # they come first: a simulator is not put back
             if base:
                 self._transform._set_seed(None)  # what was not seeded is not told of
-            loaded = self._transform.load_state_dict(own, strict, **kwargs)
+            loaded = self._transform.load_state_dict(own, strict, assign)
             if base:
-                self.base_env.load_state_dict(base, strict, **kwargs)
+                self.base_env.load_state_dict(base, strict, assign)
             if base or mine:
                 self._resume(mine, strict=strict)
         return loaded

@@ -95,7 +95,7 @@ class TransformStepping(TransformHolder):
         self._forget_what_was_made()
         super()._store(side, kind, spec)
 
-    def _fuse(self, transforms: list[Transform]) -> tuple[EnvBase, int]:
+    def _fuse(self, transforms: Sequence[Transform]) -> tuple[EnvBase, int]:
         route = self._route
         return route.stepper._fuse(transforms) if route.is_direct else (self, 0)
 

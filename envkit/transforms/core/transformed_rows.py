@@ -120,7 +120,7 @@ class TransformedRows:
 
     def __init__(self, cores: list[TransformedCore], rows: range, arrays: Arrays, slot: np.ndarray):
         model = cores[0]
-        self._first, self._slot = rows.start, memoryview(slot)
+        self._first, self._slot = rows.start, slot.data
         self._chains = [core.chain for core in cores]
         self._untouched = model.untouched
         flags = _leaves(model.env, "done")

@@ -88,13 +88,15 @@ class Translation:
     def _applied_wide(self, step: Step, values: Mapping[str, Any], own: Any) -> Any:
         """Compute a step with 64 bits; what is drawn is drawn with 32 and widened."""
         nodes = step.node.all_input_nodes
-        if step.op.draws:
-            given = {node.name: _with_bits(values[node.name], _NARROW) for node in nodes}
+        with nullcontext() if step.op.draws else _wide():
+            given = {
+                node.name: _with_bits(values[node.name], _NARROW)
+                if step.op.draws
+                else _as_torch_has_it(values[node.name], node)
+                for node in nodes
+            }
             value = step.apply(given, own)
         with _wide():
-            if not step.op.draws:
-                given = {node.name: _as_torch_has_it(values[node.name], node) for node in nodes}
-                value = step.apply(given, own)
             if step.name in self.widths.values:
                 return _as_torch_has_it(value, step.node)
             return _with_bits(value, _NARROW)

@@ -80,7 +80,7 @@ class EnvPoolAsyncEnvPool(AsyncEnvPool):
     ):
         refuse_unknown("AsyncEnvPool", options, known_to(AsyncEnvPool) or [])
         is_list = isinstance(env_makers, Iterable) and not isinstance(env_makers, str | EnvBase)
-        names = list(env_makers) if is_list else [env_makers]
+        names: list[Any] = list(env_makers) if is_list else [env_makers]
         if not names or not all(isinstance(name, str) for name in names):
             raise ArgumentTypeError(
                 f"env_makers is {env_makers!r}, but with backend='envpool' must be the id of an env of EnvPool, or a "

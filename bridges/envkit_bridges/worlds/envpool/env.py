@@ -252,7 +252,7 @@ class MultiThreadedEnvWrapper(GymLikeEnv):
         rows = None
         if mask is not None and not bool(mask.all()):
             rows = _numbers(mask.reshape(self._batch_size))
-            if not len(rows):
+            if rows is not None and not len(rows):
                 return self.full_observation_spec.zero()
         made = self._rows.spread(self._rows.reset(rows), rows)
         observations, infos = self._reset_output_transform(made)

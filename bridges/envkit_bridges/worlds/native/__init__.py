@@ -67,5 +67,5 @@ def build(name: str, **kwargs: Any) -> EnvBase:
         made = getattr(import_module(home), kind)
     except ModuleNotFoundError as error:
         raise explained(error) from error
-    refuse_unknown(f"envkit/{name}", kwargs, known_to(made) or kwargs.keys())
+    refuse_unknown(f"envkit/{name}", kwargs, known_to(made) or list(kwargs))
     return made(**{**_DEFAULTS.get(name, {}), **kwargs})

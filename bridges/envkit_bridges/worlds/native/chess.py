@@ -67,7 +67,7 @@ _REACH = {  # piece: directions, and how many steps it takes in each
 def san_moves() -> tuple[str, ...]:
     """List them all, 29274 strings."""
     plain = {"O-O", "O-O-O"}
-    for target in product(range(8), repeat=2):
+    for target in product(range(8), range(8)):
         plain.update(_of_pawns(target))
         plain.update(f"K{takes}{_name(target)}" for takes in ("", "x"))
         for piece, takes in product(_REACH, ("", "x")):
@@ -360,7 +360,8 @@ class ChessEnv(Undrawn, EnvBase):
         self._declare()
 
     def _declare(self) -> None:
-        count, place = len(san_moves()), {"device": self.device}
+        count = len(san_moves())
+        place: dict[str, Any] = {"device": self.device}
         shown: dict[str, Any] = {"turn": Categorical(2, (), dtype=torch.bool, **place)}
         start = first_board()
         examples = {"san": START, "fen": start.fen()}
