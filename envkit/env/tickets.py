@@ -32,6 +32,7 @@ class Ticket:
         advance: what ends is reset too: the outcome is that of `EnvBase.step_and_maybe_reset`.
         mask: what is stepped, bool of the batch size; None: all.
         restarts: the work itself begins new episodes, so that no reset follows.
+        row: the memory it is made on; None: it is made with TensorDicts.
         work: what the env remembers of its own between making and receiving a step.
     """
 
@@ -40,6 +41,7 @@ class Ticket:
     advance: bool
     mask: torch.Tensor | None = None
     restarts: bool = False
+    row: Any = None
     work: Any = None
     _is_received: bool = field(default=False, init=False)
 

@@ -12,16 +12,19 @@ from envkit import (
     ExpandAs,
     GymEnv,
     InitTracker,
+    JaxEnv,
     RandomTruncationTransform,
     RemoveEmptySpecs,
     RewardClipping,
     RewardSum,
+    SerialEnv,
     StepCounter,
     TransformedEnv,
     Unbounded,
     VecNormV2,
 )
 from envkit.errors import ArgumentError
+from tests.zoo.walkers import Walker
 
 LETTERS = {StepCounter: "a", RewardSum: "b", InitTracker: "c", RewardClipping: "x"}
 
@@ -100,3 +103,28 @@ def test_a_leaf_that_is_joined_with_no_other_stays_a_leaf():
     leaf = Unbounded((2, 3))
 
     assert CatTensors(["a"], "b", dim=-2).transform_observation_spec(leaf) == leaf
+
+
+class Raising(Compose):
+    """Pays a hundred more than its transforms do."""
+
+    def _step(self, td, next_td):
+        next_td = super()._step(td, next_td)
+        return next_td.set("reward", next_td["reward"] + 100)
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        lambda: TransformedEnv(GymEnv("Pendulum-v1"), Raising(StepCounter())),
+        lambda: TransformedEnv(GymEnv("Pendulum-v1"), Compose(Raising(StepCounter()))),
+        lambda: SerialEnv(2, lambda: TransformedEnv(GymEnv("Pendulum-v1"), Raising(StepCounter()))),
+        lambda: TransformedEnv(JaxEnv(Walker(), batch_size=[2]), Raising(StepCounter())),
+    ],
+    ids=["one env", "inside another", "rows of a pool", "programs"],
+)
+def test_what_a_subclass_does_beside_its_transforms_is_done_on_every_way(env):
+    env = env()
+
+    assert (env.rollout(3)["next", "reward"] > 50).all()
+    assert (env.step(env.rand_action(env.reset()))["next", "reward"] > 50).all()

@@ -251,10 +251,12 @@ class GymCore:
     Attributes:
         episode: the entry "episode" in the info of the step that ended an episode last, or None.
         infos: complete readers of what is recorded of infos.
+        takes: how often it was given an env.
     """
 
     episode: Any = None
     infos: Sequence[default_info_dict_reader] = ()
+    takes = 0
     writes_flags = False
     bind = staticmethod(SimulatorRows)
 
@@ -277,6 +279,7 @@ class GymCore:
     def take(self, env: Any) -> None:
         """Reset and step ``env`` from now on: the env, or what writes its episodes down."""
         self.env = env
+        self.takes += 1
         skips = self.frame_skip > 1
         self.step = partial(repeated, env.step, self.frame_skip) if skips else env.step
 

@@ -12,7 +12,7 @@ Conventions
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any, Self, Unpack, cast
 
 import numpy as np
@@ -21,16 +21,13 @@ from tensordict import TensorDict, TensorDictBase
 
 from envkit import rules
 from envkit.batched.exchange.one_row import OneRow
-from envkit.batched.exchange.recording import recorded
 from envkit.data.arguments import as_batch_size, as_bool
-from envkit.data.inference import lasting
 from envkit.data.paths import Key, Path, as_key, nest
 from envkit.data.transition import keep_unstepped
 from envkit.env.base import EnvBase
+from envkit.env.on_row import OnRow
 from envkit.env.options import EnvOptions
-from envkit.env.runs import Run
 from envkit.env.seeding import seed_chain
-from envkit.env.tickets import Ticket
 from envkit.errors import (
     ArgumentError,
     BatchSizeError,
@@ -51,7 +48,7 @@ from envkit_bridges.libraries import no_object_of
 __all__ = ["GymWrapper"]
 
 
-class GymWrapper(GymLikeEnv):
+class GymWrapper(OnRow, GymLikeEnv):
     """A gymnasium env behind the TensorDict interface; batch-locked.
 
     Args:
@@ -317,31 +314,14 @@ class GymWrapper(GymLikeEnv):
         core.infos = cast("tuple[default_info_dict_reader, ...]", tuple(self.info_dict_reader))
         return core
 
-    @property
-    def _row(self) -> OneRow | None:
-        """The row of memory on which this env steps; None where it needs more than rows hold, see `row_core`."""
-        readers = len(self.info_dict_reader)
-        row, bound = self._declared.cached("row", lambda: (self._made_row(), readers))
-        if bound != readers or self.run_type_checks or not self.convert_actions_to_numpy:
-            row = self._made_row()
-        return row if row is not None and self._steps_by_itself else None
+    def _row_key(self) -> Hashable:
+        is_general = self.run_type_checks or not self.convert_actions_to_numpy or self._gave_up
+        if is_general or not self._steps_by_itself:
+            return None
+        return len(self.info_dict_reader), self.core.takes
 
-    @lasting()
-    def _made_row(self) -> OneRow | None:
-        core = self.row_core()
-        return None if core is None else OneRow(self, core, self._action_inputs)
-
-    def _reset(self, td: TensorDictBase | None, **kwargs: Any) -> TensorDictBase:
-        mask = None if td is None else td.get(rules.RESET, None)
-        row = self._row if mask is None or bool(mask.all()) else None
-        if row is None:
-            return super()._reset(td, **kwargs)
-        self._has_told()
-        return row.reset(**kwargs)
-
-    def _finish_step(self, ticket: Ticket) -> TensorDictBase:
-        row = None if ticket.mask is not None or self._gave_up else self._row
-        return super()._finish_step(ticket) if row is None else row.step(ticket.td)
+    def _row_on(self, core: Any, env: EnvBase) -> OneRow:
+        return OneRow(env, core)
 
     # -------------------------------------------------------------------------------------- resuming
 
@@ -359,7 +339,6 @@ class GymWrapper(GymLikeEnv):
     def _take_log(self, env: Any) -> None:
         super()._take_log(env)
         self.core.take(env)
-        self._declared.cache.pop("row", None)  # it calls what the core called before
 
     def _own_state(self) -> dict[str, Any]:
         return {**super()._own_state(), "static": self._seed_is_static}
@@ -382,15 +361,6 @@ class GymWrapper(GymLikeEnv):
             super()._begin_log()
         else:
             self._vector.begin_logs()
-
-    def _fast_rollout(self, run: Run) -> TensorDictBase | list[TensorDictBase] | None:
-        row = None if self._gave_up else self._row
-        if row is None:
-            return None
-        if self._unshown is not None:
-            self._require_shown()
-        self._check_batch(run.root)
-        return recorded(self, row, run, ended=lambda following: {})
 
 
 def _writes_rows(reader: Any) -> bool:

@@ -17,7 +17,7 @@ Conventions
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -206,11 +206,14 @@ class RowMemory:
 
     Attributes:
         has_begun: every row was reset once.
+        carried: for each slot, inputs that repeat the root, and where they stand there: what transforms remember.
+        carries_all: all inputs are actions or such.
         newest_is_next: for each row, whether what is known now lies in `next` rather than at the root.
         memory: where results of many steps are recorded.
 
     Args:
         rings: where the moments lie.
+        actions: which of the inputs are.
         slots: the moment that the next step of each row reads and writes.
         batch_size: axes of every entry behind that of its slots.
         node_axes: of nested entries that have batch axes of their own.
@@ -221,6 +224,7 @@ class RowMemory:
     def __init__(
         self,
         rings: Rings,
+        actions: Collection[Path],
         slots: np.ndarray,
         batch_size: torch.Size,
         node_axes: dict[Path, Axes],
@@ -232,6 +236,13 @@ class RowMemory:
         self.inputs = _by_slot(rings.inputs, self.num_slots)
         self.roots = _by_slot(rings.roots, self.num_slots + 1)
         self.nexts = _by_slot(rings.nexts, self.num_slots)
+        self.actions = frozenset(actions)
+        others = self.inputs[0].keys() - self.actions
+        self.carries_all = others <= self.roots[0].keys()
+        self.carried = [
+            [(given[path], root[path]) for path in others if path in root]
+            for given, root in zip(self.inputs, self.roots[:-1], strict=True)
+        ]
         self.newest_is_next = np.zeros(len(slots), bool)
         self.memory = LentMemory()
         self._device, self._non_blocking = device, False

@@ -13,10 +13,12 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 from envkit.batched.exchange.memory import SLOT, BufferPlan, Rings, RowMemory
+from envkit.batched.exchange.recording import recorded
 from envkit.batched.metadata import EnvLeaves
-from envkit.data.paths import Path, as_path
+from envkit.data.paths import Path, as_key, as_path
 from envkit.env.base import EnvBase
-from envkit.specs.inputs import ActionInput
+from envkit.env.runs import Run
+from envkit.specs.inputs import ActionInput, require_input
 from envkit.transport import Layout
 
 __all__ = ["OneRow"]
@@ -28,20 +30,21 @@ class OneRow(RowMemory):
     """The row of one env; an env with batch axes has them in its leaves.
 
     Args:
-        env: whose specs it has; all that a step takes is actions.
+        env: whose specs it has.
         core: steps it, see `envkit.batched.host_rows.row_core`.
-        rules: what its actions may be, by key.
     """
 
-    def __init__(self, env: EnvBase, core: Any, rules: dict[Any, ActionInput]):
-        plan = BufferPlan.of(EnvLeaves(env), 1)
+    def __init__(self, env: EnvBase, core: Any):
+        leaves = EnvLeaves(env)
+        plan = BufferPlan.of(leaves, 1)
         arrays = Layout(tuple(plan.fields()), 1, {}, SLOT.name).zeros()
         regions = {name: plan.tensors(arrays, name) for name in ("in", "root", "next", "mask")}
         of_row = (
             {path: ring[:, 0] for path, ring in regions[name].items()}
             for name in ("in", "root", "next")
         )
-        super().__init__(Rings(*of_row), arrays[SLOT.name], env.batch_size, {}, env.device)
+        rings, actions = Rings(*of_row), leaves.paths("action")
+        super().__init__(rings, actions, arrays[SLOT.name], env.batch_size, {}, env.device)
         shown = {
             region: {path: tensor.numpy() for path, tensor in tensors.items()}
             for region, tensors in regions.items()
@@ -58,15 +61,25 @@ class OneRow(RowMemory):
             [(root, made[path]) for path, root in after.items()]
             for made, after in zip(nexts, roots[1:], strict=True)
         ]
-        by_path = {as_path(key): rule for key, rule in rules.items()}
-        shapes = {path: (*env.batch_size, *rule.shape) for path, rule in by_path.items()}
-        self._filled: list[list[tuple[Path, ActionInput, tuple[int, ...], np.ndarray]]] = [
-            [(path, by_path[path], shapes[path], rows.numpy()) for path, rows in inputs.items()]
+        known = {as_path(key): rule for key, rule in env._action_inputs.items()}
+        rules = {
+            path: known[path] if path in actions else _State(path, leaf)
+            for path, leaf in self.inputs[0].items()
+        }
+        self._filled: list[list[tuple[Path, ActionInput | _State, torch.Size, np.ndarray]]] = [
+            [(path, rules[path], leaf.shape, leaf.numpy()) for path, leaf in inputs.items()]
             for inputs in self.inputs
         ]
+        self._states = [
+            (path, rule, shape) for path, rule, shape, _ in self._filled[0] if path not in actions
+        ]
+
+    def fits(self, given: TensorDictBase) -> bool:
+        """Say whether a row holds all of a step: memory is as transforms wrote it. Actions are converted or refused."""
+        return all(rule.values_of(given.get(path, None), shape) is not None for path, rule, shape in self._states)
 
     def fill(self, given: TensorDictBase | Mapping[Path, Any], mask: None, slot: int) -> None:
-        """Write actions into a slot, converted or refused as their specs say."""
+        """Write the inputs of a step into a slot, actions converted or refused as their specs say."""
         for path, rule, shape, memory in self._filled[slot]:
             value = given.get(path, None)
             found = rule.values_of(value, shape)
@@ -78,6 +91,8 @@ class OneRow(RowMemory):
     def check_actions(self, rows: Mapping[Path, np.ndarray]) -> None:
         """Check, and convert, actions that were written into a slot, which are shown with an axis of rows."""
         for path, rule, shape, _ in self._filled[0]:
+            if path not in rows:
+                continue
             action = rows[path] if self.batch_size else rows[path][0, ...]
             if rule.values_of(action, shape) is None:
                 action[...] = rule.take(torch.from_numpy(action), self.batch_size).numpy()
@@ -103,7 +118,7 @@ class OneRow(RowMemory):
         """Nothing: the step was made."""
 
     def step(self, given: TensorDictBase) -> TensorDict:
-        """Step with actions, and give the ``next``."""
+        """Step with actions, and memory that `fits`, and give the ``next``."""
         if self._leave is not None:
             self.hand_over()
         self.fill(given, None, 0)
@@ -111,9 +126,28 @@ class OneRow(RowMemory):
         self._rows.step(_ROW, advance=False)
         return self.deliver(self.nexts[0])
 
+    def record(self, env: Any, run: Run) -> TensorDictBase | list[TensorDictBase] | None:
+        """Make a rollout as `EnvBase._fast_rollout` promises; None where rows cannot hold it."""
+        return recorded(env, self, run, ended=lambda following: {})
+
     def reset(self, **kwargs: Any) -> TensorDict:
         """Begin an episode, and give its root."""
         self.hand_over()
         self.slots[0] = 0
         self._rows.reset(0, (), **kwargs)
         return self.deliver(self.roots[1])
+
+
+class _State:
+    """What a transform wrote at a root for its next step; as `ActionInput`, but never converted."""
+
+    def __init__(self, path: Path, leaf: torch.Tensor):
+        self._key, self._form = as_key(path), (leaf.shape, leaf.dtype)
+
+    def values_of(self, value: Any, shape: torch.Size) -> np.ndarray | None:
+        is_plain = type(value) is torch.Tensor and value.is_cpu and not value.requires_grad
+        return value.numpy() if is_plain and (value.shape, value.dtype) == self._form else None
+
+    def take(self, value: Any, lead: torch.Size) -> torch.Tensor:
+        require_input(self._key, value, *self._form)
+        return value.detach()

@@ -17,7 +17,7 @@ Conventions
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -25,7 +25,6 @@ from tensordict import TensorDict, TensorDictBase
 
 from envkit import rules
 from envkit.batched.exchange.memory import Moment, RowMemory
-from envkit.batched.exchange.one_row import OneRow
 from envkit.batched.exchange.rows import BufferExchange
 from envkit.data.paths import Path, as_key, tensordict_of
 from envkit.data.transition import leaves
@@ -35,10 +34,13 @@ from envkit.env.rollout import LOOPS
 from envkit.env.runs import Run
 from envkit.specs import TensorSpec, draws_in_order
 
+if TYPE_CHECKING:
+    from envkit.batched.exchange.one_row import OneRow
+
 __all__ = ["recorded"]
 
 Leaves = Mapping[Path, torch.Tensor]
-Rows = BufferExchange | OneRow
+Rows: TypeAlias = "BufferExchange | OneRow"
 
 _FIRST_STEPS = 64  # of a run that may stop early, for which memory is made and actions are drawn
 
@@ -60,12 +62,11 @@ def recorded(
     """
     if run.stop == "all" or not rows.looks_like(run.root):
         return None
-    if isinstance(rows, OneRow) and any(
-        getattr(x, "requires_grad", False) for _, x in leaves(run.root)
-    ):
+    is_pool = isinstance(rows, BufferExchange)
+    if not is_pool and any(getattr(x, "requires_grad", False) for _, x in leaves(run.root)):
         return None  # rows keep no graph, which the env itself would
     stops = run.stop == "any"
-    if stops and rows.has_large_rows and isinstance(rows, BufferExchange):
+    if stops and rows.has_large_rows and is_pool:
         return None  # to copy them from one moment to the next takes as long as a step by itself
     table = env._table
     others = {p: value for p, value in leaves(run.root) if p not in rows.roots[0]}
@@ -73,13 +74,13 @@ def recorded(
     stays = are_tensors and not asks(others) and others.keys().isdisjoint(table.rewards)
     rows.select_all()
     actor: Actor | None = None
-    if stays and table.actions == rows.inputs[0].keys():
+    if stays and table.actions == rows.actions and rows.carries_all:
         if run.policy is None and not env._action_masks and draws_in_order(env.action_spec):
             first = _FIRST_STEPS if stops else run.steps
             actor = Drawn(rows, env.full_action_spec, env._action_generator, run.steps, first)
         elif not any(value.requires_grad for value in others.values()):
             actor = _actor_for(rows, run, others={*others}, device=env.device)
-    apart = isinstance(actor, Drawn) and isinstance(rows, BufferExchange) and rows.has_large_rows
+    apart = isinstance(actor, Drawn) and is_pool and rows.has_large_rows and not rows.carried[0]
     if actor is None:
         dropped = table.actions | table.rewards
         actor, others = OnTensorDicts(rows, run.act, others, dropped, env.device), {}
@@ -192,11 +193,14 @@ class _Recording:
         """Act and step until the end."""
         rows, actor, last = self._rows, self._actor, self._steps - 1
         advances = not (self._stops or self._apart)
+        carries = actor.roots_from_rows  # else all inputs are among what it has acted on
         for start, slots in self._windows():
             self._window = start, slots
             actor.open(start, slots)
             for step, slot in enumerate(slots, start):
                 root = self.root_at(step) if self._apart else None
+                for given, known in rows.carried[slot] if carries else ():
+                    given.copy_(known)
                 acted = actor.act(step, slot)
                 if self._is_left or actor.asks:
                     self.asked = acted if acted is not None else self._acted(step)
@@ -380,8 +384,9 @@ class Drawn(Actor):
         while self._drawn < start + len(slots):
             self._draw()
         actions = self._all()
-        for path, ring in self._rows.rings.inputs.items():
-            ring[slots.start : slots.stop].copy_(actions[path][start : start + len(slots)])
+        for path, values in actions.items():
+            ring = self._rows.rings.inputs[path]
+            ring[slots.start : slots.stop].copy_(values[start : start + len(slots)])
 
     def _draw(self) -> None:
         count = min(self._next, self._steps - self._drawn)
@@ -425,14 +430,14 @@ class OnRows(Actor):
         self._written = {
             path: np.empty((steps, *shape), dtype) for path, (shape, dtype) in policy.writes.items()
         }
-        self._actions = {path: self._written.pop(path) for path in rows.inputs[0]}
+        self._actions = {path: self._written.pop(path) for path in rows.actions}
         slots = range(min(steps, rows.num_slots))
         self._roots = [
             {path: _as_rows(rows.roots[slot][path], rows) for path in policy.reads}
             for slot in slots
         ]
         self._inputs = [
-            {path: _as_rows(leaf, rows) for path, leaf in rows.inputs[slot].items()}
+            {path: _as_rows(rows.inputs[slot][path], rows) for path in rows.actions}
             for slot in slots
         ]
 
@@ -441,12 +446,12 @@ class OnRows(Actor):
         """Make one, unless it reads or writes more than lies in rows, or is recorded beside them."""
         if policy is None:
             return None
-        roots, inputs, writes = rows.roots[0].keys(), rows.inputs[0], policy.writes
+        roots, writes = rows.roots[0].keys(), policy.writes
         is_action = [
             path in writes
             and writes[path][0] == _as_rows(leaf, rows).shape
             and torch.from_numpy(np.empty(0, writes[path][1])).dtype == leaf.dtype
-            for path, leaf in inputs.items()
+            for path, leaf in ((path, rows.inputs[0][path]) for path in rows.actions)
         ]
         fits = roots >= set(policy.reads) and roots.isdisjoint(writes) and all(is_action)
         return cls(policy, rows, steps) if fits and not asks(writes) else None
@@ -496,7 +501,7 @@ class OnLeaves(Actor):
         if policy is None:
             return None
         roots, writes = rows.roots[0].keys(), policy.writes
-        fits = roots >= set(policy.reads) and rows.inputs[0].keys() <= set(writes)
+        fits = roots >= set(policy.reads) and rows.actions <= set(writes)
         apart = not any(_overlap(path, known) for path in writes for known in roots)
         nested = any(path != known and _overlap(path, known) for path in writes for known in others)
         is_fit = fits and apart and not nested and not asks(writes)
@@ -511,7 +516,7 @@ class OnLeaves(Actor):
             self._seen[path].append(value)
         for path, value in written.items():
             self._given.setdefault(path, []).append(value)
-        self._rows.fill(written, None, slot)
+        self._rows.fill({**self._rows.inputs[slot], **written}, None, slot)
 
     def latest(self) -> dict[Path, torch.Tensor]:
         return {path: values[-1] for path, values in {**self._seen, **self._given}.items()}

@@ -92,6 +92,7 @@ class BufferExchange(RowMemory):
         arrays = pool.bind(_layout(plan, num_rows))
         super().__init__(
             Rings(*(plan.tensors(arrays, region) for region in ("in", "root", "next"))),
+            model.paths("action"),
             arrays[SLOT.name],
             torch.Size((num_rows, *model.batch_size)),
             model.node_axes(),

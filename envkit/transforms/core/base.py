@@ -449,6 +449,11 @@ class Transform(OwnState, ChecksKeywords):
         """List the transforms this one is made of, first to last; itself when it is one."""
         return [self]
 
+    @property
+    def is_flat(self) -> bool:
+        """Whether the transforms of `flat`, one after the other, do all that this one does."""
+        return True
+
     def __len__(self) -> int:
         return len(self.flat())
 

@@ -21,6 +21,9 @@ from envkit.transforms.core.base import Transform, TransformLike
 __all__ = ["CallableTransform", "Compose", "as_transform"]
 
 
+_HOOKS = ("_call", "_step", "_reset", "_inv_call", "_already_begun", "_reset_env_preprocess")
+
+
 class CallableTransform(Transform):
     """A function ``td -> td`` as a transform: run on what a reset and what each step produced.
 
@@ -193,6 +196,12 @@ class Compose(Transform):
 
     def flat(self) -> list[Transform]:
         return [leaf for transform in self for leaf in transform.flat()]
+
+    @property
+    def is_flat(self) -> bool:
+        order = type(self).__mro__
+        derived = {name for kind in order[: order.index(Compose)] for name in vars(kind)}
+        return derived.isdisjoint(_HOOKS) and all(transform.is_flat for transform in self)
 
     def _belong_to(self, owner: Any) -> None:
         for transform in self:

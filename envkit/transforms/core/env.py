@@ -7,7 +7,7 @@ and state. How resets and steps go through them stands in `stepping`. It does no
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Set
+from collections.abc import Hashable, Mapping, Set
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
@@ -19,7 +19,9 @@ from envkit.env.base import EnvBase
 from envkit.env.declared import OUTPUTS, require_names
 from envkit.env.drawing import fake_step
 from envkit.env.html import Told
+from envkit.env.input_checks import in_functorch
 from envkit.env.learning import ALL
+from envkit.env.on_row import OnRow, Row
 from envkit.env.own_state import OWN, put_back_on_failure
 from envkit.env.wrapper_hints import known_wrapping_of
 from envkit.errors import ArgumentTypeError, ResumeError, SpecError
@@ -39,7 +41,7 @@ _BASE = "base_env."
 _OWN_OF_ENV = f"env.{OWN}"
 
 
-class TransformedEnv(TransformStepping):
+class TransformedEnv(OnRow, TransformStepping):
     """Wrap an environment in transforms.
 
     Args:
@@ -210,6 +212,22 @@ class TransformedEnv(TransformStepping):
     def row_core(self) -> TransformedCore | None:
         """Give the core that steps this env on NumPy rows, transforms included; None where it has none."""
         return transformed_core(self)
+
+    def _row_key(self) -> Hashable:
+        base = self.base_env
+        is_general = self._instead_of_copies is not None or not self._steps_by_itself
+        if is_general or not isinstance(base, OnRow) or base._unshown is not None or in_functorch():
+            return None
+        return base._row_key()
+
+    def _row_on(self, core: Any, env: EnvBase) -> Row:
+        assert isinstance(self.base_env, OnRow)
+        return self.base_env._row_on(core, env)
+
+    def _begin_on_row(self) -> None:
+        assert isinstance(self.base_env, OnRow)
+        self.base_env._begin_on_row()
+        self._has_begun = True
 
     # --------------------------------------------------------------------------------------- specs
 

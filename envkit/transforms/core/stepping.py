@@ -70,6 +70,8 @@ class TransformStepping(TransformHolder):
 
     def _find_route(self) -> Route:
         base, transforms = self.base_env, self._chain
+        if not self._transform.is_flat:
+            return Route(base, base, [], self._unfused, is_direct=False)
         stepper, count = base._fuse(transforms)
         outside = transforms[count:] if count or not transforms else self._unfused
         is_direct = not outside and stepper is not base

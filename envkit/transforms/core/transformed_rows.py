@@ -49,6 +49,8 @@ def transformed_core(env: Any) -> TransformedCore | None:
     base = None if make is None or not env._steps_by_itself else make(env.base_env)
     if base is None or not env.is_spec_locked or list(env.done_levels) != [()]:
         return None
+    if not env.transform.is_flat:
+        return None
     chain = env._chain
     if not all(isinstance(leaf, FusableTransform) and leaf.stacks for leaf in chain):
         return None

@@ -20,7 +20,6 @@ from tensordict import TensorDictBase
 
 from envkit import rules
 from envkit.batched.exchange.one_row import OneRow
-from envkit.batched.exchange.recording import recorded
 from envkit.data.arguments import as_batch_size, as_bool, as_int
 from envkit.data.inference import lasting
 from envkit.data.keywords import known_to
@@ -215,11 +214,11 @@ class MultiThreadedEnvWrapper(GymLikeEnv):
         if not self._is_plain:
             return None
         row = self._declared.cached("row", self._made_row)
-        return recorded(self, row, run, ended=lambda following: {})
+        return row.record(self, run)
 
     @lasting()
     def _made_row(self) -> OneRow:
-        return OneRow(self, PoolCore(self._rows, self._observed, self._acted), self._action_inputs)
+        return OneRow(self, PoolCore(self._rows, self._observed, self._acted))
 
     @property
     def _is_plain(self) -> bool:

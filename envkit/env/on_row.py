@@ -1,0 +1,115 @@
+"""Envs that reset, step and run on a row of memory wherever that holds all that there is to know.
+
+`OnRow` decides when that is. How a row is stepped is up to whoever makes it; what a row does not hold goes the general
+way, with the same data.
+
+Conventions
+    core   steps the simulator, and what is seen of it, on rows of memory; see `envkit.batched.host_rows.row_core`.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Hashable
+from typing import Any, Protocol
+
+from tensordict import TensorDictBase
+
+from envkit import rules
+from envkit.data.inference import lasting
+from envkit.env.runs import Run
+from envkit.env.stepping import Stepping
+from envkit.env.tickets import Ticket
+
+__all__ = ["OnRow", "Row"]
+
+
+class Row(Protocol):
+    """The memory that one env is stepped on."""
+
+    def fits(self, given: TensorDictBase) -> bool:
+        """Say whether a row holds all that a step is given."""
+        ...
+
+    def step(self, given: TensorDictBase) -> TensorDictBase:
+        """Step with what `fits`, and give the ``next``."""
+        ...
+
+    def reset(self, **kwargs: Any) -> TensorDictBase:
+        """Begin an episode, and give its root."""
+        ...
+
+    def record(self, env: Any, run: Run) -> TensorDictBase | list[TensorDictBase] | None:
+        """Make a rollout as `Stepping._fast_rollout` promises; None where rows cannot hold it."""
+        ...
+
+
+class OnRow(Stepping):
+    """The part of an env that uses rows; it stands in front of the class that goes the general way."""
+
+    @abstractmethod
+    def _row_key(self) -> Hashable:
+        """Give what a row depends on beside the specs: another one is made when it changes. None: there is no row now."""
+
+    @abstractmethod
+    def row_core(self) -> Any:
+        """Give the core that steps this env, or None where it cannot be stepped on rows."""
+
+    @abstractmethod
+    def _row_on(self, core: Any, env: Any) -> Row:
+        """Make a row that ``core`` steps, for the specs of ``env``: this one, or one around it."""
+
+    @property
+    def _row(self) -> Row | None:
+        """The row of memory on which this env steps; None where it needs more than rows hold."""
+        declared, key = self._declared, self._row_key()
+        if key is None or not declared.remembers:
+            return None
+        row, made_for = declared.cache.get("row", (None, None))
+        if made_for != key:
+            row = self._made_row()
+            declared.cache["row"] = row, key
+        return row
+
+    @lasting()
+    def _made_row(self) -> Row | None:
+        core = self.row_core()
+        return None if core is None else self._row_on(core, self)
+
+    def _begin_on_row(self) -> None:
+        """Note that a reset begins an episode on a row."""
+        self._has_told()
+        self._has_begun = True
+
+    def _reset(self, td: TensorDictBase | None, **kwargs: Any) -> TensorDictBase:
+        mask = None if td is None else td.get(rules.RESET, None)
+        row = self._row if mask is None or bool(mask.all()) else None
+        if row is None or kwargs.get("set_state"):
+            return super()._reset(td, **kwargs)
+        kwargs.pop("set_state", None)  # an episode begins anew anyway
+        self._begin_on_row()
+        return row.reset(**kwargs)
+
+    def _prepare_step(self, ticket: Ticket, *, is_ahead: bool) -> None:
+        row = None if is_ahead or ticket.mask is not None else self._row
+        if row is not None and row.fits(ticket.td):
+            ticket.row = row
+        else:
+            super()._prepare_step(ticket, is_ahead=is_ahead)
+
+    def _begin_step(self, ticket: Ticket) -> None:
+        if ticket.row is None:
+            super()._begin_step(ticket)
+
+    def _finish_step(self, ticket: Ticket) -> TensorDictBase:
+        row = ticket.row
+        return super()._finish_step(ticket) if row is None else row.step(ticket.td)
+
+    def _fast_rollout(self, run: Run) -> TensorDictBase | list[TensorDictBase] | None:
+        row = self._row
+        if row is None:
+            return super()._fast_rollout(run)
+        if self._unshown is not None:
+            self._require_shown()
+        self._check_batch(run.root)
+        return row.record(self, run)
