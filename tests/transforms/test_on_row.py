@@ -115,7 +115,10 @@ def both(request):
 @pytest.mark.parametrize("way", WAYS)
 def test_the_data_is_that_of_the_way_through_tensordicts(both, way):
     on_row, through = both
-    if way in ("on leaves", "compiled", "on TensorDicts") and "place" not in on_row.observation_spec.keys():
+    if (
+        way in ("on leaves", "compiled", "on TensorDicts")
+        and "place" not in on_row.observation_spec.keys()
+    ):
         pytest.skip("this chain shows no place")
 
     told, expected = told_by(on_row, way), told_by(through, way)
