@@ -17,6 +17,7 @@ Conventions
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -24,7 +25,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from tensordict import TensorDict
+from tensordict import TensorDict, TensorDictBase
 
 from envkit.batched.exchange.buffer_reuse import LentMemory
 from envkit.batched.metadata import HasLeaves
@@ -201,7 +202,7 @@ class Rings(NamedTuple):
     nexts: Leaves
 
 
-class RowMemory:
+class RowMemory(ABC):
     """Rows of memory over a few moments.
 
     Attributes:
@@ -209,6 +210,7 @@ class RowMemory:
         carried: for each slot, inputs that repeat the root, and where they stand there: what transforms remember.
         carries_all: all inputs are actions or such.
         newest_is_next: for each row, whether what is known now lies in `next` rather than at the root.
+        has_large_rows: to copy a moment takes as long as a step.
         memory: where results of many steps are recorded.
 
     Args:
@@ -220,6 +222,7 @@ class RowMemory:
     """
 
     has_begun = False
+    has_large_rows: bool
 
     def __init__(
         self,
@@ -256,6 +259,28 @@ class RowMemory:
     @slot.setter
     def slot(self, slot: int) -> None:
         self.slots.fill(slot)
+
+    @abstractmethod
+    def fill(
+        self, given: TensorDictBase | Mapping[Path, Any], mask: None, slot: int
+    ) -> list[int] | None:
+        """Write the inputs of a step of all rows into a slot, actions converted or refused as their specs say."""
+
+    @abstractmethod
+    def check_actions(self, rows: Mapping[Path, np.ndarray]) -> None:
+        """Check, and convert, actions that were written into a slot, with an axis of rows."""
+
+    @abstractmethod
+    def select_all(self) -> None:
+        """Have the next steps move all there is; a run that is under way leaves the slots."""
+
+    @abstractmethod
+    def wake(self, root: TensorDictBase | None, rows: None, *, advance: bool, slot: int) -> Any:
+        """Begin the step of a slot, with ``advance`` with resets of what ends, and give what `wait` takes."""
+
+    @abstractmethod
+    def wait(self, sent: Any) -> Any:
+        """Wait for a step that was begun."""
 
     def any_done(self, slot: int, flags: Sequence[Path]) -> bool:
         """Say whether one of some flags is set in the outcome of a step."""

@@ -17,7 +17,7 @@ Conventions
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -34,20 +34,16 @@ from envkit.env.rollout import LOOPS
 from envkit.env.runs import Run
 from envkit.specs import TensorSpec, draws_in_order
 
-if TYPE_CHECKING:
-    from envkit.batched.exchange.one_row import OneRow
-
 __all__ = ["recorded"]
 
 Leaves = Mapping[Path, torch.Tensor]
-Rows: TypeAlias = "BufferExchange | OneRow"
 
 _FIRST_STEPS = 64  # of a run that may stop early, for which memory is made and actions are drawn
 
 
 def recorded(
     env: Any,
-    rows: Rows,
+    rows: RowMemory,
     run: Run,
     *,
     ended: Callable[[TensorDictBase], dict[Path, torch.Tensor]],
@@ -164,7 +160,7 @@ class _Recording:
 
     def __init__(
         self,
-        rows: Rows,
+        rows: RowMemory,
         run: Run,
         actor: Actor,
         others: Leaves,
@@ -366,7 +362,7 @@ class Drawn(Actor):
 
     def __init__(
         self,
-        rows: Rows,
+        rows: RowMemory,
         spec: TensorSpec,
         generator: torch.Generator | None,
         steps: int,
@@ -425,7 +421,7 @@ class Drawn(Actor):
 class OnRows(Actor):
     """A policy that reads the rows themselves and writes its actions there; it keeps none of them."""
 
-    def __init__(self, policy: RowsPolicy, rows: Rows, steps: int):
+    def __init__(self, policy: RowsPolicy, rows: RowMemory, steps: int):
         self._policy, self._rows = policy, rows
         self._written = {
             path: np.empty((steps, *shape), dtype) for path, (shape, dtype) in policy.writes.items()
@@ -442,7 +438,7 @@ class OnRows(Actor):
         ]
 
     @classmethod
-    def fitting(cls, policy: RowsPolicy | None, rows: Rows, steps: int) -> OnRows | None:
+    def fitting(cls, policy: RowsPolicy | None, rows: RowMemory, steps: int) -> OnRows | None:
         """Make one, unless it reads or writes more than lies in rows, or is recorded beside them."""
         if policy is None:
             return None
@@ -479,7 +475,7 @@ class OnRows(Actor):
         return found
 
 
-def _as_rows(leaf: torch.Tensor, rows: Rows) -> np.ndarray:
+def _as_rows(leaf: torch.Tensor, rows: RowMemory) -> np.ndarray:
     """Show an entry of a moment as an array with an axis of rows, also that of one env."""
     return (leaf if rows.batch_size else leaf.unsqueeze(0)).numpy()
 
@@ -487,7 +483,7 @@ def _as_rows(leaf: torch.Tensor, rows: Rows) -> np.ndarray:
 class OnLeaves(Actor):
     """A policy that is called with tensors, which it may keep."""
 
-    def __init__(self, policy: LeavesPolicy, rows: Rows, device: torch.device | None):
+    def __init__(self, policy: LeavesPolicy, rows: RowMemory, device: torch.device | None):
         self._act, self._reads, self._device, self._rows = policy.act, policy.reads, device, rows
         self._shown = [Moment({path: root[path] for path in policy.reads}) for root in rows.roots]
         self._seen: dict[Path, list[torch.Tensor]] = {path: [] for path in policy.reads}
@@ -495,7 +491,7 @@ class OnLeaves(Actor):
 
     @classmethod
     def fitting(
-        cls, policy: LeavesPolicy | None, rows: Rows, others: set[Path], device: Any
+        cls, policy: LeavesPolicy | None, rows: RowMemory, others: set[Path], device: Any
     ) -> OnLeaves | None:
         """Make one, unless it reads more than lies in rows, or writes no action, or more than may stand beside rows."""
         if policy is None:
@@ -533,7 +529,7 @@ class OnTensorDicts(Actor):
 
     def __init__(
         self,
-        rows: Rows,
+        rows: RowMemory,
         act: Policy,
         others: Leaves,
         dropped: frozenset[Path],
@@ -601,7 +597,7 @@ def _can_replace(value: Any, known: torch.Tensor) -> bool:
     return is_plain and value.dtype == known.dtype and value.shape == known.shape
 
 
-def _actor_for(rows: Rows, run: Run, *, others: set[Path], device: Any) -> Actor | None:
+def _actor_for(rows: RowMemory, run: Run, *, others: set[Path], device: Any) -> Actor | None:
     """Make what acts in a run without a TensorDict; None where the policy must see some, or asks for more than rows do."""
     act = run.act
     if isinstance(act, ActsOnLeaves):
