@@ -186,7 +186,7 @@ def _tensor_of(array: Any) -> torch.Tensor:
     return _checked_tensor_of(array)
 
 
-def _checked_tensor_of(array: Any) -> torch.Tensor:
+def _checked_tensor_of(array: object) -> torch.Tensor:
     """Hand an array over as both libraries document it, or say why it cannot be."""
     if not isinstance(array, jax.Array) or isinstance(array, Tracer):
         raise HandoffError(
@@ -341,7 +341,7 @@ def _lent(leaf: Any, copy: bool, dtype: Any | None, detach: bool) -> Any:
     return leaf if isinstance(leaf, jax.Array) else _argument_of(_plain(leaf, dtype, detach), copy)
 
 
-def _plain(leaf: Any, dtype: Any | None, detach: bool) -> torch.Tensor:
+def _plain(leaf: object, dtype: Any | None, detach: bool) -> torch.Tensor:
     """Give a dense, contiguous tensor without graph, in a dtype that JAX has."""
     if isinstance(leaf, np.ndarray):
         leaf = _tensor_of_numpy(leaf)
@@ -418,7 +418,7 @@ def _host_view(tensor: torch.Tensor) -> np.ndarray:
         return tensor.view(_BITS[tensor.itemsize]).numpy().view(jnp.dtype(getattr(jnp, name)))
 
 
-def _kind(value: Any) -> str:
+def _kind(value: object) -> str:
     if isinstance(value, torch.Tensor):
         return f"a {value.layout} tensor on {value.device}"
     return f"a {type(value).__module__}.{type(value).__qualname__}"

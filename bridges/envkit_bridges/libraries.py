@@ -109,7 +109,7 @@ class EnvNames:
     def __init__(self, listed: Callable[[], Sequence[Any]]):
         self._listed = listed
 
-    def __get__(self, instance: Any, owner: type) -> list[Any]:
+    def __get__(self, instance: object, owner: type) -> list[Any]:
         try:
             return list(self._listed())
         except ImportError:

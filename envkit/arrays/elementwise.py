@@ -184,6 +184,6 @@ def _has_64_bits(xp: Array) -> bool:
     return xp.__array_namespace_info__().default_dtypes()["integral"] == xp.int64
 
 
-def dtype_name(dtype: Any) -> str:
+def dtype_name(dtype: object) -> str:
     """Give the name a dtype of torch has in every namespace."""
     return str(dtype).removeprefix("torch.")

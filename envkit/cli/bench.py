@@ -17,6 +17,7 @@ from contextlib import ExitStack
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
+from types import ModuleType
 from typing import Any
 
 from rich.console import Console
@@ -117,7 +118,7 @@ def _installed(module: str) -> Any:
         return None
 
 
-def _bare_loop(gymnasium: Any, name: str) -> Callable[[], int]:
+def _bare_loop(gymnasium: ModuleType, name: str) -> Callable[[], int]:
     env = gymnasium.make(name)
     env.reset(seed=0)
 

@@ -189,7 +189,7 @@ def _rows(begins: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _padded(data: TensorDictBase, rows: torch.Tensor, mask: torch.Tensor) -> TensorDictBase:
-    def blanked(leaf: Any) -> Any:
+    def blanked(leaf: object) -> Any:
         if not isinstance(leaf, torch.Tensor):
             return leaf
         return leaf.masked_fill(~mask.reshape((*mask.shape, *(1,) * (leaf.ndim - 2))), 0)

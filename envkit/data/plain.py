@@ -34,7 +34,7 @@ __all__ = ["from_plain", "plain"]
 _KIND = "__kind__"
 
 
-def plain(value: Any, name: str = "the value") -> Any:
+def plain(value: object, name: str = "the value") -> Any:
     """Give a value in plain form; tensors and arrays are copied.
 
     Args:
@@ -58,7 +58,7 @@ def plain(value: Any, name: str = "the value") -> Any:
     )
 
 
-def from_plain(value: Any) -> Any:
+def from_plain(value: object) -> Any:
     """Undo `plain`; tensors and arrays are copied, generators are new ones."""
     if isinstance(value, torch.Tensor):
         return value.clone()

@@ -156,7 +156,7 @@ def _selected(
     return fresh if bool(mask.any()) else kept  # one env, and an entry that changes its shape
 
 
-def _is_alike(fresh: torch.Tensor, kept: Any) -> bool:
+def _is_alike(fresh: torch.Tensor, kept: object) -> bool:
     """Say whether two tensors have one shape; nested ones tell none."""
     if not isinstance(kept, torch.Tensor) or fresh.is_nested or kept.is_nested:
         return False

@@ -165,7 +165,7 @@ def _take_forms(following: TensorDictBase, root: TensorDictBase) -> None:
                 cast(Any, node).batch_size = like.batch_size
 
 
-def _is_object(value: Any) -> bool:
+def _is_object(value: object) -> bool:
     return is_tensorclass(value) and not is_non_tensor(value)
 
 
@@ -373,7 +373,7 @@ def _collect(
             into.pop(name, None)
 
 
-def _is_leaf(value: Any) -> bool:
+def _is_leaf(value: object) -> bool:
     return not isinstance(value, TensorDictBase) or is_non_tensor(value)
 
 
@@ -385,7 +385,7 @@ class _Parts:
     model: LazyStackedTensorDict
 
     @classmethod
-    def of(cls, model: LazyStackedTensorDict, held: Any) -> _Parts:
+    def of(cls, model: LazyStackedTensorDict, held: object) -> _Parts:
         """Begin with what is ``held`` of the same node: parts, or entries that all parts share."""
         if isinstance(held, _Parts):
             return cls(held.entries, model)

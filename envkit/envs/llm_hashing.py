@@ -48,15 +48,15 @@ class Tokenizer(Protocol):
         """How many tokens there are."""
         ...
 
-    def __call__(self, text: Any, /) -> Any:
+    def __call__(self, text: object, /) -> Any:
         """Give the tokens of a string, or of each string of a list."""
         ...
 
-    def decode(self, tokens: Any, /) -> Any:
+    def decode(self, tokens: object, /) -> Any:
         """Give the string of some tokens."""
         ...
 
-    def batch_decode(self, rows: Any, /) -> Any:
+    def batch_decode(self, rows: object, /) -> Any:
         """Give the strings of rows of tokens."""
         ...
 
@@ -190,7 +190,7 @@ class LLMHashingEnv(Undrawn, EnvBase):
         """Nothing in it is random but actions."""
 
 
-def _require_use(tokenizer: Any, hashing_module: Any, vocab_size: int | None) -> None:
+def _require_use(tokenizer: object, hashing_module: object, vocab_size: int | None) -> None:
     asked = ["decode", "batch_decode", "__call__"]
     if vocab_size is None:
         asked.insert(0, "vocab_size")
@@ -221,7 +221,7 @@ def _require_tokens(tokens: torch.Tensor, vocab_size: int) -> None:
         )
 
 
-def _as_tokens(tokens: Any) -> torch.Tensor:
+def _as_tokens(tokens: object) -> torch.Tensor:
     try:
         return torch.as_tensor(tokens, dtype=torch.int64)
     except (ValueError, TypeError) as error:

@@ -110,7 +110,7 @@ def show_rollout(td: TensorDictBase) -> ShownRollout:
     return ShownRollout(td)
 
 
-def load_ipython_extension(shell: Any) -> None:
+def load_ipython_extension(shell: object) -> None:
     """Show every TensorDict as `show_rollout` does, in this notebook; ``%load_ext envkit`` calls it.
 
     Nothing else is changed: ``print`` and ``repr`` are TensorDict's own. ``%unload_ext envkit`` takes it back.
@@ -121,7 +121,7 @@ def load_ipython_extension(shell: Any) -> None:
     _formatter(shell).for_type(TensorDictBase, _html)
 
 
-def unload_ipython_extension(shell: Any) -> None:
+def unload_ipython_extension(shell: object) -> None:
     """Show TensorDicts as they show themselves again; ``%unload_ext envkit`` calls it.
 
     Args:

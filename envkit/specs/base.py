@@ -63,7 +63,7 @@ def _text(spec: Any) -> str:
     return f"{name}(\n    {body}"
 
 
-def _html(spec: Any) -> str:
+def _html(spec: object) -> str:
     """Make a table with one row for each entry at any depth, for Jupyter."""
     head = "".join(f"<th style='text-align: left'>{column}</th>" for column in _COLUMNS)
     rows = "".join(
@@ -228,7 +228,7 @@ class _Reshapable:
         count = len(self._free_shape) + new
         return f"Use the first {count} axes only." if count else "It has no other axis."
 
-    def _without_encoding(self, sizes: Any) -> torch.Size:
+    def _without_encoding(self, sizes: object) -> torch.Size:
         """Check that the sizes asked for end in the encoding axes, and drop these."""
         sizes = as_shape(sizes)
         encoding = self.shape[len(self._free_shape) :]
@@ -453,7 +453,7 @@ class TensorSpec(_Reshapable):
         """Tell whether a value belongs to the spec, extra leading axes allowed; never raise."""
         raise NotImplementedError
 
-    def __contains__(self, value: Any) -> bool:
+    def __contains__(self, value: object) -> bool:
         return self.is_in(value)
 
     def contains(self, value: object) -> bool:
@@ -472,7 +472,7 @@ class TensorSpec(_Reshapable):
                 "`spec.project(value)` gives the nearest one."
             )
 
-    def _complaint(self, value: Any) -> str:
+    def _complaint(self, value: object) -> str:
         """Say what keeps a value out of the spec."""
         return f"got {value!r}"
 
@@ -537,7 +537,7 @@ class TensorSpec(_Reshapable):
         """
         raise NotImplementedError
 
-    def _check_if_safe(self, value: Any, safe: bool | None) -> None:
+    def _check_if_safe(self, value: object, safe: bool | None) -> None:
         if checks_values() if safe is None else safe:
             self.assert_is_in(value)
 

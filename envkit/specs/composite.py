@@ -279,7 +279,7 @@ class Composite(_Batched):
         kind = self.data_cls
         return kind is None or issubclass(kind, TensorDictBase) or isinstance(value, kind)
 
-    def _complaint(self, value: Any) -> str:
+    def _complaint(self, value: object) -> str:
         if not is_tensor_collection(value):
             return f"got {type(value).__name__}, which is no TensorDict"
         if not self._is_kind(value):
@@ -382,7 +382,7 @@ class Composite(_Batched):
     def to_categorical_spec(self) -> Self:
         return self._map(lambda s: s.to_categorical_spec() if _has_choices(s) else s.clone())
 
-    def _present(self, value: Any) -> Iterator[tuple[str, TensorSpec, Any]]:
+    def _present(self, value: object) -> Iterator[tuple[str, TensorSpec, Any]]:
         """Walk over the entries of a TensorDict that have a spec.
 
         Raises:

@@ -78,7 +78,7 @@ class ActionInput:
         takes_as_is: a value of the spec in its dtype stays as it is, and NumPy tells whether it is one.
     """
 
-    def __init__(self, spec: TensorSpec, key: Any):
+    def __init__(self, spec: TensorSpec, key: object):
         assert spec.dtype is not None
         self.key = key
         self.shape, self.dtype = spec.shape, spec.dtype
@@ -121,7 +121,7 @@ class ActionInput:
         assert value is not None
         return self.converted(value, lead, rows=rows, first=first)
 
-    def values_of(self, value: Any, shape: Sequence[int]) -> np.ndarray | None:
+    def values_of(self, value: object, shape: Sequence[int]) -> np.ndarray | None:
         """Show a tensor or an array of a shape that holds values of the spec, in its dtype, as rows in the same memory.
 
         None: it is something else, or lies where looking at it costs much. `take` says which, and what becomes of it.
@@ -385,7 +385,7 @@ def _between(low: np.ndarray, high: np.ndarray) -> Test:
     return lambda rows: bool(((rows >= low) & (rows <= high)).all())
 
 
-def _below(count: Any) -> Test:
+def _below(count: object) -> Test:
     """Integers from 0 to below ``count``: a negative one is a large one without its sign."""
 
     def test(rows: np.ndarray) -> bool:

@@ -100,7 +100,7 @@ def as_shape(shape: Any) -> torch.Size:
     return torch.Size(int(size) for size in shape)
 
 
-def lead(shape: Any) -> tuple[int, ...]:
+def lead(shape: object) -> tuple[int, ...]:
     """Give the axes that a caller puts in front of those of a spec; an int is one axis, ``None`` none.
 
     Raises:
@@ -232,7 +232,7 @@ def axis_of(dim: int, ndim: int, *, what: str = "dim") -> int:
     return dim % ndim
 
 
-def split_index(index: Any, ndim: int) -> tuple[Any, ...]:
+def split_index(index: object, ndim: int) -> tuple[Any, ...]:
     """Write an index as a tuple of items with no ellipsis, padded to all ``ndim`` axes.
 
     Lists, ranges and arrays become tensors. Too long an index is returned as it is: torch
@@ -250,7 +250,7 @@ def split_index(index: Any, ndim: int) -> tuple[Any, ...]:
     return items[: dots[0]] + missing + items[dots[0] + 1 :]
 
 
-def _index_item(item: Any) -> Any:
+def _index_item(item: object) -> Any:
     if isinstance(item, bool):
         return torch.tensor(item, device="cpu")
     if isinstance(item, (list, tuple, range, np.ndarray)):
@@ -263,7 +263,7 @@ def _index_item(item: Any) -> Any:
     )
 
 
-def _axes_taken(item: Any) -> int:
+def _axes_taken(item: object) -> int:
     if item is None or item is Ellipsis:
         return 0
     if isinstance(item, Tensor) and item.dtype == torch.bool:

@@ -117,7 +117,7 @@ def _indexed(members: Members, dim: int, op: Index) -> Any:
     return _stacked(picked, chosen_axis)
 
 
-def _drops_axis(item: Any) -> bool:
+def _drops_axis(item: object) -> bool:
     if isinstance(item, Tensor):
         return item.ndim == 0 and item.dtype != torch.bool
     return isinstance(item, (int, np.integer))
@@ -343,7 +343,7 @@ class Stack(TensorSpec):
         """Stack values of the members along axis ``dim``."""
         raise NotImplementedError
 
-    def _split(self, value: Any) -> Sequence[Any] | None:
+    def _split(self, value: object) -> Sequence[Any] | None:
         """Split a value into those of the members; ``None`` if it is no stack of that many."""
         raise NotImplementedError
 
@@ -378,7 +378,7 @@ class Stack(TensorSpec):
             return False
         return all(spec.is_in(part) for spec, part in zip(self._members, parts, strict=True))
 
-    def _complaint(self, value: Any) -> str:
+    def _complaint(self, value: object) -> str:
         parts = self._split(value)
         if parts is None:
             return f"got {value!r}, which is no stack of {len(self._members)} values"
@@ -386,7 +386,7 @@ class Stack(TensorSpec):
         i, spec, part = next((i, s, p) for i, (s, p) in pairs if not s.is_in(p))
         return f"in member {i}: {spec._complaint(part)}"
 
-    def _mapped(self, value: Any, change: Callable[[Any, Any], Any]) -> Any:
+    def _mapped(self, value: object, change: Callable[[Any, Any], Any]) -> Any:
         """Change the part of each member and join the results."""
         changed = self._mapped_members(change, self._parts(value))
         return self._join(changed, self._stack_dim + self._extra_axes(value))
@@ -394,7 +394,7 @@ class Stack(TensorSpec):
     def _extra_axes(self, value: Any) -> int:
         return max(0, value.ndim - self.ndim) if hasattr(value, "ndim") else 0
 
-    def _parts(self, value: Any) -> Sequence[Any]:
+    def _parts(self, value: object) -> Sequence[Any]:
         parts = self._split(value)
         if parts is None:
             raise SpecError(
@@ -552,7 +552,7 @@ class Stacked(Stack):
             return None
         return parts if len(parts) == len(self._members) else None
 
-    def _extra_axes(self, value: Any) -> int:
+    def _extra_axes(self, value: object) -> int:
         if isinstance(value, Tensor) and value.is_nested:
             return 0
         return super()._extra_axes(value)
@@ -759,7 +759,7 @@ class StackedComposite(Stack, Composite):
         """
         return super().to_numpy(value, safe)
 
-    def _raw_parts(self, raw: Any) -> Sequence[Any]:
+    def _raw_parts(self, raw: object) -> Sequence[Any]:
         if not isinstance(raw, Mapping):
             return super()._raw_parts(raw)
         columns = {key: self._raw_parts(item) for key, item in raw.items()}

@@ -174,7 +174,7 @@ def _is_in(level: Path, other: Path) -> bool:
     return level[: len(other)] == other
 
 
-def _name(given: Any, argument: str) -> str:
+def _name(given: object, argument: str) -> str:
     if not isinstance(given, str):
         raise ArgumentError(
             f"{argument} is {given!r}, but must be a string: the entry is put beside the done flags "

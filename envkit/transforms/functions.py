@@ -61,15 +61,15 @@ class UnaryTransform(LeafTransform):
         parent = self.parent
         return parent is None or not set(self.out_keys) & set(parent.done_keys)
 
-    def _given(self, value: Any) -> Any:
+    def _given(self, value: object) -> Any:
         if self.use_raw_nontensor or not isinstance(value, NonTensorData | NonTensorStack):
             return value
         return value.tolist()  # a list for a batch, also where all rows share one object
 
-    def _apply_transform(self, value: Any) -> Any:
+    def _apply_transform(self, value: object) -> Any:
         return self.fn(self._given(value))
 
-    def _inv_apply_transform(self, value: Any) -> Any:
+    def _inv_apply_transform(self, value: object) -> Any:
         return self.inv_fn(self._given(value))
 
     def _leaf_after(self, leaf: TensorSpec) -> TensorSpec:
@@ -80,15 +80,15 @@ class UnaryTransform(LeafTransform):
     def _example(self, leaf: TensorSpec) -> Any:
         return self._given(leaf.zero())
 
-    def _spec_after(self, spec: Any) -> Any:
+    def _spec_after(self, spec: object) -> Any:
         self._batch = spec.shape if isinstance(spec, Composite) else torch.Size(())
         return super()._spec_after(spec)
 
-    def _spec_before(self, spec: Any) -> Any:
+    def _spec_before(self, spec: object) -> Any:
         self._batch = spec.shape if isinstance(spec, Composite) else torch.Size(())
         return super()._spec_before(spec)
 
-    def _spec_of(self, value: Any, leaf: TensorSpec) -> TensorSpec:
+    def _spec_of(self, value: object, leaf: TensorSpec) -> TensorSpec:
         batch = self._batch
         if isinstance(value, TensorDictBase):
             return make_composite_from_td(value)
@@ -140,10 +140,10 @@ class Hash(UnaryTransform):
         self.seed = seed
         self.repertoire = {} if repertoire is None and self.in_keys_inv else repertoire
 
-    def _hashed(self, value: Any) -> torch.Tensor:
+    def _hashed(self, value: object) -> torch.Tensor:
         return self.fn(value) if self.seed is None else self.fn(value, self.seed)
 
-    def _apply_transform(self, value: Any) -> torch.Tensor:
+    def _apply_transform(self, value: object) -> torch.Tensor:
         return self.call_hash_fn(self._given(value))
 
     def _inv_apply_transform(self, value: torch.Tensor) -> Any:
@@ -154,7 +154,7 @@ class Hash(UnaryTransform):
 
     _leaf_before = _leaf_after
 
-    def call_hash_fn(self, value: Any) -> torch.Tensor:
+    def call_hash_fn(self, value: object) -> torch.Tensor:
         """Hash a value, and note it in the repertoire, if there is one."""
         found = self._hashed(value)
         if self.repertoire is not None:
@@ -181,7 +181,7 @@ class Hash(UnaryTransform):
         return _tuples(hash_tensor.tolist())
 
     @staticmethod
-    def reproducible_hash(string: Any, seed: Any | None = None) -> torch.Tensor:
+    def reproducible_hash(string: object, seed: Any | None = None) -> torch.Tensor:
         """Give the SHA-256 of a string, after a seed: uint8, shape (32,).
 
         None counts as an empty string, any other object as what ``str`` makes of it.
@@ -199,5 +199,5 @@ class Hash(UnaryTransform):
         self.repertoire = from_plain(state)
 
 
-def _tuples(numbers: Any) -> Any:
+def _tuples(numbers: object) -> Any:
     return tuple(map(_tuples, numbers)) if isinstance(numbers, list) else numbers

@@ -454,7 +454,7 @@ class CatTensors(MomentTransform):
         joined = self._joined(list(values.values()), leaves.batch_dims)
         return {as_path(self.out_keys[0]): joined, **gone}
 
-    def transform_observation_spec(self, observation_spec: Any) -> Any:
+    def transform_observation_spec(self, observation_spec: object) -> Any:
         if not isinstance(observation_spec, Composite):  # a leaf alone is joined with no other
             return observation_spec
         if self._takes_all:

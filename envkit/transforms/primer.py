@@ -112,7 +112,7 @@ class TensorDictPrimer(FusableTransform, EpisodeTransform):
         self._was_checked = False
         self._written: TensorDictBase | None = None
 
-    def _by_path(self, default: Any) -> dict[Path, Any]:
+    def _by_path(self, default: object) -> dict[Path, Any]:
         paths = [as_path(key) for key in self.primers.keys(True, True)]
         if not isinstance(default, Mapping):
             return dict.fromkeys(paths, default)
@@ -350,7 +350,7 @@ def _filled(td: TensorDictBase, values: TensorDictBase) -> TensorDictBase:
     return td
 
 
-def _batched(value: Any, spec: TensorSpec, like: TensorDictBase, key: Key) -> Any:
+def _batched(value: object, spec: TensorSpec, like: TensorDictBase, key: Key) -> Any:
     """Bring a default to the batch of ``like``."""
     if isinstance(spec, NonTensor):
         return spec.zero(like.batch_size) if value == 0 else NonTensorData(value, like.batch_size)
@@ -421,7 +421,7 @@ def with_policy_transforms(env: EnvBase, policy: nn.Module, init_key: str = "is_
     return env
 
 
-def _primers_of(module: Any) -> list[TensorDictPrimer]:
+def _primers_of(module: object) -> list[TensorDictPrimer]:
     if not isinstance(module, nn.Module):
         return []
     makers = [

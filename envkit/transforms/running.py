@@ -616,7 +616,7 @@ class VecNorm(SkipsRows, CoupledTransform, ArrayTransform):
         return {**tensors, _SKIPPED: self.skipped_rows} if known else {}
 
     def seen_leaves(
-        self, leaves: Leaves, mask: Any, constants: Mapping[str, Any]
+        self, leaves: Leaves, mask: object, constants: Mapping[str, Any]
     ) -> Mapping[str, Any]:
         changes: dict[str, Any] = {}
         skipped = constants[_SKIPPED]

@@ -70,11 +70,11 @@ class _ShapeTransform(ArrayTransform):
         self._batch_dims = td.batch_dims
         return super()._convert(td, sources, targets, change)
 
-    def _spec_after(self, spec: Any) -> Any:
+    def _spec_after(self, spec: object) -> Any:
         self._batch_dims = spec.ndim if isinstance(spec, Composite) else 0
         return super()._spec_after(spec)
 
-    def _spec_before(self, spec: Any) -> Any:
+    def _spec_before(self, spec: object) -> Any:
         self._batch_dims = spec.ndim if isinstance(spec, Composite) else 0
         return super()._spec_before(spec)
 

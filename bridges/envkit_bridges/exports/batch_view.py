@@ -113,7 +113,7 @@ def _told(env: EnvBase, rows: list[int]) -> Iterator[tuple[int, Any]]:
             )
 
 
-def _of_one(env: Any) -> Any:
+def _of_one(env: object) -> Any:
     while isinstance(env, TransformedEnv):
         env = env.base_env
     return getattr(env, "_last_episode", None)
@@ -146,7 +146,7 @@ class RowOwners:
         self._count = env.batch_size[0]
         self._owners = list(_owners(env, 0))
 
-    def get_attr(self, name: str, indices: Any = None) -> list[Any]:
+    def get_attr(self, name: str, indices: object = None) -> list[Any]:
         """Give an attribute of each of some rows.
 
         Raises:
@@ -160,7 +160,7 @@ class RowOwners:
                 found |= _asked(owner, partial(attribute_of, name), rows)
         return self._in_order(found, indices)
 
-    def set_attr(self, name: str, values: Sequence[Any], indices: Any = None) -> None:
+    def set_attr(self, name: str, values: Sequence[Any], indices: object = None) -> None:
         """Set an attribute of each of some rows, to one value each.
 
         Raises:
@@ -205,7 +205,7 @@ class RowOwners:
                 found |= _asked(owner, partial(call_attribute, name, args, kwargs), rows)
         return self._in_order(found, indices)
 
-    def is_wrapped(self, kind: type, indices: Any = None) -> list[bool]:
+    def is_wrapped(self, kind: type, indices: object = None) -> list[bool]:
         """Say for each of some rows whether a wrapper of a class is around its simulator."""
         found = {}
         for owner, rows in self._chosen(indices):
@@ -215,14 +215,14 @@ class RowOwners:
                 found |= _asked(owner, partial(_has_layer, kind), rows)
         return self._in_order(found, indices)
 
-    def _chosen(self, indices: Any) -> Iterator[tuple[_Owner, list[int]]]:
+    def _chosen(self, indices: object) -> Iterator[tuple[_Owner, list[int]]]:
         """Give the owners of some rows, each with its rows among them."""
         rows = list(dict.fromkeys(chosen_rows(indices, self._count)))
         for owner in self._owners:
             if own := [row for row in rows if row in owner.rows]:
                 yield owner, own
 
-    def _in_order(self, found: dict[int, Any], indices: Any) -> list[Any]:
+    def _in_order(self, found: dict[int, Any], indices: object) -> list[Any]:
         return [found[row] for row in chosen_rows(indices, self._count)]
 
 
@@ -320,7 +320,7 @@ class BatchView:
         inner = without_transforms(self.env)
         return inner if isinstance(inner, BatchedEnv) else None
 
-    def get_attr(self, name: str, indices: Any = None) -> list[Any]:
+    def get_attr(self, name: str, indices: object = None) -> list[Any]:
         """Give an attribute of each of some rows; see `RowOwners`."""
         if name == "render_mode":  # SB3 asks, and warns of envs that say nothing
             return [self.render_mode] * len(chosen_rows(indices, self.num_envs))
@@ -410,7 +410,7 @@ class BatchView:
             self._root = self.env.step_mdp(data)
         return data.get("next")
 
-    def advance(self, action: Any, mask: np.ndarray | None = None) -> tuple[Moment, Moment]:
+    def advance(self, action: object, mask: np.ndarray | None = None) -> tuple[Moment, Moment]:
         """Advance the rows of ``mask``, or all, and reset those that end; gives what follows and the new root.
 
         The others keep what they show, with reward 0 and no flag set; their actions are ignored.
@@ -471,7 +471,7 @@ class BatchView:
     def _on_device(self, mask: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(mask).to(self.env.device)
 
-    def _acted(self, action: Any, mask: np.ndarray | None = None) -> dict[Path, torch.Tensor]:
+    def _acted(self, action: object, mask: np.ndarray | None = None) -> dict[Path, torch.Tensor]:
         """Give actions as the specs spell them; numbers that are none of them are refused there or by the env."""
         self._require_begun()
         return {
@@ -479,7 +479,7 @@ class BatchView:
             for path, name in self._actions.items()
         }
 
-    def _spelled(self, action: Any, path: Path, mask: np.ndarray | None) -> torch.Tensor:
+    def _spelled(self, action: object, path: Path, mask: np.ndarray | None) -> torch.Tensor:
         key = as_key(path)
         spec, expected = self.env.full_action_spec[key], self.action_space
         for name in self._actions[path]:
@@ -610,7 +610,7 @@ def _dict_of(tree: Mapping[str, Any], spaces: ModuleType) -> Any:
     )
 
 
-def _part(action: Any, name: Path) -> Any:
+def _part(action: object, name: Path) -> Any:
     """Take one of several actions out of a dict of them.
 
     Raises:

@@ -104,7 +104,7 @@ class Layout:
             return cls._read(json.loads(text), source)
 
     @classmethod
-    def _read(cls, told: dict[str, Any], source: Any) -> Layout:
+    def _read(cls, told: dict[str, Any], source: object) -> Layout:
         if told.pop("version", None) != 1:
             raise ArgumentError(
                 f"{source} was written in a form that this version of envkit does not read. Update envkit."
@@ -131,7 +131,7 @@ class Layout:
 # ---------------------------------------------------------------------------------------- reading data
 
 
-def read_batches(data: Any) -> Iterator[tuple[TensorDictBase, Layout]]:
+def read_batches(data: object) -> Iterator[tuple[TensorDictBase, Layout]]:
     """Give the batches of a rollout or an iterable of rollouts, each checked to be like the first.
 
     Raises:
@@ -161,7 +161,7 @@ def read_batches(data: Any) -> Iterator[tuple[TensorDictBase, Layout]]:
         raise ArgumentError("the data has no steps, so there is nothing to write. Collect some.")
 
 
-def _listed(data: Any) -> Iterable[Any]:
+def _listed(data: object) -> Iterable[Any]:
     if isinstance(data, TensorDictBase):
         return (data,)
     if not isinstance(data, Iterable):

@@ -108,7 +108,7 @@ def _build(
     library_name: str,
     make: Callable[..., EnvBase] | str,
     *,
-    transform: Any = None,
+    transform: object = None,
     info_keys: Iterable[Key] | None = None,
     to_numpy: bool = False,
     **kwargs: Any,

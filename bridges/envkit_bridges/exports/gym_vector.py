@@ -81,7 +81,7 @@ def to_gym_vector(
     return GymVectorView(view, mode)
 
 
-def _mode(autoreset: Any) -> AutoresetMode:
+def _mode(autoreset: object) -> AutoresetMode:
     known = {mode.name.lower(): mode for mode in AutoresetMode}
     if isinstance(autoreset, AutoresetMode):
         return autoreset
@@ -144,7 +144,7 @@ class GymVectorView(VectorEnv):
         with self._errors():
             return self._reset(seed, options)
 
-    def _reset(self, seed: Any, options: Mapping[str, Any] | None) -> tuple[Any, Infos]:
+    def _reset(self, seed: object, options: Mapping[str, Any] | None) -> tuple[Any, Infos]:
         mask, others = self._reset_mask(options)
         if mask is not None and self.autoreset_mode == AutoresetMode.NEXT_STEP:
             self._require_none_waits(mask)
@@ -264,7 +264,7 @@ class GymVectorView(VectorEnv):
         with self._errors():
             return tuple(self.view.get_attr(name))
 
-    def set_attr(self, name: str, values: Any) -> None:
+    def set_attr(self, name: str, values: object) -> None:
         """Set an attribute of each row's env, wrapper or simulator.
 
         Args:
@@ -296,19 +296,19 @@ class GymVectorView(VectorEnv):
         with self._errors(), self.view.held:
             return self._step(actions)
 
-    def _step_then_reset_later(self, actions: Any) -> tuple[Any, Any, Any, Any, Infos]:
+    def _step_then_reset_later(self, actions: object) -> tuple[Any, Any, Any, Any, Infos]:
         """Skip rows that ended in the step before: they show the episode that has begun since."""
         following, _ = self.view.advance(actions, ~self._ended if self._ended.any() else None)
         return self._shown_as_it_is(following)
 
-    def _step_and_reset(self, actions: Any) -> tuple[Any, Any, Any, Any, Infos]:
+    def _step_and_reset(self, actions: object) -> tuple[Any, Any, Any, Any, Infos]:
         following, root = self.view.advance(actions)
         last = self._last_moments(following)
         if last:
             last["final_info"] = self._with_episodes(last["final_info"], last["_final_info"])
         return self._result(following, root, last)
 
-    def _step_alone(self, actions: Any) -> tuple[Any, Any, Any, Any, Infos]:
+    def _step_alone(self, actions: object) -> tuple[Any, Any, Any, Any, Infos]:
         if self._ended.any():
             raise DoneError(
                 f"rows {np.flatnonzero(self._ended).tolist()} have ended and were not reset. Call "

@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path as File
+from types import ModuleType
 from typing import Any, TypedDict
 
 import numpy as np
@@ -277,7 +278,9 @@ def kept_layout(layout: Layout, roles: Roles) -> Layout:
 # ---------------------------------------------------------------------------------------- spaces
 
 
-def spaces_of(layout: Layout, roles: Roles, env: EnvBase | None, spaces: Any) -> tuple[Any, Any]:
+def spaces_of(
+    layout: Layout, roles: Roles, env: EnvBase | None, spaces: ModuleType
+) -> tuple[Any, Any]:
     """Give the spaces of observations and of actions, which contain what is written."""
     columns = {column.path: column for column in layout.columns}
 
@@ -298,7 +301,7 @@ def spaces_of(layout: Layout, roles: Roles, env: EnvBase | None, spaces: Any) ->
     )  # type: ignore[return-value]
 
 
-def _from(start: np.ndarray, counted: Any, spaces: Any) -> Any:
+def _from(start: np.ndarray, counted: Any, spaces: ModuleType) -> Any:
     """Give a space of options that counts from ``start`` instead of 0."""
     if isinstance(counted, spaces.Discrete):
         return spaces.Discrete(int(counted.n), start=int(start.reshape(-1)[0]))
@@ -307,7 +310,7 @@ def _from(start: np.ndarray, counted: Any, spaces: Any) -> Any:
     )
 
 
-def _tree(members: Mapping[Path, Any], spaces: Any) -> Any:
+def _tree(members: Mapping[Path, Any], spaces: ModuleType) -> Any:
     """One space stands for itself, several are a Dict, nested as the entries are."""
     if len(members) == 1:
         return next(iter(members.values()))
@@ -320,7 +323,7 @@ def _tree(members: Mapping[Path, Any], spaces: Any) -> Any:
     return build(nest({quoted(path): space for path, space in members.items()}))
 
 
-def _space_of_data(column: Column, spaces: Any) -> Any:
+def _space_of_data(column: Column, spaces: ModuleType) -> Any:
     """Give the space of all values that a column can have."""
     if column.dtype == TEXT:
         return spaces.Text(max_length=4096)

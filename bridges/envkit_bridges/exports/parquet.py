@@ -16,6 +16,7 @@ import os
 from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path as File
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -191,12 +192,12 @@ def _size(column: Column) -> int:
     return int(np.prod(column.held_shape))
 
 
-def _type(arrow: Any, column: Column) -> Any:
+def _type(arrow: ModuleType, column: Column) -> Any:
     kind = arrow.string() if column.dtype == TEXT else arrow.from_numpy_dtype(column.held_dtype)
     return kind if _size(column) == 1 else arrow.list_(kind, _size(column))
 
 
-def _listed(arrow: Any, column: Column, held: np.ndarray) -> Any:
+def _listed(arrow: ModuleType, column: Column, held: np.ndarray) -> Any:
     """Give a column as an arrow array: a number, or a list of numbers, for each step."""
     kind = _type(arrow, column)
     if _size(column) == 1:

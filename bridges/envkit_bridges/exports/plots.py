@@ -119,7 +119,7 @@ def _named(curves: Any) -> Iterator[tuple[str | None, np.ndarray]]:
             yield None, _returns(curve)
 
 
-def _returns(curve: Any) -> np.ndarray:
+def _returns(curve: object) -> np.ndarray:
     if isinstance(curve, TensorDictBase):
         curve = episode_stats(curve)
     if isinstance(curve, EpisodeStats):

@@ -75,7 +75,7 @@ def _is_around_one(env: EnvBase) -> bool:
     return isinstance(env, GymWrapper) and not env.batch_size
 
 
-def env_spec_of(env: EnvBase, observation_space: Any, action_space: Any) -> Any:
+def env_spec_of(env: EnvBase, observation_space: object, action_space: object) -> Any:
     """Give the spec by which Gymnasium makes an env with these spaces; None where there is none.
 
     There is one for envs of Gymnasium, single or in a pool, and for what `make` made, unless transforms stand

@@ -112,7 +112,7 @@ class SB3View(VecEnv):
         with self.view.held:
             return self._step(actions)
 
-    def _step(self, actions: Any) -> tuple[Any, np.ndarray, np.ndarray, list[dict[str, Any]]]:
+    def _step(self, actions: object) -> tuple[Any, np.ndarray, np.ndarray, list[dict[str, Any]]]:
         view = self.view
         following, root = view.advance(actions)
         terminated, truncated = view.flags(following)
@@ -158,7 +158,7 @@ class SB3View(VecEnv):
 
     # --------------------------------------------------------------------------------- attributes
 
-    def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
+    def get_attr(self, attr_name: str, indices: object = None) -> list[Any]:
         """Give an attribute of each of some rows: of its env, its wrappers or its simulator.
 
         Raises:
@@ -166,7 +166,7 @@ class SB3View(VecEnv):
         """
         return self.view.get_attr(attr_name, self._rows(indices))
 
-    def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:
+    def set_attr(self, attr_name: str, value: object, indices: object = None) -> None:
         """Set an attribute of each of some rows, where it is: in the env, a wrapper or the simulator.
 
         Raises:
@@ -177,7 +177,7 @@ class SB3View(VecEnv):
         self.view.owners.set_attr(attr_name, [value] * len(rows), rows)
 
     def env_method(
-        self, method_name: str, *method_args: Any, indices: Any = None, **method_kwargs: Any
+        self, method_name: str, *method_args: Any, indices: object = None, **method_kwargs: Any
     ) -> list[Any]:
         """Call a method of each of some rows, and give what each call returned.
 
@@ -189,7 +189,7 @@ class SB3View(VecEnv):
         return self.view.owners.call(method_name, *method_args, indices=rows, **method_kwargs)
 
     def env_is_wrapped(
-        self, wrapper_class: type[gymnasium.Wrapper], indices: Any = None
+        self, wrapper_class: type[gymnasium.Wrapper], indices: object = None
     ) -> list[bool]:
         """Say for each of some rows whether a wrapper of this class is around its simulator."""
         return self.view.owners.is_wrapped(wrapper_class, self._rows(indices))

@@ -87,7 +87,7 @@ def for_replay_buffer(transform: Transform) -> TorchRLTransform:
     return BothWays(as_transform(transform))
 
 
-def from_torchrl_transform(theirs: Any) -> Transform:
+def from_torchrl_transform(theirs: object) -> Transform:
     """Give a primer of TorchRL's as one of envkit's.
 
     Raises:
@@ -141,7 +141,7 @@ class TorchRLWrapper(EnvBase):
 
     if not TYPE_CHECKING:
 
-        def __new__(cls, env: Any) -> Any:
+        def __new__(cls, env: object) -> Any:
             """Take over whether the env is locked to its batch."""
             _require_theirs(env)
             return super().__new__(cls, _batch_locked=env.batch_locked)
@@ -250,7 +250,7 @@ class TorchRLWrapper(EnvBase):
         return self.torchrl_env.render(*args, **kwargs)
 
 
-def _require_theirs(env: Any) -> None:
+def _require_theirs(env: object) -> None:
     if isinstance(env, EnvBase):
         raise ArgumentTypeError(
             f"TorchRLWrapper was given {type(env).__name__}, which is an env of envkit already: use it as it is. "

@@ -8,6 +8,7 @@ alone: who holds a spec of theirs has done so.
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -46,7 +47,7 @@ def to_torchrl_spec(spec: TensorSpec) -> TorchRLSpec:
     return _rebuilt(spec, torchrl.data)
 
 
-def _rebuilt(spec: Any, library: Any) -> Any:
+def _rebuilt(spec: Any, library: ModuleType) -> Any:
     if hasattr(spec, "stack_dim"):
         members = [_rebuilt(member, library) for member in spec.unbind(spec.stack_dim)]
         return torch.stack(members, spec.stack_dim)
@@ -69,7 +70,7 @@ def _options(kind: str, sizes: str) -> _Build:
     )
 
 
-def _composite(spec: Any, library: Any) -> Any:
+def _composite(spec: Any, library: ModuleType) -> Any:
     entries = {
         key: None if entry is None else _rebuilt(entry, library)
         for key, entry in cast(Composite, spec).items()

@@ -93,7 +93,7 @@ class TorchRLView(TorchRLBase):
         return next_tensordict_out
 
     @classmethod
-    def _complete_done(cls, done_spec: Any, data: TensorDictBase) -> TensorDictBase:
+    def _complete_done(cls, done_spec: object, data: TensorDictBase) -> TensorDictBase:
         return data
 
     # -------------------------------------------------------------------------- seed, place, life

@@ -334,7 +334,7 @@ def video(
     return seen
 
 
-def _require_env(env: Any) -> None:
+def _require_env(env: object) -> None:
     if not isinstance(env, EnvBase):
         raise ArgumentTypeError(
             f"env is {env!r}, of type {type(env).__name__}, but must be an env of envkit. Pass "

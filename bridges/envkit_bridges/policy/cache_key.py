@@ -70,7 +70,7 @@ def key_of(module: torch.nn.Module, named: Iterable[torch.Tensor]) -> Hashable:
     return _Walk({id(tensor) for tensor in named}).key(module)
 
 
-def state_of(value: Any, named: Iterable[torch.Tensor]) -> Hashable:
+def state_of(value: object, named: Iterable[torch.Tensor]) -> Hashable:
     """Give the key of one attribute of a module, generators of random numbers by where they are."""
     return _Walk({id(tensor) for tensor in named}, in_trace=True).key(value)
 
@@ -78,7 +78,7 @@ def state_of(value: Any, named: Iterable[torch.Tensor]) -> Hashable:
 class _Same:
     """Equal to itself and to nothing else, without keeping ``value`` alive where that can be avoided."""
 
-    def __init__(self, value: Any):
+    def __init__(self, value: object):
         self._id = id(value)
         try:
             self._refer: Callable[[], Any] = weakref.ref(value)
@@ -104,7 +104,7 @@ class _Walk:
         self._met: dict[int, Any] = {}  # holds them, so that no other object gets their ids
         self._around: list[int] = []
 
-    def key(self, value: Any) -> Hashable:
+    def key(self, value: object) -> Hashable:
         kind = type(value)
         if kind in _PLAIN:
             return kind, value
@@ -158,7 +158,7 @@ class _Walk:
         writes = None if tensor.is_inference() else tensor._version
         return _Same(tensor), writes, None if self._in_trace else few_values(tensor)
 
-    def _within(self, value: Any) -> tuple[Hashable, ...]:
+    def _within(self, value: object) -> tuple[Hashable, ...]:
         """Look into an object of which more than its identity matters."""
         if isinstance(value, FunctionType):
             cells = [_held(cell) for cell in value.__closure__ or ()]
@@ -184,7 +184,7 @@ class _Walk:
         return ()
 
 
-def few_values(value: Any) -> bytes | None:
+def few_values(value: object) -> bytes | None:
     """Give the values of a tensor or an array of the CPU that is small, as bytes; None for all else."""
     if isinstance(value, torch.Tensor):
         if value.device.type != "cpu" or value.layout != torch.strided or value.numel() > _FEW:
@@ -195,7 +195,7 @@ def few_values(value: Any) -> bytes | None:
     return None
 
 
-def own_classes(value: Any) -> list[type]:
+def own_classes(value: object) -> list[type]:
     """Give the class of a value and those above it that belong to no library."""
     classes = type(value).__mro__
     return [cls for cls in classes if cls.__module__.partition(".")[0] not in _LIBRARIES]
@@ -211,7 +211,7 @@ def values_of_class(cls: type) -> dict[str, Any]:
     }
 
 
-def is_own_object(value: Any) -> bool:
+def is_own_object(value: object) -> bool:
     """Say whether a value is an object of the author's, with attributes that a forward may change."""
     is_library = type(value).__module__.partition(".")[0] in _LIBRARIES
     return not is_library and not isinstance(value, type) and hasattr(value, "__dict__")

@@ -99,7 +99,7 @@ class Op:
     draws: bool = False
 
     def apply(
-        self, args: Sequence[Any], kwargs: Mapping[str, Any], like: Any, source: Any = None
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], like: object, source: object = None
     ) -> Any:
         """Compute, with the dtypes that torch gives operands and results.
 
@@ -121,13 +121,13 @@ class Op:
             return None
         return self.library.dtype_of(torch.float32 if like.dtype in HALVES else like.dtype)
 
-    def _cast(self, tree: Any, dtype: Any) -> Any:
+    def _cast(self, tree: object, dtype: object) -> Any:
         is_array = self.library.array
         return tree_map(
             lambda leaf: leaf.astype(dtype) if isinstance(leaf, is_array) else leaf, tree
         )
 
-    def _conformed(self, value: Any, like: Any) -> Any:
+    def _conformed(self, value: object, like: object) -> Any:
         if isinstance(like, torch.Tensor):
             return self.library.xp.asarray(value, self.library.dtype_of(like.dtype))
         if isinstance(like, tuple | list) and isinstance(value, tuple | list):
@@ -281,7 +281,7 @@ _OTHERS = rules(
 ELEMENTWISE = {**_ARITHMETIC, **_TESTS, **_OTHERS}
 
 
-def in_width(xp: ModuleType | SimpleNamespace, value: Any) -> Any:
+def in_width(xp: ModuleType | SimpleNamespace, value: object) -> Any:
     """Give a number as it is.
 
     Raises:

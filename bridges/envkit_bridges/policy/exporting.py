@@ -232,7 +232,7 @@ class _ByPath(torch.nn.Module):
             )
         return {path: value for path, value in leaves(out) if not _is_same(value, given.get(path))}
 
-    def _check(self, path: Path, value: Any, rows: Any) -> None:
+    def _check(self, path: Path, value: object, rows: object) -> None:
         if not isinstance(value, torch.Tensor) or not value.ndim or value.shape[0] != rows:
             kind = tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
             raise TranslationError(
@@ -241,7 +241,7 @@ class _ByPath(torch.nn.Module):
             )
 
 
-def _is_same(value: Any, given: torch.Tensor | None) -> bool:
+def _is_same(value: object, given: torch.Tensor | None) -> bool:
     """Tell whether a value is what was given, if only after it was reshaped to and fro."""
     if not isinstance(value, torch.Tensor) or given is None:
         return False
@@ -433,7 +433,7 @@ class Step:
         """Names of the values it takes."""
         return {node.name for node in self.node.all_input_nodes}
 
-    def apply(self, values: Mapping[str, Any], source: Any) -> Any:
+    def apply(self, values: Mapping[str, Any], source: object) -> Any:
         """Compute it; ``source`` is what it draws from, if it does."""
         node = self.node
         args, kwargs = filled(node.args, values), filled(node.kwargs, values)
@@ -511,7 +511,7 @@ def packet_of(node: Node) -> str:
     return _name_of(target).partition(".")[0] or getattr(target, "__name__", "")
 
 
-def _name_of(target: Any) -> str:
+def _name_of(target: object) -> str:
     """Name an operator of ATen as the table does; anything else has no name there."""
     if isinstance(target, torch._ops.OpOverload) and target.namespace == "aten":
         return f"{target._schema.name.removeprefix('aten::')}.{target._overloadname}"

@@ -489,7 +489,7 @@ class _Writer:
             call = f"{self._slot(_conformed)}({call}, {self._slot(forms)})"
         self._lines.append(f"{step.name} = {call}")
 
-    def _is_fixed(self, step: Step, value: Any) -> bool:
+    def _is_fixed(self, step: Step, value: object) -> bool:
         """Say whether no later call gives another value; a view of parameters may have other numbers."""
         if step.op.draws:
             return False
@@ -502,7 +502,7 @@ class _Writer:
             return not tree_any(lambda leaf: not self._is_view(leaf), value)
         return True
 
-    def _is_view(self, value: Any) -> bool:
+    def _is_view(self, value: object) -> bool:
         return isinstance(value, np.ndarray) and any(
             np.may_share_memory(value, held) for held in self._held
         )
@@ -512,7 +512,7 @@ class _Writer:
         given += [f"{name}={self._written(value, dtype)}" for name, value in kwargs.items()]
         return f"{function}({', '.join(given)})"
 
-    def _written(self, value: Any, dtype: Any) -> str:
+    def _written(self, value: object, dtype: object) -> str:
         """Write an argument, cast to ``dtype`` unless that is None or its own."""
         if isinstance(value, Node):
             found = self._values[value.name]
@@ -528,7 +528,7 @@ class _Writer:
             return f"[{', '.join(self._written(item, dtype) for item in value)}]"
         return self._slot(value)
 
-    def _slot(self, value: Any) -> str:
+    def _slot(self, value: object) -> str:
         for name, held in self._slots.items():
             if held is value:
                 return name
@@ -550,15 +550,15 @@ class _Writer:
         return Program(tuple(reads), np.errstate(all="ignore")(scope["evaluate"]), forms)
 
 
-def _cast(tree: Any, dtype: Any) -> Any:
+def _cast(tree: object, dtype: object) -> Any:
     return tree_map(lambda leaf: leaf.astype(dtype) if _is_other(leaf, dtype) else leaf, tree)
 
 
-def _is_other(value: Any, dtype: Any) -> bool:
+def _is_other(value: object, dtype: object) -> bool:
     return dtype is not None and isinstance(value, np.ndarray | np.generic) and value.dtype != dtype
 
 
-def _forms(like: Any, dtype_of: Callable[[torch.dtype], Any]) -> Any:
+def _forms(like: object, dtype_of: Callable[[torch.dtype], Any]) -> Any:
     """Give the dtypes of what an operator gave torch; None for what is no tensor."""
     if isinstance(like, tuple | list):
         return [_forms(one, dtype_of) for one in like]
@@ -602,7 +602,7 @@ def _gathered(x: Any, index: Any, axis: int) -> Any:
 _IN_PLACE = {"add": np.add, "multiply": np.multiply, "max": np.maximum, "min": np.minimum}
 
 
-def _put(x: Any, places: tuple[Any, ...], values: Any, how: str) -> Any:
+def _put(x: object, places: tuple[Any, ...], values: object, how: str) -> Any:
     out = np.array(x)
     if how == "set":
         out[places] = values
@@ -668,11 +668,11 @@ def _drawn_by(operator: Any) -> Callable[..., Any]:
     return drawn
 
 
-def _as_tensor(value: Any) -> Any:
+def _as_tensor(value: object) -> Any:
     if isinstance(value, np.ndarray | np.generic):
         return torch.from_numpy(np.require(value, requirements=["C", "W"]))
     return value
 
 
-def _as_array(value: Any) -> Any:
+def _as_array(value: object) -> Any:
     return value.numpy() if isinstance(value, torch.Tensor) else value

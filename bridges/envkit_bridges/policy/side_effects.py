@@ -162,7 +162,7 @@ def _is_own_code(function: FunctionType) -> bool:
     )
 
 
-def _may_change(value: Any) -> bool:
+def _may_change(value: object) -> bool:
     """Say whether a global is a value of the author's; tensors are looked at where a translation is used."""
     if isinstance(value, bool | int | float | str | list | dict | set | deque | SimpleNamespace):
         return True
@@ -170,7 +170,7 @@ def _may_change(value: Any) -> bool:
     return is_own_object(value) and not is_standard and not isinstance(value, torch.nn.Module)
 
 
-def _keep_content(value: Any, stack: ExitStack) -> None:
+def _keep_content(value: object, stack: ExitStack) -> None:
     """Register what brings an object back to what it holds now."""
     if isinstance(value, random.Random):
         stack.callback(value.setstate, value.getstate())

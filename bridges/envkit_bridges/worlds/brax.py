@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from types import ModuleType
 from typing import Any, ClassVar, Literal, Unpack
 
 import numpy as np
@@ -86,7 +87,7 @@ class BraxWrapper(SimulatorEnv):
 
     def __init__(
         self,
-        env: Any,
+        env: object,
         *,
         device: Device | None = None,
         from_pixels: bool = False,
@@ -225,7 +226,7 @@ def _refuse_unknown(kind: type, given: Mapping[str, Any]) -> None:
     refuse_unknown(f"BraxEnv of {kind.__name__}", given, names, meant=_BATCHES)
 
 
-def _require_backend(env_name: str, backend: Any) -> None:
+def _require_backend(env_name: str, backend: object) -> None:
     """Check that Brax has a physics of this name.
 
     Raises:
@@ -248,7 +249,7 @@ def _parameters(kind: type) -> dict[str, inspect.Parameter]:
     return {} if own is None else dict([*inspect.signature(own).parameters.items()][1:])
 
 
-def import_brax() -> Any:
+def import_brax() -> ModuleType:
     """Import `brax.envs` without the lines it prints about optional libraries."""
     with quietly():
         return require("brax.envs")

@@ -19,6 +19,7 @@ import operator
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from types import ModuleType
 from typing import Any, ClassVar, Unpack
 
 import numpy as np
@@ -66,7 +67,7 @@ def require_drawable(physics: Any, options: Mapping[str, Any]) -> None:
             _require_size(physics.model, side, options[side], kept)
 
 
-def require_mapping(name: str, value: Any, example: str) -> dict[str, Any]:
+def require_mapping(name: str, value: object, example: str) -> dict[str, Any]:
     """Give an argument that maps keywords to values as a dict; None is an empty one.
 
     Raises:
@@ -111,7 +112,7 @@ def _require_size(model: Any, side: str, value: Any, kept: str) -> None:
         )
 
 
-def import_suite() -> Any:
+def import_suite() -> ModuleType:
     """Import dm_control's suite, which finds no window where there is none and warns of it."""
     with quietly(), _on_the_calling_thread():
         suite = require("dm_control.suite")
@@ -302,7 +303,7 @@ def _bare(control: Any) -> Any:
     return control
 
 
-def _place_of_generator(control: Any) -> tuple[Any, str] | None:
+def _place_of_generator(control: object) -> tuple[Any, str] | None:
     """Say whose attribute of which name holds the random state that episodes are drawn from."""
     bare = _bare(control)
     places = [
@@ -409,7 +410,7 @@ class DMControlWrapper(GymWrapper):
 
     def __init__(
         self,
-        env: Any,
+        env: object,
         *,
         from_pixels: bool = False,
         pixels_only: bool = True,
@@ -552,7 +553,7 @@ def _one_task(env_name: object, task_name: str | None, task: str | None) -> str:
     return named[0]
 
 
-def _require_control(env: Any) -> None:
+def _require_control(env: object) -> None:
     if not all(
         hasattr(env, name) for name in ("physics", "observation_spec", "action_spec", "step")
     ):

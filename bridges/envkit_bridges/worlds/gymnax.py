@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from types import ModuleType
 from typing import Annotated, Any, ClassVar, Self, Unpack
 
 import jax
@@ -193,7 +194,7 @@ class GymnaxWrapper(SimulatorEnv):
         return self._params
 
     @params.setter
-    def params(self, params: Any) -> None:
+    def params(self, params: object) -> None:
         _require_like(params, self._params, same_leaves=True)
         space = _space_of(self._env.action_space(params))
         if space != self._core.action_space:
@@ -208,14 +209,14 @@ class GymnaxWrapper(SimulatorEnv):
 def _of_every_leaf(randomize: Callable[[jax.Array, Any], Any] | None) -> Callable[..., Any]:
     """Have rows keep every leaf of the params, also those that nobody draws."""
 
-    def copied(key: jax.Array, params: Any) -> Any:
+    def copied(key: jax.Array, params: object) -> Any:
         drawn = params if randomize is None else randomize(key, params)
         return jax.tree.map(jnp.copy, drawn)
 
     return copied
 
 
-def _require_bare(env: Any) -> None:
+def _require_bare(env: object) -> None:
     kind = require("gymnax.environments.environment").Environment
     if isinstance(env, kind):
         return
@@ -230,7 +231,7 @@ def _require_bare(env: Any) -> None:
     )
 
 
-def _require_like(params: Any, like: Any, *, same_leaves: bool) -> None:
+def _require_like(params: object, like: object, *, same_leaves: bool) -> None:
     """Check that params are those of an env; ``same_leaves``: in their shapes too.
 
     Raises:
@@ -291,7 +292,7 @@ class GymnaxEnv(GymnaxWrapper):
         self,
         env_name: str,
         *,
-        env_params: Any = None,
+        env_params: object = None,
         device: Device | None = None,
         **options: Unpack[GymnaxOptions],
     ):
@@ -301,7 +302,7 @@ class GymnaxEnv(GymnaxWrapper):
         self.env_name = env_name
 
 
-def _import_gymnax() -> Any:
+def _import_gymnax() -> ModuleType:
     with quietly():
         return require("gymnax")
 

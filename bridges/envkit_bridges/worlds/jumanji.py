@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from types import ModuleType
 from typing import Annotated, Any, ClassVar, Unpack
 
 import jax
@@ -157,7 +158,7 @@ class JumanjiWrapper(SimulatorEnv):
 
     def __init__(
         self,
-        env: Any,
+        env: object,
         *,
         device: Device | None = None,
         _make: Callable[[], Any] | None = None,
@@ -251,7 +252,7 @@ class JumanjiEnv(JumanjiWrapper):
         self.env_name = env_name
 
 
-def _import_jumanji() -> Any:
+def _import_jumanji() -> ModuleType:
     with quietly(), _no_notebook():
         return require("jumanji")
 

@@ -17,6 +17,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from types import ModuleType
 from typing import Any, ClassVar, Literal, Unpack
 
 import jax
@@ -154,7 +155,7 @@ class PlaygroundEnv(PlaygroundWrapper):
         self,
         env_name: str,
         *,
-        config: Any = None,
+        config: object = None,
         config_overrides: Mapping[str, Any] | None = None,
         impl: Literal["jax", "warp"] = "jax",
         device: Device | None = None,
@@ -183,7 +184,7 @@ class PlaygroundEnv(PlaygroundWrapper):
                 "(key, model) -> model, e.g. model.replace(body_mass=...)."
             )
 
-        def randomize(key: jax.Array, model: Any) -> Any:
+        def randomize(key: jax.Array, model: object) -> Any:
             many, _ = theirs(model, key[None])  # theirs draws a batch, here of one
             return jax.tree.map(
                 lambda leaf, own: leaf if leaf is own or leaf.shape == own.shape else leaf[0],
@@ -198,12 +199,12 @@ MujocoPlaygroundEnv = PlaygroundEnv
 MujocoPlaygroundWrapper = PlaygroundWrapper
 
 
-def _library() -> Any:
+def _library() -> ModuleType:
     with quietly():
         return require("mujoco_playground")
 
 
-def _menagerie() -> Any:
+def _menagerie() -> ModuleType:
     """The module of the library that knows where the menagerie is, and fetches it."""
     return require("mujoco_playground._src.mjx_env")
 

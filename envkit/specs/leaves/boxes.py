@@ -67,7 +67,7 @@ def _bound_of(value: Numbers, dtype: torch.dtype, device: torch.device) -> Tenso
     return value.to(dtype)
 
 
-def _integerbound_of(value: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
+def _integerbound_of(value: object, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Make a bound from numbers of any size; infinite ones become the ends of the range."""
     value = value if isinstance(value, Tensor) else np.array(value, dtype=object)
     low, high = range_of(dtype)
@@ -263,7 +263,7 @@ class Bounded(_Box):
     def cast(self, dtype: torch.dtype) -> TensorSpec:
         return Bounded(*self._bounds(), self._shape, self._device, dtype)
 
-    def _of_space(self, space: Any) -> LeafSpec:
+    def _of_space(self, space: object) -> LeafSpec:
         if not isinstance(space, ContinuousBox):
             return super()._of_space(space)
         return Bounded(space.low, space.high, self._shape, self._device, self._dtype)

@@ -281,7 +281,7 @@ class _SingleChoice(_Choices):
     def _make_space(self) -> CategoricalBox:
         return CategoricalBox(self._n)
 
-    def _of_space(self, space: Any) -> LeafSpec:
+    def _of_space(self, space: object) -> LeafSpec:
         if not isinstance(space, CategoricalBox):
             return super()._of_space(space)
         kind: Any = type(self)
@@ -309,7 +309,7 @@ class _MultipleChoice(_Choices):
     def _make_space(self) -> BoxList | CategoricalBox:
         return BoxList.from_nvec(self._sizes)
 
-    def _of_space(self, space: Any) -> LeafSpec:
+    def _of_space(self, space: object) -> LeafSpec:
         if not (isinstance(space, BoxList) and all(isinstance(b, CategoricalBox) for b in space)):
             return super()._of_space(space)
         kind: Any = type(self)
@@ -344,7 +344,7 @@ class _HotChoice(_Choices):
     def _as_own(self, value: Tensor) -> Tensor:
         return value  # the largest entry is the option, also of fractions
 
-    def _to_tensor(self, raw: Any, ignore_device: bool = False) -> Tensor:
+    def _to_tensor(self, raw: object, ignore_device: bool = False) -> Tensor:
         if not isinstance(raw, Tensor):
             array = np.array(raw)
             if array.dtype.kind not in "biuf":
@@ -516,7 +516,7 @@ class OneHot(_SingleChoice, _HotChoice):
         numbers = [self._number(value) for value in values.flatten().tolist()]
         return super()._to_tensor(torch.tensor(numbers).reshape(values.shape), ignore_device)
 
-    def _number(self, raw: Any) -> int:
+    def _number(self, raw: object) -> int:
         assert self._register is not None
         number = self._register.get(raw, len(self._register))
         if number == self._n:
@@ -680,7 +680,7 @@ class MultiOneHot(_MultipleChoice, _HotChoice):
         return MultiCategorical(self._nvec, shape, self._device, mask=self._mask)
 
 
-def _checked_n(n: Any) -> int:
+def _checked_n(n: object) -> int:
     plain = n.item() if isinstance(n, Tensor | np.generic) else n
     whole = int(plain) if isinstance(plain, float) and plain.is_integer() else plain
     try:
@@ -710,7 +710,7 @@ def _no_choices_in(spec: LeafSpec) -> SpecError:
     )
 
 
-def _ending_in(spec: LeafSpec, size: int, shape: Any, meaning: str) -> torch.Size:
+def _ending_in(spec: LeafSpec, size: int, shape: object, meaning: str) -> torch.Size:
     """Complete a shape and check its last size."""
     shape = as_shape(size if shape is None else shape)
     if shape[-1:] != (size,):

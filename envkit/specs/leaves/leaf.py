@@ -111,13 +111,13 @@ class LeafSpec(TensorSpec):
         return self._make_space()
 
     @space.setter
-    def space(self, space: Any) -> None:
+    def space(self, space: object) -> None:
         self._become(self._of_space(space))
 
     def _make_space(self) -> Any:
         return None
 
-    def _of_space(self, space: Any) -> LeafSpec:
+    def _of_space(self, space: object) -> LeafSpec:
         """Make the spec with another domain."""
         if space == self._make_space():
             return self
@@ -216,7 +216,7 @@ class LeafSpec(TensorSpec):
             return tuple(shape[extra:]) == self._shape
         return all(o in (n, -1) for n, o in zip(shape[extra:], self._shape, strict=True))
 
-    def _complaint(self, value: Any) -> str:
+    def _complaint(self, value: object) -> str:
         if not isinstance(value, Tensor):
             return f"got {value!r} of type {type(value).__name__}, which is no tensor"
         if value.dtype != self._dtype:
@@ -264,7 +264,7 @@ class LeafSpec(TensorSpec):
             return lambda raw: self._to_tensor(raw, ignore_device).reshape(shape)
         return lambda raw: self._to_tensor(raw, ignore_device)
 
-    def _to_tensor(self, raw: Any, ignore_device: bool = False) -> Tensor:
+    def _to_tensor(self, raw: object, ignore_device: bool = False) -> Tensor:
         """Make a tensor of the spec's dtype and device that shares no memory with NumPy data."""
         device = None if ignore_device else self._device
         if not isinstance(raw, Tensor):
@@ -298,7 +298,7 @@ class LeafSpec(TensorSpec):
         return value.detach().cpu().numpy()
 
 
-def _check_is_tensor(value: Any) -> None:
+def _check_is_tensor(value: object) -> None:
     if not isinstance(value, Tensor):
         raise SpecTypeError(
             f"got {value!r} of type {type(value).__name__}, which is no tensor. "
@@ -306,7 +306,7 @@ def _check_is_tensor(value: Any) -> None:
         )
 
 
-def _owned(raw: Any, dtype: torch.dtype) -> Tensor:
+def _owned(raw: object, dtype: torch.dtype) -> Tensor:
     """Copy numbers, arrays and lists of either (or of tensors) into a new CPU tensor."""
     if isinstance(raw, (list, tuple)) and any(isinstance(item, Tensor) for item in raw):
         return torch.stack([torch.as_tensor(item) for item in raw])

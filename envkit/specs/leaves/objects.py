@@ -100,7 +100,7 @@ class NonTensor(LeafSpec):
     def _facts(self) -> dict[str, Any]:
         return {"example_data": self.example_data}
 
-    def _wrap(self, data: Any, shape: Shape) -> Any:
+    def _wrap(self, data: object, shape: Shape) -> Any:
         size = torch.Size((*lead(shape), *self._size))
         if self._entry_ndim is None:
             return NonTensorData(data, batch_size=size, device=self._device)
@@ -126,7 +126,7 @@ class NonTensor(LeafSpec):
             return self._fits(value.batch_size)
         return not isinstance(value, (Tensor, TensorDictBase))
 
-    def _complaint(self, value: Any) -> str:
+    def _complaint(self, value: object) -> str:
         return f"got {type(value).__name__} of shape {tuple(getattr(value, 'shape', ()))}"
 
     def project(self, value: object) -> Any:
@@ -176,7 +176,7 @@ class FixedObjects(NonTensor):
     _contents = ("_numbers",)
     _numbers: Tensor
 
-    def __init__(self, numbers: Tensor, objects: tuple[Any, ...], batched: bool, device: Any):
+    def __init__(self, numbers: Tensor, objects: tuple[Any, ...], batched: bool, device: object):
         LeafSpec.__init__(self, numbers.shape, device, None)  # type: ignore[arg-type]
         self._entry_ndim = 0 if batched else None
         self._numbers = numbers.to(self._device)
@@ -266,7 +266,7 @@ def _nested(numbers: Any, objects: Sequence[Any]) -> Any:
     return objects[numbers]
 
 
-def _same_object(a: Any, b: Any) -> bool:
+def _same_object(a: object, b: object) -> bool:
     """Compare two examples, which may be arrays."""
     if a is b:
         return True

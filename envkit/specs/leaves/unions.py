@@ -276,7 +276,7 @@ class Choice(LeafSpec):
 
     # -- conversion --------------------------------------------------------------------
 
-    def _member_of(self, value: Any) -> Any:
+    def _member_of(self, value: object) -> Any:
         """The first member that has all of a value, else the first one."""
         return next((spec for spec in self._choices if spec.is_in(value)), self._choices[0])
 
@@ -333,7 +333,7 @@ def _as_leaves(choices: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(_as_leaf(choice) for choice in choices)
 
 
-def _as_leaf(choice: Any) -> LeafSpec:
+def _as_leaf(choice: object) -> LeafSpec:
     if isinstance(choice, NonTensorDataBase):
         return NonTensor(choice.batch_size, example_data=choice.data)
     if isinstance(choice, LeafSpec):

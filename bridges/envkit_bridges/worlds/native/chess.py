@@ -154,7 +154,7 @@ def first_board() -> Any:
     return require("chess").Board()
 
 
-def pgn_of(board: Any) -> str:
+def pgn_of(board: object) -> str:
     """Write a game down."""
     return str(require("chess.pgn").Game.from_board(board))
 
