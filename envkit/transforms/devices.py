@@ -1,4 +1,8 @@
-"""Data on another device than the env's, and in memory that copies to one quickly."""
+"""Data elsewhere than the env has it: on another device, in memory that copies to one quickly, in another batch.
+
+Conventions
+    inner  the batch size of the env before a `BatchSizeTransform`; outer: that of the user.
+"""
 
 from __future__ import annotations
 
