@@ -69,7 +69,7 @@ class UnaryTransform(LeafTransform):
     def _apply_transform(self, value: object) -> Any:
         return self.fn(self._given(value))
 
-    def _inv_apply_transform(self, value: object) -> Any:
+    def _inv_apply_transform(self, value: Any) -> Any:
         return self.inv_fn(self._given(value))
 
     def _leaf_after(self, leaf: TensorSpec) -> TensorSpec:
