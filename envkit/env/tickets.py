@@ -9,6 +9,8 @@ Conventions
     received  the outcome is in the data.
 """
 
+# pyright: reportUnknownMemberType=false
+# (tensordict ships no types)
 from __future__ import annotations
 
 from dataclasses import dataclass, field

@@ -13,6 +13,8 @@ Conventions
     key        see `keys`; who calls has drawn it.
 """
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# (tensordict and jax ship them in part)
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping

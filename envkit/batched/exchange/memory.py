@@ -15,10 +15,12 @@ Conventions
     ring    an entry over all slots, shape (slots, *batch, *leaf).
 """
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# (tensordict ships no types)
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -309,7 +311,9 @@ class RowMemory(ABC):
         for path, tensor in moment.copies(device, later=self._non_blocking).items():
             node = owned if len(path) == 1 else node_of(owned, path)
             node[path[-1]] = tensor
-        td = TensorDict._new_unsafe(owned, batch_size=self.batch_size, device=device)
+        td = TensorDict._new_unsafe(  # pyright: ignore[reportPrivateUsage] # checks nothing
+            owned, batch_size=self.batch_size, device=device
+        )
         return shaped(td, self.node_axes) if self.node_axes else td
 
     def deliver_to(self, device: torch.device | None, *, non_blocking: bool) -> None:
@@ -317,7 +321,7 @@ class RowMemory(ABC):
         self._device, self._non_blocking = device, can_wait(device, non_blocking)
 
     @contextmanager
-    def recording(self, leave: Callable[[], None]) -> Iterator[None]:
+    def recording(self, leave: Callable[[], None]) -> Generator[None]:
         """Hold the slots for a run; ``leave`` saves what it has left there before anybody else writes into them."""
         self._leave = leave
         try:
