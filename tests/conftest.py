@@ -67,7 +67,8 @@ def holdings() -> Callable[[], tuple[int, list[int], list[str]]]:
     shared_fork_server().warm_up()
 
     def count() -> tuple[int, list[int], list[str]]:
-        gc.collect()  # errors of earlier tests hold pools in reference cycles
+        for _ in range(2):  # errors of earlier tests hold pools in cycles, whose finalizers leave others
+            gc.collect()
         children = sorted(child.pid for child in psutil.Process().children(recursive=True))
         shared = sorted(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else []
         shared = [name for name in shared if not name.startswith(FOREIGN)]

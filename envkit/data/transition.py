@@ -189,17 +189,21 @@ def _of_part(
 def keep_unstepped(
     made: TensorDictBase, skipped: TensorDictBase, mask: torch.Tensor
 ) -> TensorDictBase:
-    """Take ``next`` as it was made where a step was taken, and as if skipped elsewhere.
+    """Take what was made where a step, or a reset, was made, and what is known elsewhere.
 
     Args:
-        made: what the step made; where ``mask`` is False it may hold anything.
-        skipped: ``next`` of an env that was not stepped; written to and returned.
+        made: ``next``, or a root; where ``mask`` is False it may hold anything. Written to and returned.
+        skipped: what it would be if nothing had been made.
         mask: bool, shape of their batch size.
     """
+    if isinstance(made, LazyStackedTensorDict) and not made.stack_dim:
+        parts = zip(made.unbind(0), skipped.unbind(0), mask, strict=True)
+        return LazyStackedTensorDict(*(keep_unstepped(*part) for part in parts), stack_dim=0)
     for path, value in leaves(made):
         kept = skipped.get(as_key(path), None)
-        skipped.set(as_key(path), value if kept is None else choose_leaf(mask, value, kept))
-    return skipped
+        if kept is not None:
+            made.set(as_key(path), choose_leaf(mask, value, kept))
+    return made
 
 
 def choose_leaf(mask: torch.Tensor, fresh: Any, kept: Any) -> Any:

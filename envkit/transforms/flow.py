@@ -21,7 +21,7 @@ from envkit import rules
 from envkit.arrays import episode_counters
 from envkit.data.arguments import as_bool, as_int
 from envkit.data.paths import Key, as_key, as_path
-from envkit.data.transition import empty_like
+from envkit.data.transition import empty_like, keep_unstepped
 from envkit.env.base import EnvBase
 from envkit.errors import ArgumentError, ArgumentTypeError, MissingKeyError
 from envkit.specs import (
@@ -35,7 +35,6 @@ from envkit.specs import (
 from envkit.transforms.core.base import Transform, editable
 from envkit.transforms.core.leafwise import box_between
 from envkit.transforms.core.memory import is_kept
-from envkit.transforms.core.route import kept_where_skipped
 from envkit.transforms.episodes import EpisodeTransform
 
 __all__ = [
@@ -230,7 +229,7 @@ class ConditionalPolicySwitch(SteppingTransform):
             return next_td
         root = env.step_mdp(td.exclude(rules.STEP).set("next", next_td))
         following = self._acted(root, moves).get("next")
-        return following if bool(moves.all()) else kept_where_skipped(moves, following, next_td)
+        return following if bool(moves.all()) else keep_unstepped(following, next_td, moves)
 
     def _reset(self, td: TensorDictBase, td_reset: TensorDictBase) -> TensorDictBase:
         env = self._env()

@@ -33,7 +33,7 @@ from envkit.data.arguments import as_int, require_tensordict
 from envkit.data.keywords import completed
 from envkit.data.paths import Key, Path, as_key, as_path, leaf_paths, tensordict_of
 from envkit.data.resets import collect_reset_masks
-from envkit.data.transition import carry, leaves
+from envkit.data.transition import carry, keep_unstepped, leaves
 from envkit.env.base import EnvBase
 from envkit.env.fragments import Begun
 from envkit.env.input_checks import require_actions
@@ -308,11 +308,7 @@ class JaxEnv(EnvBase):
         """Keep what was there in rows that ``mask`` leaves out; their reward is 0."""
         if bool(mask.all()):
             return following
-        skipped = self._skipped_next(td)
-        for path, value in leaves(following):
-            key = as_key(path)
-            following.set(key, rules.choose(mask, value, skipped.get(key)))
-        return following
+        return keep_unstepped(following, self._skipped_next(td), mask)
 
     def _step_last(self, td: TensorDictBase) -> TensorDictBase:
         """Step by the program that has made the steps before, so that none is compiled for this one."""

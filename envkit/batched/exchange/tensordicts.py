@@ -201,7 +201,7 @@ class TensorDictExchange:
             if row in self.lost:
                 complete[row] = nexts[row]
             elif row in nexts:
-                complete[row] = keep_unstepped(nexts[row], skipped, mask[row])
+                complete[row] = keep_unstepped(nexts[row].copy(), skipped, mask[row])
             else:
                 stepped = next(iter(nexts.values()), skipped)
                 complete[row] = with_objects_like(skipped, stepped)

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-from tensordict import LazyStackedTensorDict, TensorDictBase
+from tensordict import TensorDictBase
 
-from envkit.data.paths import as_key
-from envkit.data.transition import choose_leaf, leaves
 from envkit.env.base import EnvBase
 from envkit.errors import FusionError
 from envkit.transforms.core.base import Transform
 from envkit.transforms.core.memory import KeptMemory
 
-__all__ = ["Route", "kept_where_skipped"]
+__all__ = ["Route"]
 
 
 @dataclass(frozen=True)
@@ -80,17 +77,3 @@ class Route:
                 "(docs/transforms.md says which run inside; all before them must). Use "
                 "rollout(steps, break_when_any_done=False), which goes step by step."
             )
-
-
-def kept_where_skipped(
-    mask: torch.Tensor, stepped: TensorDictBase, skipped: TensorDictBase
-) -> TensorDictBase:
-    """Take ``stepped`` where ``mask`` is set and ``skipped`` elsewhere; writes to ``stepped``."""
-    if isinstance(stepped, LazyStackedTensorDict):
-        parts = zip(mask, stepped.unbind(0), skipped.unbind(0), strict=True)
-        return LazyStackedTensorDict(*(kept_where_skipped(*part) for part in parts), stack_dim=0)
-    for path, value in leaves(stepped):
-        kept = skipped.get(as_key(path), None)
-        if kept is not None:
-            stepped.set(as_key(path), choose_leaf(mask, value, kept))
-    return stepped

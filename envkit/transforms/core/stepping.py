@@ -24,7 +24,7 @@ from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 from envkit import rules
 from envkit.data.paths import Key, as_key, as_path, leaf_paths
 from envkit.data.resets import collect_reset_masks, mark_done, merge_reset
-from envkit.data.transition import leaves
+from envkit.data.transition import keep_unstepped, leaves
 from envkit.env.base import EnvBase, OutputLeaf
 from envkit.env.policy import PolicyLike
 from envkit.env.runs import Run
@@ -32,7 +32,7 @@ from envkit.env.tickets import Ticket
 from envkit.specs import Composite
 from envkit.specs.annotations import EnvData, reading_waits
 from envkit.transforms.core.base import Transform
-from envkit.transforms.core.route import Route, kept_where_skipped
+from envkit.transforms.core.route import Route
 from envkit.transforms.core.wrapper import TransformHolder
 
 __all__ = ["TransformStepping"]
@@ -277,7 +277,7 @@ class TransformStepping(TransformHolder):
             stepped = route.shown_next(given[mask], done[mask])
             return self._checks.scatter(shown, stepped, skipped)
         stepped = route.shown_next(given.set(rules.STEP, mask), done)
-        return kept_where_skipped(shown, stepped, skipped)
+        return keep_unstepped(stepped, skipped, shown)
 
     def _fresh_root(self, ticket: Ticket, data: TensorDictBase) -> TensorDictBase:
         """Show the root that the stepper gave, which has reset what is done; reset the rest."""
