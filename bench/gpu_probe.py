@@ -23,7 +23,7 @@ import torch
 from bench.harness import record
 from envkit import configure_gpu
 from envkit_bridges.dlpack import to_jax, to_jit, to_torch
-from envkit_bridges.jax.env import JaxEnv
+from envkit_bridges.jax.jax_env import JaxEnv
 
 ROUNDS = 10
 

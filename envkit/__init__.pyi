@@ -97,15 +97,15 @@ from envkit.transforms.actions import MeanActionSelector as MeanActionSelector
 from envkit.transforms.autoreset import AutoResetEnv as AutoResetEnv
 from envkit.transforms.autoreset import AutoResetTransform as AutoResetTransform
 from envkit.transforms.autoreset import VecGymEnvTransform as VecGymEnvTransform
-from envkit.transforms.core.base import Transform as Transform
 from envkit.transforms.core.compose import Compose as Compose
 from envkit.transforms.core.coupled import CoupledTransform as CoupledTransform
-from envkit.transforms.core.env import TransformedEnv as TransformedEnv
 from envkit.transforms.core.fusable import FusableTransform as FusableTransform
 from envkit.transforms.core.fusable import MomentTransform as MomentTransform
 from envkit.transforms.core.leafwise import ObservationTransform as ObservationTransform
 from envkit.transforms.core.spec_hooks import apply_to_composite as apply_to_composite
 from envkit.transforms.core.spec_hooks import apply_to_composite_inv as apply_to_composite_inv
+from envkit.transforms.core.transform import Transform as Transform
+from envkit.transforms.core.transformed_env import TransformedEnv as TransformedEnv
 from envkit.transforms.devices import BatchSizeTransform as BatchSizeTransform
 from envkit.transforms.devices import DeviceCastTransform as DeviceCastTransform
 from envkit.transforms.devices import PinMemoryTransform as PinMemoryTransform
@@ -197,13 +197,13 @@ from envkit_bridges.exports.video import record as record
 from envkit_bridges.exports.video import video as video
 from envkit_bridges.gym.backend import gym_backend as gym_backend
 from envkit_bridges.gym.backend import set_gym_backend as set_gym_backend
-from envkit_bridges.gym.env import GymEnv as GymEnv
+from envkit_bridges.gym.gym_env import GymEnv as GymEnv
+from envkit_bridges.gym.gym_wrapper import GymWrapper as GymWrapper
 from envkit_bridges.gym.info import default_info_dict_reader as default_info_dict_reader
 from envkit_bridges.gym.like import GymLikeEnv as GymLikeEnv
-from envkit_bridges.gym.wrapper import GymWrapper as GymWrapper
 from envkit_bridges.jax.compilation import cache_dir as cache_dir
-from envkit_bridges.jax.env import JaxEnv as JaxEnv
-from envkit_bridges.jax.memory import configure_gpu as configure_gpu
+from envkit_bridges.jax.device_memory import configure_gpu as configure_gpu
+from envkit_bridges.jax.jax_env import JaxEnv as JaxEnv
 from envkit_bridges.jax.policy.jax_policy import JaxPolicy as JaxPolicy
 from envkit_bridges.libraries import get_available_libraries as get_available_libraries
 from envkit_bridges.policy.compiled import compile_policy as compile_policy
@@ -211,16 +211,20 @@ from envkit_bridges.worlds.brax import BraxEnv as BraxEnv
 from envkit_bridges.worlds.brax import BraxWrapper as BraxWrapper
 from envkit_bridges.worlds.dm_control import DMControlEnv as DMControlEnv
 from envkit_bridges.worlds.dm_control import DMControlWrapper as DMControlWrapper
-from envkit_bridges.worlds.envpool.env import MultiThreadedEnv as MultiThreadedEnv
-from envkit_bridges.worlds.envpool.env import MultiThreadedEnvWrapper as MultiThreadedEnvWrapper
+from envkit_bridges.worlds.envpool.multithreaded_env import MultiThreadedEnv as MultiThreadedEnv
+from envkit_bridges.worlds.envpool.multithreaded_env import (
+    MultiThreadedEnvWrapper as MultiThreadedEnvWrapper,
+)
 from envkit_bridges.worlds.gymnax import GymnaxEnv as GymnaxEnv
 from envkit_bridges.worlds.gymnax import GymnaxWrapper as GymnaxWrapper
 from envkit_bridges.worlds.jumanji import JumanjiEnv as JumanjiEnv
 from envkit_bridges.worlds.jumanji import JumanjiWrapper as JumanjiWrapper
 from envkit_bridges.worlds.native.chess import ChessEnv as ChessEnv
 from envkit_bridges.worlds.native.pendulum import PendulumJaxEnv as PendulumJaxEnv
-from envkit_bridges.worlds.pettingzoo.env import PettingZooEnv as PettingZooEnv
-from envkit_bridges.worlds.pettingzoo.wrapper import PettingZooWrapper as PettingZooWrapper
+from envkit_bridges.worlds.pettingzoo.pettingzoo_env import PettingZooEnv as PettingZooEnv
+from envkit_bridges.worlds.pettingzoo.pettingzoo_wrapper import (
+    PettingZooWrapper as PettingZooWrapper,
+)
 from envkit_bridges.worlds.playground import MujocoPlaygroundEnv as MujocoPlaygroundEnv
 from envkit_bridges.worlds.playground import MujocoPlaygroundWrapper as MujocoPlaygroundWrapper
 from envkit_bridges.worlds.playground import PlaygroundEnv as PlaygroundEnv

@@ -22,7 +22,13 @@ _NOT_PUBLIC = {
     "with_policy_transforms": "envkit.transforms.primer",
 }
 
-PRELOADED = ("torch", "tensordict", "gymnasium", "envkit.batched.host", "envkit_bridges.gym.env")
+PRELOADED = (
+    "torch",
+    "tensordict",
+    "gymnasium",
+    "envkit.batched.env_host",
+    "envkit_bridges.gym.gym_env",
+)
 """What worker processes find imported when they start, where it is installed."""
 
 

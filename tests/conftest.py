@@ -67,7 +67,9 @@ def holdings() -> Callable[[], tuple[int, list[int], list[str]]]:
     shared_fork_server().warm_up()
 
     def count() -> tuple[int, list[int], list[str]]:
-        for _ in range(2):  # errors of earlier tests hold pools in cycles, whose finalizers leave others
+        for _ in range(
+            2
+        ):  # errors of earlier tests hold pools in cycles, whose finalizers leave others
             gc.collect()
         children = sorted(child.pid for child in psutil.Process().children(recursive=True))
         shared = sorted(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else []

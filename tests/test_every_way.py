@@ -27,7 +27,7 @@ from envkit import (
 )
 from envkit.env.base import EnvBase
 from envkit.env.seeding import next_seed
-from envkit_bridges.gym.env import GymEnv
+from envkit_bridges.gym.gym_env import GymEnv
 from envkit_bridges.jax.policy.jax_policy import JaxPolicy
 from envkit_bridges.worlds.brax import BraxEnv
 from tests.zoo.jax_trail import following, jax_trail

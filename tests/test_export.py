@@ -15,8 +15,8 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from envkit.batched.parallel import ParallelEnv
-from envkit_bridges.gym.env import GymEnv
-from envkit_bridges.jax.env import JaxEnv
+from envkit_bridges.gym.gym_env import GymEnv
+from envkit_bridges.jax.jax_env import JaxEnv
 from tests.zoo.walkers import Pendulum
 
 pytestmark = pytest.mark.rounding

@@ -21,8 +21,8 @@ from hypothesis.strategies import SearchStrategy
 from envkit import SerialEnv
 from envkit.data.paths import as_path
 from envkit.specs import Composite, Unbounded
-from envkit_bridges.gym.wrapper import GymWrapper
-from envkit_bridges.jax.env import JaxEnv
+from envkit_bridges.gym.gym_wrapper import GymWrapper
+from envkit_bridges.jax.jax_env import JaxEnv
 from tests.zoo.jax_trail import JaxTrail
 from tests.zoo.kinds import KINDS, Kind, encoded
 from tests.zoo.play import (

@@ -17,10 +17,10 @@ import torch
 from tensordict import TensorDictBase
 
 from envkit.batched.attributes import WorkerAttribute
+from envkit.batched.batched_env import BatchedEnv
 from envkit.batched.caller_settings import chosen
-from envkit.batched.env import BatchedEnv
+from envkit.batched.env_host import BUILDING, COMMAND_NAMES, HostFactory, Maker
 from envkit.batched.exchange.async_rows import BufferJobs, TensorDictJobs
-from envkit.batched.host import BUILDING, COMMAND_NAMES, HostFactory, Maker
 from envkit.batched.job_queues import ENV_INDEX, JobQueues, env_indices, envs_of
 from envkit.batched.lazy_stacks import stack_rows
 from envkit.batched.metadata import EnvMetaData

@@ -21,7 +21,7 @@ from tensordict import TensorDict, TensorDictBase
 from envkit import rules
 from envkit.batched.attributes import AttributeLookup, CallsOfRows, chosen_rows
 from envkit.batched.batch_layout import specs_of_rows
-from envkit.batched.env import BatchedEnv
+from envkit.batched.batched_env import BatchedEnv
 from envkit.batched.lazy_stacks import by_row, stack_rows
 from envkit.data.arguments import require_tensordict
 from envkit.data.paths import as_key

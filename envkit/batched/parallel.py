@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 import torch
 
 from envkit.batched.attributes import WorkerAttribute
-from envkit.batched.env import BatchedEnv
-from envkit.batched.host import Maker
+from envkit.batched.batched_env import BatchedEnv
+from envkit.batched.env_host import Maker
 from envkit.batched.indexed import Indexable
 from envkit.batched.serial import SerialEnv
 from envkit.batched.settings import Backend, PoolOptions, ThreadLimit

@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, Self, Unpack
 
 from envkit.batched.attributes import LocalAttribute
-from envkit.batched.exchange.rows import BufferExchange
+from envkit.batched.env_host import COMMAND_NAMES, HostFactory, Maker
+from envkit.batched.exchange.shared_rows import BufferExchange
 from envkit.batched.exchange.tensordicts import TensorDictExchange
-from envkit.batched.host import COMMAND_NAMES, HostFactory, Maker
 from envkit.batched.indexed import Indexable
 from envkit.batched.settings import PoolOptions
 from envkit.env.base import EnvBase

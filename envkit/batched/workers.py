@@ -9,7 +9,7 @@ from numbers import Integral
 from typing import Any
 
 from envkit.batched.caller_settings import caller_settings, chosen
-from envkit.batched.host import BUILDING, COMMAND_NAMES, HostFactory, Maker
+from envkit.batched.env_host import BUILDING, COMMAND_NAMES, HostFactory, Maker
 from envkit.batched.pool_owner import PoolOwner
 from envkit.batched.settings import backend_options_of
 from envkit.errors import ArgumentError, ArgumentTypeError, UnsupportedError

@@ -42,7 +42,7 @@ from envkit.errors import (
     PolicyError,
     UnsupportedError,
 )
-from envkit.transforms.core.env import TransformedEnv
+from envkit.transforms.core.transformed_env import TransformedEnv
 from envkit.transforms.episodes import StepCounter
 from envkit.transforms.primer import with_policy_transforms
 

@@ -28,14 +28,14 @@ from envkit.batched.workers import actors_for, processes_for, usable_options
 from envkit.collectors.attribute_paths import paired
 from envkit.collectors.build_runner import Parts
 from envkit.collectors.collector import Collector, MakeEnv, flat_stats
-from envkit.collectors.host import (
+from envkit.collectors.profiling import ProfileConfig, Seconds
+from envkit.collectors.runner import COLLECTOR, Batch
+from envkit.collectors.runner_host import (
     BUILDING,
     COMMAND_NAMES,
     Description,
     RunnerFactory,
 )
-from envkit.collectors.profiling import ProfileConfig, Seconds
-from envkit.collectors.runner import COLLECTOR, Batch
 from envkit.collectors.settings import WorkerOptions, checked_workers, runner_options
 from envkit.collectors.threads import in_turn, require_open
 from envkit.collectors.weights import as_weights, extra_of, only_tensors, tensors_of

@@ -25,8 +25,8 @@ import torch
 from tensordict import TensorDictBase
 
 from envkit.batched.recovery import Recovery
-from envkit.collectors.host import BATCH, STOP, WEIGHTS, Description, Packing, Reply
 from envkit.collectors.runner import POLICY_VERSION, Order
+from envkit.collectors.runner_host import BATCH, STOP, WEIGHTS, Description, Packing, Reply
 from envkit.collectors.weights import Weights, extra_of, require_same_architecture
 from envkit.data.paths import Axes, Path, as_key, node_axes, tensordict_of
 from envkit.data.plain import from_plain, plain

@@ -22,7 +22,7 @@ from envkit.data.arguments import as_int
 from envkit.data.paths import Key
 from envkit.env.base import EnvBase
 from envkit.env.options import EnvOptions
-from envkit.envs.base import Undrawn
+from envkit.envs.seeded_env import Undrawn
 from envkit.envs.texts import written
 from envkit.errors import (
     ArgumentError,

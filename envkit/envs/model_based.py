@@ -31,7 +31,7 @@ from torch import nn
 from envkit.data.arguments import as_batch_size
 from envkit.data.paths import Key, as_path
 from envkit.env.base import EnvBase
-from envkit.envs.base import Undrawn
+from envkit.envs.seeded_env import Undrawn
 from envkit.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -41,7 +41,7 @@ from envkit.errors import (
 )
 from envkit.specs import Composite, Unbounded
 from envkit.specs.annotations import BatchSize, Device, EnvData, require_memory
-from envkit.transforms.core.base import Transform
+from envkit.transforms.core.transform import Transform
 
 __all__ = ["DreamerDecoder", "DreamerEnv", "ImaginedEnv", "ModelBasedEnvBase", "WorldModelEnv"]
 

@@ -20,7 +20,7 @@ from tensordict import TensorDict, TensorDictBase
 from envkit.data.arguments import as_batch_size, as_number
 from envkit.env.options import EnvOptions
 from envkit.env.seeding import drawn_seed
-from envkit.envs.base import SeededEnv, default_parameters, parameter_specs, parameters_in
+from envkit.envs.seeded_env import SeededEnv, default_parameters, parameter_specs, parameters_in
 from envkit.errors import InputError
 from envkit.specs import Bounded, Composite, Unbounded
 from envkit.specs.annotations import BatchSize, Device, EnvData, as_device, require_memory

@@ -18,7 +18,7 @@ from tensordict import TensorDict, TensorDictBase
 
 from envkit.data.arguments import as_bool
 from envkit.env.options import EnvOptions
-from envkit.envs.base import SeededEnv
+from envkit.envs.seeded_env import SeededEnv
 from envkit.errors import InputError
 from envkit.specs import Categorical, Composite, Unbounded
 from envkit.specs.annotations import Device, require_memory

@@ -19,7 +19,7 @@ from tensordict import TensorDict, TensorDictBase
 
 from envkit.data.arguments import as_batch_size, as_int, as_number
 from envkit.env.options import EnvOptions
-from envkit.envs.base import SeededEnv, default_parameters, parameter_specs, parameters_in
+from envkit.envs.seeded_env import SeededEnv, default_parameters, parameter_specs, parameters_in
 from envkit.errors import InputError
 from envkit.rules import DONE_LEAVES
 from envkit.specs import Binary, Categorical, Composite, Unbounded

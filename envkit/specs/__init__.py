@@ -5,7 +5,6 @@ This package knows torch and TensorDict only.
 
 import torch
 
-from envkit.specs.base import TensorSpec, index_select, on_torch_function, squeeze, unsqueeze
 from envkit.specs.composite import Composite
 from envkit.specs.consolidation import (
     check_no_exclusive_keys,
@@ -30,6 +29,7 @@ from envkit.specs.leaves.objects import NonTensor
 from envkit.specs.leaves.unions import Choice
 from envkit.specs.registration import register_when_imported
 from envkit.specs.stacks import Stacked, StackedComposite, stack
+from envkit.specs.tensor_spec import TensorSpec, index_select, on_torch_function, squeeze, unsqueeze
 
 on_torch_function(torch.stack, stack)
 on_torch_function(torch.index_select, index_select)

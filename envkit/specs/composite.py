@@ -23,9 +23,9 @@ from torch import Generator, Tensor
 from envkit.errors import SpecError, SpecTypeError
 from envkit.specs import shapes
 from envkit.specs.annotations import Device, Key, Place, Shape, as_device
-from envkit.specs.base import TensorSpec
 from envkit.specs.leaves.leaf import digits
 from envkit.specs.shapes import Names, ShapeOp, as_shape, lead
+from envkit.specs.tensor_spec import TensorSpec
 from envkit.specs.trees import Branch, Child, at_entry
 
 __all__ = ["Composite"]

@@ -21,13 +21,13 @@ from tensordict import (
 from torch import Tensor
 
 from envkit.errors import SpecTypeError
-from envkit.specs.base import TensorSpec
 from envkit.specs.composite import Composite
 from envkit.specs.leaves.boxes import Binary, Bounded, Unbounded
 from envkit.specs.leaves.choices import Categorical, MultiCategorical, MultiOneHot, OneHot
 from envkit.specs.leaves.objects import NonTensor
 from envkit.specs.shapes import Index, expand_op
 from envkit.specs.stacks import Stack, Stacked, StackedComposite, stack
+from envkit.specs.tensor_spec import TensorSpec
 
 __all__ = [
     "check_no_exclusive_keys",

@@ -34,12 +34,12 @@ import torch
 from torch import Tensor
 
 from envkit.errors import InputError, MissingKeyError
-from envkit.specs.base import TensorSpec
 from envkit.specs.composite import Composite
 from envkit.specs.leaves.boxes import Binary, Bounded, Unbounded
 from envkit.specs.leaves.choices import Categorical, MultiCategorical, MultiOneHot, OneHot
 from envkit.specs.leaves.unions import Choice
 from envkit.specs.stacks import Stacked
+from envkit.specs.tensor_spec import TensorSpec
 
 __all__ = [
     "ActionInput",

@@ -32,10 +32,10 @@ from envkit.errors import (
     SpecStackError,
 )
 from envkit.specs.annotations import Key, Numbers, Place, Shape, Value
-from envkit.specs.base import TensorSpec
 from envkit.specs.composite import Composite
 from envkit.specs.leaves.leaf import BoxList, digits
 from envkit.specs.shapes import Expand, Index, Reshape, ShapeOp, lead, names_after
+from envkit.specs.tensor_spec import TensorSpec
 from envkit.specs.trees import Branch, Child, as_path, at_member, is_key
 
 __all__ = ["Stack", "Stacked", "StackedComposite", "refuse_ragged", "stack"]

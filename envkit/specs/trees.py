@@ -28,7 +28,7 @@ from envkit.errors import (
     SpecTypeError,
 )
 from envkit.specs.annotations import AxisIndex, Key
-from envkit.specs.base import TensorSpec
+from envkit.specs.tensor_spec import TensorSpec
 
 __all__ = [
     "MISSING",

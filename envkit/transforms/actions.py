@@ -45,8 +45,8 @@ from envkit.specs import (
     Unbounded,
 )
 from envkit.specs.inputs import ActionInput
-from envkit.transforms.core.base import Keys, Transform, as_keys, editable
 from envkit.transforms.core.leafwise import box_between, require_negative, reshaped
+from envkit.transforms.core.transform import Keys, Transform, as_keys, editable
 from envkit.transforms.episodes import EpisodeTransform
 from envkit.transforms.values import Number, as_buffer, make_room
 

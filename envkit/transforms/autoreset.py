@@ -25,8 +25,8 @@ from envkit.data.transition import choose_leaf, leaves
 from envkit.env.base import EnvBase
 from envkit.errors import ArgumentError, NoParentError, ResetMaskError
 from envkit.specs import Composite, Stacked, StackedComposite, TensorSpec, Unbounded
-from envkit.transforms.core.base import Transform, TransformLike
-from envkit.transforms.core.env import TransformedEnv
+from envkit.transforms.core.transform import Transform, TransformLike
+from envkit.transforms.core.transformed_env import TransformedEnv
 
 __all__ = ["AutoResetEnv", "AutoResetTransform", "VecGymEnvTransform"]
 

@@ -18,8 +18,8 @@ from envkit.data.arguments import as_bool
 from envkit.errors import ArgumentError, PlacementError
 from envkit.specs import Composite, TensorSpec
 from envkit.specs.annotations import Device, as_device, require_memory
-from envkit.transforms.core.base import Keys, Transform, editable
 from envkit.transforms.core.leafwise import LeafTransform
+from envkit.transforms.core.transform import Keys, Transform, editable
 
 __all__ = ["BatchSizeTransform", "DeviceCastTransform", "PinMemoryTransform"]
 

@@ -12,7 +12,7 @@ from envkit.data.paths import Key, as_key
 from envkit.data.transition import leaves
 from envkit.errors import NotFiniteError, OptionError
 from envkit.specs import Composite, Unbounded
-from envkit.transforms.core.base import Transform, as_keys
+from envkit.transforms.core.transform import Transform, as_keys
 from envkit.transforms.episodes import EpisodeTransform
 
 __all__ = ["FiniteTensorDictCheck", "Timer"]

@@ -38,8 +38,8 @@ from envkit.errors import (
     ResetMaskError,
 )
 from envkit.specs import Bounded, Categorical, Composite, TensorSpec, Unbounded
-from envkit.transforms.core.base import Transform, editable
 from envkit.transforms.core.fusable import FusableTransform
+from envkit.transforms.core.transform import Transform, editable
 from envkit.transforms.core.wrapper import TransformHolder
 
 __all__ = [

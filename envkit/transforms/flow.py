@@ -32,9 +32,9 @@ from envkit.specs import (
     TensorSpec,
     Unbounded,
 )
-from envkit.transforms.core.base import Transform, editable
+from envkit.transforms.core.kept_memory import is_kept
 from envkit.transforms.core.leafwise import box_between
-from envkit.transforms.core.memory import is_kept
+from envkit.transforms.core.transform import Transform, editable
 from envkit.transforms.episodes import EpisodeTransform
 
 __all__ = [

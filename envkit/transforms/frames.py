@@ -36,7 +36,6 @@ from envkit.errors import (
 )
 from envkit.lazy_imports import late
 from envkit.specs import Bounded, BoundedContinuous, BoundedDiscrete, Composite, TensorSpec
-from envkit.transforms.core.base import Keys
 from envkit.transforms.core.fusable import FusableTransform, LeavesOf, written
 from envkit.transforms.core.leafwise import (
     LeafTransform,
@@ -45,6 +44,7 @@ from envkit.transforms.core.leafwise import (
     require_regular,
     reshaped,
 )
+from envkit.transforms.core.transform import Keys
 from envkit.transforms.episodes import EpisodeTransform
 from envkit.transforms.postprocess import time_axis
 

@@ -17,8 +17,8 @@ from envkit.data.arguments import as_bool
 from envkit.data.plain import from_plain, plain
 from envkit.errors import MissingKeyError, StatisticsError
 from envkit.specs import Composite, NonTensor, TensorSpec, Unbounded, make_composite_from_td
-from envkit.transforms.core.base import Keys
 from envkit.transforms.core.leafwise import LeafTransform
+from envkit.transforms.core.transform import Keys
 
 __all__ = ["Hash", "UnaryTransform"]
 

@@ -30,8 +30,8 @@ from envkit.errors import (
     SpecFitError,
 )
 from envkit.specs import Composite, TensorSpec, Unbounded, stack
-from envkit.transforms.core.base import Keys, Transform, as_keys
 from envkit.transforms.core.fusable import MomentTransform, take_out
+from envkit.transforms.core.kept_memory import can_be_kept
 from envkit.transforms.core.leafwise import (
     INPUTS,
     OUTPUTS,
@@ -39,7 +39,7 @@ from envkit.transforms.core.leafwise import (
     require_negative,
     require_regular,
 )
-from envkit.transforms.core.memory import can_be_kept
+from envkit.transforms.core.transform import Keys, Transform, as_keys
 
 __all__ = ["CatTensors", "ExcludeTransform", "RenameTransform", "SelectTransform", "Stack"]
 

@@ -26,7 +26,7 @@ from envkit.env.policy import policy_device
 from envkit.errors import ArgumentError, MissingKeyError
 from envkit.specs import Composite, TensorSpec, Unbounded
 from envkit.specs.annotations import Device
-from envkit.transforms.core.base import Keys, Transform, as_keys, editable
+from envkit.transforms.core.transform import Keys, Transform, as_keys, editable
 
 __all__ = ["ModuleTransform"]
 

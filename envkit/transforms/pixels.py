@@ -29,8 +29,8 @@ from envkit.data.paths import as_path
 from envkit.env.base import EnvBase
 from envkit.errors import ArgumentError, NoParentError, SpecError, SpecFitError
 from envkit.specs import Bounded, Composite, TensorSpec, Unbounded
-from envkit.transforms.core.base import Keys, Transform
 from envkit.transforms.core.leafwise import LeafTransform, image_of
+from envkit.transforms.core.transform import Keys, Transform
 from envkit.transforms.episodes import EpisodeTransform
 
 __all__ = [

@@ -27,7 +27,7 @@ from envkit.data.paths import Key, Path, as_key, as_path
 from envkit.data.transition import leaves
 from envkit.errors import ArgumentError, BatchSizeError, DoneError, MissingKeyError, PlacementError
 from envkit.specs import Composite
-from envkit.transforms.core.base import Keys, Transform, as_keys
+from envkit.transforms.core.transform import Keys, Transform, as_keys
 
 __all__ = [
     "BurnInTransform",

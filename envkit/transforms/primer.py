@@ -34,9 +34,9 @@ from envkit.data.transition import empty_like, leaves
 from envkit.env.base import EnvBase
 from envkit.errors import ArgumentError, MissingKeyError, PrimerError
 from envkit.specs import Composite, NonTensor, TensorSpec, Unbounded
-from envkit.transforms.core.base import Transform, editable
 from envkit.transforms.core.compose import Compose
 from envkit.transforms.core.fusable import FusableTransform, LeavesOf, written
+from envkit.transforms.core.transform import Transform, editable
 from envkit.transforms.episodes import EpisodeTransform, InitTracker
 
 __all__ = [

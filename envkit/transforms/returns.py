@@ -19,8 +19,8 @@ from envkit.arrays.leaves import Changes, Leaves
 from envkit.data.paths import Key, Path, as_key, as_path
 from envkit.errors import ArgumentError
 from envkit.specs import Composite, Unbounded
-from envkit.transforms.core.base import Keys, as_keys
 from envkit.transforms.core.fusable import FusableTransform
+from envkit.transforms.core.transform import Keys, as_keys
 from envkit.transforms.episodes import EpisodeTransform
 
 __all__ = ["RewardSum", "TargetReturn"]

@@ -29,7 +29,6 @@ from envkit.data.inference import lasting
 from envkit.data.paths import Key, Path, as_key, as_path
 from envkit.errors import ArgumentError, StatisticsError, UnsupportedError
 from envkit.specs import Composite, TensorSpec, Unbounded
-from envkit.transforms.core.base import Keys, Transform
 from envkit.transforms.core.compose import Compose
 from envkit.transforms.core.coupled import (
     CoupledTransform,
@@ -40,6 +39,7 @@ from envkit.transforms.core.coupled import (
 )
 from envkit.transforms.core.fusable import MomentTransform
 from envkit.transforms.core.leafwise import ArrayTransform, as_float, float_leaf, require_regular
+from envkit.transforms.core.transform import Keys, Transform
 from envkit.transforms.episodes import EpisodeTransform
 from envkit.transforms.values import ObservationNorm
 

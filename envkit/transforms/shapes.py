@@ -24,7 +24,6 @@ from envkit.data.paths import Key, as_path
 from envkit.errors import ArgumentError, SpecAxisError
 from envkit.rules import RESET
 from envkit.specs import Composite, TensorSpec
-from envkit.transforms.core.base import Keys, Transform, as_keys, editable
 from envkit.transforms.core.leafwise import (
     OUTPUTS,
     ArrayTransform,
@@ -32,6 +31,7 @@ from envkit.transforms.core.leafwise import (
     require_negative,
     reshaped,
 )
+from envkit.transforms.core.transform import Keys, Transform, as_keys, editable
 
 __all__ = [
     "ExpandAs",

@@ -34,7 +34,6 @@ from envkit.errors import (
     UnsupportedError,
 )
 from envkit.specs import Binary, Bounded, BoundedContinuous, Composite, TensorSpec, Unbounded
-from envkit.transforms.core.base import Keys, Transform
 from envkit.transforms.core.leafwise import (
     OUTPUTS,
     ArrayTransform,
@@ -42,6 +41,7 @@ from envkit.transforms.core.leafwise import (
     image_of,
     require_known,
 )
+from envkit.transforms.core.transform import Keys, Transform
 
 __all__ = [
     "BinarizeReward",

@@ -38,7 +38,7 @@ from envkit.errors import (
     WorkerError,
 )
 from envkit.specs import Bounded, Categorical, Composite, Unbounded
-from envkit_bridges.gym.wrapper import GymWrapper
+from envkit_bridges.gym.gym_wrapper import GymWrapper
 from tests.zoo.envs import Count
 from tests.zoo.walkers import Chooser
 

@@ -19,7 +19,7 @@ from envkit import (
     compile_policy,
 )
 from envkit.env.base import EnvBase
-from envkit_bridges.jax.env import JaxEnv
+from envkit_bridges.jax.jax_env import JaxEnv
 from tests.bridges.compare import assert_same
 from tests.zoo.envs import Count
 from tests.zoo.walkers import Pendulum

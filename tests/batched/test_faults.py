@@ -27,7 +27,7 @@ from gymnasium import spaces
 
 from envkit import MixedEnv, ParallelEnv, SerialEnv
 from envkit.errors import SharedMemoryError, WorkerError, WorkerTimeoutError
-from envkit_bridges.gym.wrapper import GymWrapper
+from envkit_bridges.gym.gym_wrapper import GymWrapper
 from tests.zoo.envs import Chaos, Count, order_fault
 
 SEEDS = [0, 795726461, 2841183792]

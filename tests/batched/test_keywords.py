@@ -23,7 +23,7 @@ from envkit import (
     TransformedEnv,
     check_env_specs,
 )
-from envkit.batched.host import STEP
+from envkit.batched.env_host import STEP
 from envkit.env.base import EnvBase
 from envkit.errors import ArgumentError, DoneError, EmptySpecError, SpecError, WorkerError
 from envkit.specs import Composite, NonTensor, Unbounded

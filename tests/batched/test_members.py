@@ -18,7 +18,7 @@ from envkit import (
 )
 from envkit.errors import ArgumentError, ReadOnlyError, SpecError
 from envkit.specs import Bounded, Unbounded
-from envkit_bridges.gym.wrapper import GymWrapper
+from envkit_bridges.gym.gym_wrapper import GymWrapper
 from tests.zoo.drift import GymDrift, make_gym
 from tests.zoo.envs import Count, StatelessCount
 from tests.zoo.jax_drift import jax_rows

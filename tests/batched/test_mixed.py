@@ -36,7 +36,7 @@ from envkit.errors import (
     StaleDataError,
     StepMaskError,
 )
-from envkit_bridges.gym.env import GymEnv
+from envkit_bridges.gym.gym_env import GymEnv
 from tests.env.test_partial import Zeros
 from tests.zoo.drift import gym_rows, make_gym
 from tests.zoo.envs import Chaos, Count, Slow, StatelessCount

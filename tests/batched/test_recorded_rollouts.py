@@ -15,8 +15,8 @@ import torch
 from tensordict import TensorDictBase
 
 from envkit import GymEnv, ParallelEnv, SerialEnv
-from envkit.batched.env import BatchedEnv
-from envkit.batched.exchange.rows import BufferExchange
+from envkit.batched.batched_env import BatchedEnv
+from envkit.batched.exchange.shared_rows import BufferExchange
 from envkit.errors import InputError, OptionError, WorkerError
 from tests.bridges.compare import assert_same
 from tests.zoo.envs import Chaos, Count

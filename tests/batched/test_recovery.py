@@ -24,8 +24,8 @@ from envkit.env.base import EnvBase
 from envkit.env.seeding import restart_seed, seed_chain
 from envkit.errors import DoneError, InputError, MissingKeyError, WorkerError
 from envkit.specs import Categorical, Composite, Unbounded
-from envkit_bridges.gym.env import GymEnv
-from envkit_bridges.gym.wrapper import GymWrapper
+from envkit_bridges.gym.gym_env import GymEnv
+from envkit_bridges.gym.gym_wrapper import GymWrapper
 from tests.zoo.envs import Chaos, Count, StatelessCount, order_fault
 from tests.zoo.policies import Replay
 from tests.zoo.transform_envs import TwoTeams

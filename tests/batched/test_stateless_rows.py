@@ -11,7 +11,7 @@ from tensordict import TensorDict
 from envkit import ParallelEnv, SerialEnv, StepCounter, TransformedEnv
 from envkit.env.base import EnvBase
 from envkit.specs import Categorical, Composite, Unbounded
-from envkit_bridges.jax.env import JaxEnv
+from envkit_bridges.jax.jax_env import JaxEnv
 from tests.zoo.jax_drift import Drift
 
 F, T = False, True

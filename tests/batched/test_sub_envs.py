@@ -13,7 +13,7 @@ from tensordict import NonTensorStack, TensorDict
 from envkit import EnvCreator, ParallelEnv, SerialEnv, check_env_specs
 from envkit.env.base import EnvBase
 from envkit.specs import Bounded, Categorical, Composite, NonTensor, Unbounded
-from envkit.transforms.core.env import TransformedEnv
+from envkit.transforms.core.transformed_env import TransformedEnv
 from envkit.transforms.episodes import StepCounter, TrajCounter
 from envkit.transforms.flow import ConditionalSkip, RemoveEmptySpecs
 from envkit.transforms.returns import RewardSum

@@ -12,10 +12,10 @@ import torch
 from gymnasium import spaces
 
 from envkit import ParallelEnv, SerialEnv, check_env_specs
-from envkit.batched import host
+from envkit.batched import env_host
 from envkit.specs import Bounded
 from envkit.transport import by_value
-from envkit_bridges.gym.wrapper import GymWrapper
+from envkit_bridges.gym.gym_wrapper import GymWrapper
 
 
 class Counter(gymnasium.Env):
@@ -64,7 +64,7 @@ def test_unsigned_observations_cross_processes_as_they_are(dtype, use_buffers):
 
 @pytest.mark.parametrize("dumps", [by_value.dumps, by_value.dumps_by_name])
 def test_unsigned_tensors_and_specs_of_them_travel_in_messages(dumps):
-    assert host
+    assert env_host
     numbers = torch.tensor([0, 2**16 - 1]).to(torch.uint16)
     spec = Bounded(0, 300, (2,), dtype=torch.uint32)
 

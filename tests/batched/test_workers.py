@@ -560,7 +560,7 @@ def test_a_gymnasium_env_that_raises_in_a_step_is_named(opened):
             raise ArithmeticError("broken pole")
 
     def make(broken):
-        from envkit_bridges.gym.wrapper import GymWrapper
+        from envkit_bridges.gym.gym_wrapper import GymWrapper
 
         env = gymnasium.make("CartPole-v1")
         return GymWrapper(Broken(env) if broken else env)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from envkit_bridges.jax.env import JaxEnv
+from envkit_bridges.jax.jax_env import JaxEnv
 from envkit_bridges.worlds.brax import BraxEnv
 from tests.zoo.walkers import Walker
 

@@ -18,7 +18,7 @@ import torch
 
 from envkit_bridges import dlpack
 from envkit_bridges.dlpack import jax_device_of, to_jax, to_jit, to_torch, torch_device_of
-from envkit_bridges.jax.env import JaxEnv
+from envkit_bridges.jax.jax_env import JaxEnv
 from tests.zoo.walkers import Pendulum
 
 ROOT = Path(__file__).parents[2]
@@ -139,7 +139,7 @@ first, other = jax.devices("cpu")
 jax.config.update("jax_default_device", other)  # where arrays go that nobody places
 jax.default_backend = lambda: "cuda"
 
-from envkit_bridges.jax.env import JaxEnv
+from envkit_bridges.jax.jax_env import JaxEnv
 from envkit_bridges.jax.shared_programs import Program
 from envkit.functional import Box, Timestep
 from tests.zoo.walkers import Walker

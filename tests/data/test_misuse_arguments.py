@@ -18,7 +18,7 @@ from envkit.errors import EnvkitError
 from envkit.specs import Composite, OneHot, Unbounded
 from envkit_bridges.gym.backend import set_gym_backend
 from envkit_bridges.gym.like import GymLikeEnv
-from envkit_bridges.jax.env import JaxEnv
+from envkit_bridges.jax.jax_env import JaxEnv
 from envkit_bridges.worlds.brax import BraxWrapper
 from tests.zoo.envs import Count
 from tests.zoo.gym_envs import Informed

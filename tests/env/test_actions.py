@@ -29,7 +29,7 @@ from envkit import (
 )
 from envkit.env.base import EnvBase
 from envkit.errors import InputError
-from envkit_bridges.gym.wrapper import GymWrapper
+from envkit_bridges.gym.gym_wrapper import GymWrapper
 from tests.zoo.envs import Count
 from tests.zoo.walkers import Chooser, Pendulum
 

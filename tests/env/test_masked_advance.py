@@ -16,7 +16,7 @@ from envkit import (
     TransformedEnv,
     VecNorm,
 )
-from envkit_bridges.jax.env import JaxEnv
+from envkit_bridges.jax.jax_env import JaxEnv
 from tests.zoo.jax_drift import Drift
 
 ROWS = 4

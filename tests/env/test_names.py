@@ -14,7 +14,7 @@ from gymnasium import spaces
 from envkit import JaxEnv, RenameTransform, SerialEnv, Timestep, TransformedEnv
 from envkit.env.base import EnvBase
 from envkit.errors import KeyCollisionError, WorkerError
-from envkit_bridges.gym.wrapper import GymWrapper
+from envkit_bridges.gym.gym_wrapper import GymWrapper
 from tests.zoo.envs import Count
 from tests.zoo.walkers import Pendulum
 

@@ -33,7 +33,7 @@ from envkit import (
 )
 from envkit.data.transition import leaves
 from envkit.errors import FusionError, MissingKeyError
-from envkit_bridges.jax.env import JaxEnv
+from envkit_bridges.jax.jax_env import JaxEnv
 from tests.bridges.compare import assert_close, assert_same, replay
 from tests.transforms.chains import Opaque, episodes, frames, names, values
 from tests.zoo.half import TORCH_HALF

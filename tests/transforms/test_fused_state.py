@@ -24,7 +24,7 @@ from envkit import (
 )
 from envkit.errors import StatisticsError
 from envkit.functional import Box, Timestep
-from envkit_bridges.jax.env import JaxEnv
+from envkit_bridges.jax.jax_env import JaxEnv
 from tests.bridges.compare import assert_close
 from tests.transforms.chains import Opaque
 from tests.zoo.envs import Count

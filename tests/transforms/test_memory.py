@@ -49,7 +49,7 @@ from envkit import (
 from envkit.data.transition import leaves
 from envkit.transforms.core.fusable import FusableTransform
 from envkit.transforms.core.leafwise import LeafTransform
-from envkit_bridges.jax.env import JaxEnv
+from envkit_bridges.jax.jax_env import JaxEnv
 from tests.bridges.compare import assert_same
 from tests.transforms.chains import Opaque
 from tests.zoo.envs import Count, StatelessCount

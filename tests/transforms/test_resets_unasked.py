@@ -25,10 +25,10 @@ from envkit import (
     TransformedEnv,
     UnsqueezeTransform,
 )
-from envkit.transforms.core import stepping as transform_steps
+from envkit.transforms.core import transform_stepping as transform_steps
 from envkit.transforms.core.fusable import FusableTransform
 from envkit_bridges.jax import engine
-from envkit_bridges.jax.env import JaxEnv
+from envkit_bridges.jax.jax_env import JaxEnv
 from tests.bridges.jax.test_order import HostReads, on_gpu
 from tests.zoo.walkers import Walker
 

@@ -14,7 +14,7 @@ import numpy as np
 from gymnasium import spaces, wrappers
 
 from envkit import ParallelEnv
-from envkit_bridges.gym.wrapper import GymWrapper
+from envkit_bridges.gym.gym_wrapper import GymWrapper
 
 
 class GymDrift(gymnasium.Env):

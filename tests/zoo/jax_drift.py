@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import jax
 
 from envkit.functional import Box, Timestep
-from envkit_bridges.jax.env import JaxEnv
+from envkit_bridges.jax.jax_env import JaxEnv
 
 
 @dataclass(frozen=True)

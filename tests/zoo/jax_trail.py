@@ -12,7 +12,7 @@ import torch
 from tensordict import TensorDictBase
 
 from envkit.functional import Box, Discrete, Timestep
-from envkit_bridges.jax.env import JaxEnv
+from envkit_bridges.jax.jax_env import JaxEnv
 from envkit_bridges.jax.policy.jax_policy import JaxPolicy
 from tests.zoo import trail as rules
 from tests.zoo.trail import Trail

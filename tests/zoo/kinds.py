@@ -22,9 +22,9 @@ from envkit import Compose, MixedEnv, ParallelEnv, RewardSum, SerialEnv, StepCou
 from envkit.env.base import EnvBase
 from envkit.env.seeding import next_seed, seed_chain
 from envkit.specs import Categorical, Composite, OneHot, TensorSpec, Unbounded
-from envkit_bridges.gym.env import GymEnv
-from envkit_bridges.gym.wrapper import GymWrapper
-from envkit_bridges.jax.env import JaxEnv
+from envkit_bridges.gym.gym_env import GymEnv
+from envkit_bridges.gym.gym_wrapper import GymWrapper
+from envkit_bridges.jax.jax_env import JaxEnv
 from tests.zoo.jax_trail import JaxTrail, jax_trail
 from tests.zoo.model import PLAIN, Around
 from tests.zoo.ray_cluster import on_ray

@@ -18,9 +18,9 @@ from envkit.data.keywords import known_to
 from envkit.env.base import EnvBase
 from envkit.errors import ArgumentError, ArgumentTypeError, OptionError
 from envkit.specs.annotations import Device
-from envkit.transforms.core.base import Transform
 from envkit.transforms.core.compose import Compose
-from envkit.transforms.core.env import TransformedEnv
+from envkit.transforms.core.transform import Transform
+from envkit.transforms.core.transformed_env import TransformedEnv
 from envkit.transforms.devices import BatchSizeTransform
 from envkit.transforms.episodes import StepCounter
 from envkit_bridges.catalogue.ids import WORLDS, Found, find

@@ -39,7 +39,7 @@ from envkit.batched.attributes import (
     require_settable,
     set_attribute,
 )
-from envkit.batched.env import BatchedEnv
+from envkit.batched.batched_env import BatchedEnv
 from envkit.batched.mixed import MixedEnv
 from envkit.data.paths import Key, Path, as_key, as_path, info_names, leaf_paths, nest
 from envkit.env.as_gym import as_tensor, shown_and_infos, spelled
@@ -55,10 +55,10 @@ from envkit.errors import (
     UnsupportedError,
 )
 from envkit.specs import Composite, NonTensor, TensorSpec
-from envkit.transforms.core.env import TransformedEnv
+from envkit.transforms.core.transformed_env import TransformedEnv
 from envkit_bridges.exports.painters import draws_states, painter_of, without_transforms
 from envkit_bridges.gym.codecs import NO_SPACE, asked_space, shown_space
-from envkit_bridges.gym.wrapper import GymWrapper
+from envkit_bridges.gym.gym_wrapper import GymWrapper
 
 __all__ = ["BatchView"]
 

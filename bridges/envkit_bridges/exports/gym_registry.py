@@ -23,9 +23,9 @@ from envkit.data.paths import Key
 from envkit.env.as_gym import GymView
 from envkit.env.base import EnvBase
 from envkit.errors import ArgumentError, ArgumentTypeError, OptionError
-from envkit.transforms.core.base import Transform
 from envkit.transforms.core.compose import Compose
-from envkit.transforms.core.env import TransformedEnv
+from envkit.transforms.core.transform import Transform
+from envkit.transforms.core.transformed_env import TransformedEnv
 from envkit_bridges.gym.backend import gym_backend, set_gym_backend
 from envkit_bridges.gym.codecs import asked_space, shown_space
 

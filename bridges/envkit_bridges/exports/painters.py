@@ -22,7 +22,7 @@ from envkit.batched.attributes import WorkerAttribute
 from envkit.batched.mixed import MixedEnv
 from envkit.env.base import EnvBase
 from envkit.errors import UnsupportedError
-from envkit.transforms.core.env import TransformedEnv
+from envkit.transforms.core.transformed_env import TransformedEnv
 from envkit_bridges.libraries import keywords_told, parameters_of
 
 __all__ = ["draws_states", "pace_of", "painter_of", "without_transforms"]

@@ -25,8 +25,8 @@ from envkit.lazy_imports import is_public
 from envkit.specs import Composite
 from envkit.specs.annotations import Destination, destination
 from envkit.specs.stacks import refuse_ragged
-from envkit.transforms.core.base import Transform
 from envkit.transforms.core.compose import as_transform
+from envkit.transforms.core.transform import Transform
 from envkit.transforms.primer import TensorDictPrimer
 from envkit_bridges.exports.torchrl_specs import from_torchrl_spec
 from envkit_bridges.libraries import require

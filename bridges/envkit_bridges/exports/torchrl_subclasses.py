@@ -24,8 +24,8 @@ from envkit import rules
 from envkit.data.paths import Key, as_key, as_path
 from envkit.env.base import EnvBase
 from envkit.errors import OptionError
-from envkit.transforms.core.base import Transform
 from envkit.transforms.core.compose import Compose
+from envkit.transforms.core.transform import Transform
 from envkit.transforms.frames import CatFrames
 from envkit.transforms.keys import ExcludeTransform
 from envkit_bridges.exports.torchrl_specs import to_torchrl_spec

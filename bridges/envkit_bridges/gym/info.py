@@ -380,7 +380,7 @@ class InfoReading(EnvBase):
                 missing[key] = leaf
         if missing.is_empty():
             return self
-        from envkit.transforms.core.env import TransformedEnv
+        from envkit.transforms.core.transformed_env import TransformedEnv
         from envkit.transforms.primer import TensorDictPrimer
 
         return TransformedEnv(self, TensorDictPrimer(missing))

@@ -47,7 +47,7 @@ from envkit.specs.annotations import (
 )
 from envkit.specs.inputs import ActionInput
 from envkit_bridges.gym.info import InfoReading, Outcome, Reader
-from envkit_bridges.gym.rows import repeated, require_flags
+from envkit_bridges.gym.simulator_rows import repeated, require_flags
 from envkit_bridges.gym.simulator_state import (
     EpisodeLog,
     deep_copy,

@@ -32,7 +32,7 @@ from envkit.errors import ArgumentError, ResetMaskError, ResumeError, StepMaskEr
 from envkit_bridges.gym.backend import library_of
 from envkit_bridges.gym.codecs import Codec
 from envkit_bridges.gym.frames import draw
-from envkit_bridges.gym.rows import repeated
+from envkit_bridges.gym.simulator_rows import repeated
 from envkit_bridges.gym.simulator_state import EpisodeLog, recorded, restored, saved
 
 __all__ = ["VectorCore", "frame_skipping", "is_vector"]
@@ -44,7 +44,7 @@ def is_vector(env: Any) -> bool:
 
 
 class VectorCore:
-    """Step and reset a vector env; see `envkit_bridges.gym.rows.GymCore` for the same of a single env.
+    """Step and reset a vector env; see `envkit_bridges.gym.simulator_rows.GymCore` for the same of a single env.
 
     Args:
         env: a vector env.

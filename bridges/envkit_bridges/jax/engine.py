@@ -3,7 +3,7 @@
 A `ProgramEngine` reads the entries of a TensorDict that a program takes, flattens the batch, pads it to a compiled
 size, runs the program, and names what comes back. What is computed stands in `programs`; memory and dtypes at the
 border are decided in `dlpack`, gradients in `gradients`. It knows no specs and no done rows: masks, checks and what is
-kept of rows that stand still are the env's (`env`).
+kept of rows that stand still are the env's (`jax_env`).
 
 Conventions
     rows       the flattened batch. Sizes other than the env's own are padded, see `padded_size`.
@@ -35,7 +35,7 @@ from envkit.rules import DONE_LEAVES
 from envkit.specs.annotations import reading_waits
 from envkit.specs.inputs import ActionInput, action_inputs
 from envkit.transforms.core.fusable import FusableTransform
-from envkit.transforms.core.memory import memory_of
+from envkit.transforms.core.kept_memory import memory_of
 from envkit_bridges.dlpack import adopted, number_to_jit, to_jit, to_torch, torch_dtype_of
 from envkit_bridges.jax.codecs import action_composite, integers_of, is_choice
 from envkit_bridges.jax.gradients import Differentiable, Running, is_wanted, start

@@ -47,10 +47,10 @@ from envkit.functional import (
 )
 from envkit.transforms.core.fusable import FusableTransform
 from envkit_bridges.jax.compilation import jit_with_note, simulator_name
+from envkit_bridges.jax.fused_transforms import Acted, NamedRows, RowState, flags_of
 from envkit_bridges.jax.gradients import Differentiable, vjp_of
 from envkit_bridges.jax.sharding import AXIS, EVERYWHERE, FLAGS, ROWS, Shards, after_time
 from envkit_bridges.jax.shared_programs import Program, Same, account_of
-from envkit_bridges.jax.transformed_rows import Acted, NamedRows, RowState, flags_of
 
 __all__ = ["PACKED", "Constants", "Programs"]
 

@@ -18,7 +18,7 @@ import jax
 from envkit.env.wrapper_hints import called_here
 from envkit.functional import Box, Timestep, WithoutInfo
 from envkit.specs.annotations import Device
-from envkit_bridges.jax.env import JaxEnv
+from envkit_bridges.jax.jax_env import JaxEnv
 from envkit_bridges.jax.options import JaxOptions
 from envkit_bridges.libraries import EnvNames, quietly, require_name
 

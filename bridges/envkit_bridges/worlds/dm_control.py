@@ -30,8 +30,8 @@ from envkit.env.options import EnvOptions
 from envkit.errors import ArgumentError, ArgumentTypeError, NotResetError, OptionError, SpecError
 from envkit.specs.annotations import Device
 from envkit_bridges import offscreen
-from envkit_bridges.gym.env import MaybeInWorkers
-from envkit_bridges.gym.wrapper import GymWrapper
+from envkit_bridges.gym.gym_env import MaybeInWorkers
+from envkit_bridges.gym.gym_wrapper import GymWrapper
 from envkit_bridges.libraries import (
     EnvNames,
     keywords_told,

@@ -9,7 +9,7 @@ from typing import Any
 
 from envkit.errors import ArgumentError
 from envkit_bridges.gym.backend import gym_backend
-from envkit_bridges.gym.env import GymEnv
+from envkit_bridges.gym.gym_env import GymEnv
 
 __all__ = ["build", "env_names", "fetching_names", "require_env", "require_keywords"]
 

@@ -30,10 +30,10 @@ from envkit.errors import ArgumentError, SpecTypeError
 from envkit.functional import Box, Discrete, MultiDiscrete, Timestep, name_of
 from envkit.specs.annotations import Device
 from envkit_bridges.dlpack import to_torch
+from envkit_bridges.jax.fused_transforms import observation_leaves
 from envkit_bridges.jax.options import JaxOptions
 from envkit_bridges.jax.programs import Programs
 from envkit_bridges.jax.simulator import SimulatorCore, SimulatorEnv
-from envkit_bridges.jax.transformed_rows import observation_leaves
 from envkit_bridges.libraries import EnvNames, fetched, no_object_of, quietly, require, require_name
 from envkit_bridges.offscreen import in_memory
 

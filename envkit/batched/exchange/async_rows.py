@@ -20,9 +20,9 @@ import torch
 from tensordict import TensorDictBase
 
 from envkit import rules
-from envkit.batched.exchange.rows import BufferExchange
+from envkit.batched.env_host import ADVANCE, RESET, RESTART, STEP
+from envkit.batched.exchange.shared_rows import BufferExchange
 from envkit.batched.exchange.tensordicts import TensorDictExchange
-from envkit.batched.host import ADVANCE, RESET, RESTART, STEP
 from envkit.batched.metadata import EnvMetaData
 from envkit.data.paths import Path, as_key, tensordict_of
 from envkit.data.transition import keep_unstepped

@@ -24,8 +24,8 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 from envkit import rules
-from envkit.batched.exchange.memory import Moment, RowMemory
-from envkit.batched.exchange.rows import BufferExchange
+from envkit.batched.exchange.row_memory import Moment, RowMemory
+from envkit.batched.exchange.shared_rows import BufferExchange
 from envkit.data.paths import Path, as_key, tensordict_of
 from envkit.data.transition import leaves
 from envkit.env.on_leaves import ActsOnLeaves, LeavesPolicy

@@ -19,7 +19,6 @@ from torch.compiler import is_compiling
 
 from envkit.errors import SpecError
 from envkit.specs.annotations import Device, Numbers, Shape, as_device, require_numbers
-from envkit.specs.base import TensorSpec, require_dtype
 from envkit.specs.leaves.leaf import (
     BinaryBox,
     ContinuousBox,
@@ -31,6 +30,7 @@ from envkit.specs.leaves.leaf import (
     uniform_integers,
 )
 from envkit.specs.shapes import as_shape, known, lead
+from envkit.specs.tensor_spec import TensorSpec, require_dtype
 
 __all__ = [
     "Binary",

@@ -26,9 +26,9 @@ from envkit.arrays.elementwise import dtype_name
 from envkit.arrays.integers import as_int
 from envkit.errors import ArgumentError, EncodingError, SpecError, SpecMaskError
 from envkit.specs.annotations import Device, Numbers, Shape, Value, as_device, require_numbers
-from envkit.specs.base import TensorSpec, require_dtype
 from envkit.specs.leaves.leaf import BoxList, CategoricalBox, LeafSpec, clamp, coordinates, digits
 from envkit.specs.shapes import as_shape, lead
+from envkit.specs.tensor_spec import TensorSpec, require_dtype
 
 __all__ = ["Categorical", "MultiCategorical", "MultiOneHot", "OneHot", "as_option_mask"]
 

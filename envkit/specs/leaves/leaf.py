@@ -30,8 +30,8 @@ from torch.compiler import is_compiling
 from envkit.errors import EncodingError, NotEnumerableError, SpecError, SpecTypeError
 from envkit.specs import shapes
 from envkit.specs.annotations import Device, Place, Shape, as_device
-from envkit.specs.base import TensorSpec, checks_values, require_dtype
 from envkit.specs.shapes import Index, ShapeOp, as_shape, known, lead
+from envkit.specs.tensor_spec import TensorSpec, checks_values, require_dtype
 
 __all__ = [
     "BinaryBox",

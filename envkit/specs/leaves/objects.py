@@ -15,9 +15,9 @@ from torch import Generator, Tensor
 
 from envkit.errors import NotEnumerableError, SpecError, SpecTypeError
 from envkit.specs.annotations import Device, Key, Shape, Value
-from envkit.specs.base import TensorSpec
 from envkit.specs.leaves.leaf import LeafSpec
 from envkit.specs.shapes import lead
+from envkit.specs.tensor_spec import TensorSpec
 
 __all__ = ["FixedObjects", "NonTensor"]
 

@@ -16,7 +16,7 @@ from torch import nn
 from envkit.errors import ArgumentError, ArgumentTypeError, TransformIndexError, TransformOwnerError
 from envkit.lazy_imports import late
 from envkit.specs import Composite
-from envkit.transforms.core.base import Transform, TransformLike
+from envkit.transforms.core.transform import Transform, TransformLike
 
 __all__ = ["CallableTransform", "Compose", "as_transform"]
 

@@ -26,7 +26,7 @@ from tensordict import TensorDictBase
 from envkit.arrays.leaves import Changes, Leaves
 from envkit.data import transition
 from envkit.data.paths import Path
-from envkit.transforms.core.base import Transform
+from envkit.transforms.core.transform import Transform
 
 __all__ = [
     "FusableTransform",

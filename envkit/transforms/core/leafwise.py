@@ -30,8 +30,8 @@ from envkit.specs import (
     TensorSpec,
     Unbounded,
 )
-from envkit.transforms.core.base import Transform
 from envkit.transforms.core.fusable import MomentTransform
+from envkit.transforms.core.transform import Transform
 
 __all__ = [
     "INPUTS",

@@ -8,8 +8,8 @@ from tensordict import TensorDictBase
 
 from envkit.env.base import EnvBase
 from envkit.errors import FusionError
-from envkit.transforms.core.base import Transform
-from envkit.transforms.core.memory import KeptMemory
+from envkit.transforms.core.kept_memory import KeptMemory
+from envkit.transforms.core.transform import Transform
 
 __all__ = ["Route"]
 

@@ -9,7 +9,7 @@ those of each env stepping by itself, to the bit (`tests/batched/test_transforms
 Conventions
     row        global row number; index: its place among the rows of this host.
     inner      what the env inside shows; shown: what is seen of it through the transforms.
-    root, next regions of shared memory, arrays of shape (slots, rows, *leaf), see `envkit.batched.exchange.memory`.
+    root, next regions of shared memory, arrays of shape (slots, rows, *leaf), see `envkit.batched.exchange.row_memory`.
     own memory of this host for inner leaves that are shown otherwise, or not at all: one moment of it.
     settings   attributes of a transform. Numbers and tensors that it calls `constants` are read at every
                step; what else it is set to counts as it was when rows were bound.
@@ -28,9 +28,9 @@ from envkit.arrays.leaves import Leaves, with_changes
 from envkit.data.forms import require_form
 from envkit.data.paths import Path, as_key, as_path
 from envkit.env.base import EnvBase
-from envkit.transforms.core.base import OWNERSHIP
 from envkit.transforms.core.fusable import FusableTransform
-from envkit.transforms.core.memory import KeptMemory, inwards, memory_of
+from envkit.transforms.core.kept_memory import KeptMemory, inwards, memory_of
+from envkit.transforms.core.transform import OWNERSHIP
 from envkit.transport.host import RowCursor
 
 __all__ = ["TransformedCore", "transformed_core"]

@@ -37,7 +37,7 @@ from envkit.errors import (
     NotResetError,
     WorkerError,
 )
-from envkit_bridges.jax.env import JaxEnv
+from envkit_bridges.jax.jax_env import JaxEnv
 from tests.zoo.cleanrl_ppo import train
 from tests.zoo.envs import Count
 from tests.zoo.jax_drift import Drift

@@ -9,7 +9,7 @@ import pytest
 
 from envkit.errors import ArgumentError
 from envkit_bridges.gym.backend import gym_backend, library_of, set_gym_backend
-from envkit_bridges.gym.env import GymEnv
+from envkit_bridges.gym.gym_env import GymEnv
 from tests.test_front_door import run_without
 
 

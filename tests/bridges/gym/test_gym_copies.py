@@ -16,9 +16,9 @@ from gymnasium.utils import EzPickle
 
 from envkit import ParallelEnv, SerialEnv, StepCounter, TransformedEnv
 from envkit.errors import ArgumentError, CopyError
-from envkit_bridges.gym.env import GymEnv
+from envkit_bridges.gym.gym_env import GymEnv
+from envkit_bridges.gym.gym_wrapper import GymWrapper
 from envkit_bridges.gym.like import GymLikeEnv
-from envkit_bridges.gym.wrapper import GymWrapper
 from tests.bridges.compare import assert_same
 from tests.zoo.envs import Count
 

@@ -21,9 +21,9 @@ from envkit.errors import (
     WorkerError,
 )
 from envkit.specs import Bounded, Composite, NonTensor, Unbounded
-from envkit_bridges.gym.env import GymEnv
+from envkit_bridges.gym.gym_env import GymEnv
+from envkit_bridges.gym.gym_wrapper import GymWrapper
 from envkit_bridges.gym.info import default_info_dict_reader
-from envkit_bridges.gym.wrapper import GymWrapper
 from tests.bridges.compare import assert_same
 from tests.zoo.gym_envs import Informed
 

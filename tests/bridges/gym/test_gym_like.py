@@ -11,9 +11,9 @@ import torch
 from envkit import ParallelEnv, SerialEnv, check_env_specs
 from envkit.errors import ResetMaskError
 from envkit.specs import Bounded, Categorical, Composite, NonTensor, Unbounded
-from envkit_bridges.gym.env import GymEnv
+from envkit_bridges.gym.gym_env import GymEnv
+from envkit_bridges.gym.gym_wrapper import GymWrapper
 from envkit_bridges.gym.like import GymLikeEnv
-from envkit_bridges.gym.wrapper import GymWrapper
 from tests.zoo.gym_envs import Informed
 from tests.zoo.policies import Replay
 

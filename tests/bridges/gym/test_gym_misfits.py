@@ -14,7 +14,7 @@ from gymnasium import spaces
 
 from envkit import ParallelEnv, SerialEnv
 from envkit.errors import EncodingError, WorkerError
-from envkit_bridges.gym.wrapper import GymWrapper
+from envkit_bridges.gym.gym_wrapper import GymWrapper
 from tests.zoo.gym_envs import Says
 
 LINE = spaces.Box(-9.0, 9.0, (3,), np.float32)

@@ -18,7 +18,7 @@ from tensordict import TensorDict
 from envkit.data.paths import nest
 from envkit.specs import contains_lazy_spec
 from envkit_bridges.gym.codecs import Codec
-from envkit_bridges.gym.env import GymEnv
+from envkit_bridges.gym.gym_env import GymEnv
 from tests.zoo.gym_envs import same
 
 STEPS, SEED = 200, 11

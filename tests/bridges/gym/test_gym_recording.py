@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from envkit import EnvBase, compile_policy
 from envkit.env.runs import Run
 from envkit.errors import BatchSizeError, ClosedEnvError
-from envkit_bridges.gym.env import GymEnv
-from envkit_bridges.gym.wrapper import GymWrapper
+from envkit_bridges.gym.gym_env import GymEnv
+from envkit_bridges.gym.gym_wrapper import GymWrapper
 from tests.zoo.gym_envs import Informed, Sampler
 
 SPACES = spaces.Dict(

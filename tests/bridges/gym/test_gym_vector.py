@@ -22,9 +22,9 @@ from envkit.errors import (
     ResetMaskError,
     StepMaskError,
 )
-from envkit_bridges.gym.env import GymEnv
+from envkit_bridges.gym.gym_env import GymEnv
+from envkit_bridges.gym.gym_wrapper import GymWrapper
 from envkit_bridges.gym.info import default_info_dict_reader
-from envkit_bridges.gym.wrapper import GymWrapper
 from tests.zoo.gym_envs import Informed, Sampler
 
 MODES = list(AutoresetMode)

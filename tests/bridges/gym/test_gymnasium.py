@@ -25,8 +25,8 @@ from envkit.errors import (
     WorkerError,
 )
 from envkit.specs import Bounded, Unbounded
-from envkit_bridges.gym.env import GymEnv
-from envkit_bridges.gym.wrapper import GymWrapper
+from envkit_bridges.gym.gym_env import GymEnv
+from envkit_bridges.gym.gym_wrapper import GymWrapper
 from tests.zoo.gym_envs import Sampler, same
 from tests.zoo.policies import Replay
 from tests.zoo.walkers import Pendulum

@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from envkit_bridges import dlpack
 from envkit_bridges.dlpack import torch_dtype_of
-from envkit_bridges.jax import env as env_module
+from envkit_bridges.jax import jax_env as env_module
 
 aten = torch.ops.aten
 

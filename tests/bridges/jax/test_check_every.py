@@ -15,7 +15,7 @@ from envkit import (
     VecNorm,
 )
 from envkit.errors import ArgumentError, ArgumentTypeError, OptionError
-from envkit_bridges.jax.env import JaxEnv
+from envkit_bridges.jax.jax_env import JaxEnv
 from envkit_bridges.jax.policy.jax_policy import JaxPolicy
 from tests.bridges.jax.test_order import HostReads, sees_cuda
 from tests.zoo.walkers import Walker

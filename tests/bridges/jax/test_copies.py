@@ -9,9 +9,9 @@ import cloudpickle
 import pytest
 import torch
 
-from envkit.transforms.core.env import TransformedEnv
+from envkit.transforms.core.transformed_env import TransformedEnv
 from envkit.transforms.episodes import StepCounter
-from envkit_bridges.jax.env import JaxEnv
+from envkit_bridges.jax.jax_env import JaxEnv
 from envkit_bridges.worlds.brax import BraxEnv, BraxWrapper
 from tests.bridges.compare import assert_same
 from tests.zoo.walkers import Pendulum

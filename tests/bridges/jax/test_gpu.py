@@ -16,8 +16,8 @@ import torch
 
 from envkit.env.checks import check_env_specs
 from envkit.errors import ArgumentError, StartedError
-from envkit_bridges.jax.env import JaxEnv
-from envkit_bridges.jax.memory import configure_gpu, warn_if_full
+from envkit_bridges.jax.device_memory import configure_gpu, warn_if_full
+from envkit_bridges.jax.jax_env import JaxEnv
 from envkit_bridges.jax.policy.jax_policy import JaxPolicy
 from envkit_bridges.jax.programs import Programs
 from envkit_bridges.policy.compiled import compile_policy

@@ -30,7 +30,7 @@ from envkit import (
 )
 from envkit.errors import GradientError
 from envkit.functional import Box, Timestep, unroll
-from envkit_bridges.jax.env import JaxEnv
+from envkit_bridges.jax.jax_env import JaxEnv
 from tests.bridges.compare import assert_same
 from tests.zoo.walkers import Pendulum, Walker, unlike_any
 

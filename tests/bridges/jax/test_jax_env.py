@@ -36,9 +36,9 @@ from envkit.errors import (
 from envkit.functional import BatchedEnv, Box, Timestep
 from envkit.specs import Categorical, OneHot
 from envkit_bridges.dlpack import to_jit
-from envkit_bridges.jax.env import JaxEnv
+from envkit_bridges.jax.fused_transforms import NamedRows
+from envkit_bridges.jax.jax_env import JaxEnv
 from envkit_bridges.jax.options import padded_size
-from envkit_bridges.jax.transformed_rows import NamedRows
 from tests.bridges.compare import (
     assert_close,
     assert_same,

@@ -32,8 +32,8 @@ from envkit.transforms.core import coupled
 from envkit_bridges import dlpack
 from envkit_bridges.dlpack import number_to_jit, to_jax, to_jit, torch_device_of
 from envkit_bridges.jax import engine, gradients, options, unrolling
-from envkit_bridges.jax import env as env_module
-from envkit_bridges.jax.env import JaxEnv
+from envkit_bridges.jax import jax_env as env_module
+from envkit_bridges.jax.jax_env import JaxEnv
 from envkit_bridges.jax.options import chunks_on
 from envkit_bridges.jax.policy import jax_policy
 from envkit_bridges.jax.policy.jax_policy import JaxPolicy

@@ -18,7 +18,7 @@ from envkit import (
     TransformedEnv,
     VecNorm,
 )
-from envkit_bridges.jax.env import JaxEnv
+from envkit_bridges.jax.jax_env import JaxEnv
 from envkit_bridges.jax.options import chunks_on
 from envkit_bridges.jax.policy.jax_policy import JaxPolicy
 from tests.bridges.jax.played_card import played_card

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from envkit.errors import ArgumentError
-from envkit_bridges.jax.env import JaxEnv
+from envkit_bridges.jax.jax_env import JaxEnv
 from envkit_bridges.worlds.brax import BraxEnv
 from tests.zoo.walkers import Pendulum, Walker
 

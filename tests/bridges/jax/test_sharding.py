@@ -15,10 +15,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from envkit.env.checks import check_env_specs
 from envkit.errors import ArgumentError, HandoffError
-from envkit.transforms.core.env import TransformedEnv
+from envkit.transforms.core.transformed_env import TransformedEnv
 from envkit.transforms.episodes import StepCounter
 from envkit_bridges.dlpack import to_torch
-from envkit_bridges.jax.env import JaxEnv
+from envkit_bridges.jax.jax_env import JaxEnv
 from envkit_bridges.jax.policy.jax_policy import JaxPolicy
 from envkit_bridges.worlds.gymnax import GymnaxEnv
 from tests.bridges.compare import assert_close, assert_same

@@ -17,7 +17,7 @@ import pytest
 
 from envkit import StepCounter, TransformedEnv
 from envkit.functional import Box, Timestep
-from envkit_bridges.jax.env import JaxEnv
+from envkit_bridges.jax.jax_env import JaxEnv
 from envkit_bridges.jax.shared_programs import account_of
 from envkit_bridges.worlds.brax import BraxEnv
 from tests.bridges.compare import assert_same

@@ -8,7 +8,7 @@ import torch
 
 from envkit import JaxPolicy, MultiCategorical, MultiOneHot, RewardSum, compile_policy
 from envkit.env.checks import check_env_specs
-from envkit_bridges.jax.env import JaxEnv
+from envkit_bridges.jax.jax_env import JaxEnv
 from tests.bridges.compare import assert_same, replay
 from tests.zoo.jax_envs import Team
 

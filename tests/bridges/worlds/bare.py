@@ -20,7 +20,7 @@ from tensordict import TensorDict
 from envkit.data.paths import as_key
 from envkit.functional import EpisodeState, TimeLimitState, Timestep, row_keys
 from envkit_bridges.dlpack import to_jit
-from envkit_bridges.jax.transformed_rows import observation_leaves
+from envkit_bridges.jax.fused_transforms import observation_leaves
 
 Moment = dict[str, Any]
 

@@ -15,7 +15,7 @@ from envkit.data.keywords import known_to
 from envkit.env.checks import check_env_specs
 from envkit.errors import ArgumentError, ArgumentTypeError, OptionError, UnsupportedError
 from envkit.functional import row_keys
-from envkit_bridges.jax.env import JaxEnv
+from envkit_bridges.jax.jax_env import JaxEnv
 from envkit_bridges.jax.rendering import require_drawable
 from envkit_bridges.worlds.brax import BraxEnv, BraxWrapper, import_brax
 from tests.bridges.compare import assert_close, assert_same, replay, replaying

@@ -14,7 +14,7 @@ import pytest
 
 from envkit import PettingZooEnv, check_env_specs
 from envkit.errors import EnvSpecWarning, ResumeError
-from envkit_bridges.worlds.pettingzoo.env import build, env_names, has_parallel
+from envkit_bridges.worlds.pettingzoo.pettingzoo_env import build, env_names, has_parallel
 from tests.zoo.pettingzoo_by_hand import play_beside_the_library
 from tests.zoo.resumed import same, twice
 

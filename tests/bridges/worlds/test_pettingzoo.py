@@ -45,7 +45,7 @@ from envkit.errors import (
     UnknownEnvError,
     UnsupportedError,
 )
-from envkit_bridges.worlds.pettingzoo.env import build, env_names, fetching_names
+from envkit_bridges.worlds.pettingzoo.pettingzoo_env import build, env_names, fetching_names
 from tests.bridges.compare import assert_same
 from tests.zoo.pettingzoo_by_hand import play_beside_the_library
 from tests.zoo.pettingzoo_games import Fading, Rebuilt, fading_in_turns

@@ -21,7 +21,7 @@ from envkit.errors import (
     UnsupportedError,
 )
 from envkit.functional import name_of, row_keys
-from envkit_bridges.jax.transformed_rows import observation_leaves
+from envkit_bridges.jax.fused_transforms import observation_leaves
 from envkit_bridges.worlds import playground
 from tests.bridges.compare import assert_close, replay
 from tests.bridges.worlds.bare import own_states

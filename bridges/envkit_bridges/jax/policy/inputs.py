@@ -35,10 +35,10 @@ from envkit.rules import DONE_LEAVES
 from envkit.specs import TensorSpec
 from envkit_bridges.jax.codecs import integers_in_jax, is_choice
 from envkit_bridges.jax.engine import ProgramEngine
+from envkit_bridges.jax.fused_transforms import Acted
 from envkit_bridges.jax.policy.jax_policy import JaxPolicy, Places, act
 from envkit_bridges.jax.policy.translated import Translation, in_jax, narrowed
 from envkit_bridges.jax.policy.widths import INT32
-from envkit_bridges.jax.transformed_rows import Acted
 from envkit_bridges.policy.compiled import CompiledPolicy
 from envkit_bridges.policy.errors import STEPWISE
 from envkit_bridges.policy.exporting import signature_for

@@ -21,8 +21,8 @@ from typing import Any, NoReturn
 import numpy as np
 
 from envkit.batched.async_pool import AsyncEnvPool
-from envkit.batched.exchange.memory import SLOT, BufferPlan
-from envkit.batched.host import ADVANCE, BUILDING, COMMAND_NAMES, RESET, RESTART, Maker
+from envkit.batched.env_host import ADVANCE, BUILDING, COMMAND_NAMES, RESET, RESTART, Maker
+from envkit.batched.exchange.row_memory import SLOT, BufferPlan
 from envkit.batched.metadata import EnvMetaData
 from envkit.data.keywords import known_to, refuse_unknown
 from envkit.env.base import EnvBase
@@ -38,7 +38,6 @@ from envkit.transport import Backend, Layout, Pool
 from envkit.transport.failure import Failure, failures_of
 from envkit.transport.in_process import Arrivals
 from envkit.transport.pool import Request, Worker
-from envkit_bridges.worlds.envpool.env import MultiThreadedEnv
 from envkit_bridges.worlds.envpool.library import (
     PoolMemory,
     Stepped,
@@ -47,6 +46,7 @@ from envkit_bridges.worlds.envpool.library import (
     require_keywords,
     require_name,
 )
+from envkit_bridges.worlds.envpool.multithreaded_env import MultiThreadedEnv
 
 __all__ = ["EnvPoolAsyncEnvPool", "EnvPoolRows"]
 

@@ -35,7 +35,7 @@ from envkit.errors import (
     StepMaskError,
 )
 from envkit_bridges.gym.codecs import Codec
-from envkit_bridges.gym.rows import DONE
+from envkit_bridges.gym.simulator_rows import DONE
 from envkit_bridges.libraries import require
 
 __all__ = [
@@ -405,7 +405,7 @@ class PoolMemory:
 
     Args:
         observed, acted: codecs of one row.
-        inputs, roots, nexts: arrays of shape (slots, rows, *leaf) by path, see `envkit.batched.exchange.memory`.
+        inputs, roots, nexts: arrays of shape (slots, rows, *leaf) by path, see `envkit.batched.exchange.row_memory`.
     """
 
     def __init__(self, observed: Codec, acted: Codec, inputs: Arrays, roots: Arrays, nexts: Arrays):

@@ -34,7 +34,7 @@ from envkit.data.arguments import as_bool
 from envkit.data.paths import Key
 from envkit.env.base import EnvBase
 from envkit.env.options import EnvOptions
-from envkit.envs.base import Undrawn
+from envkit.envs.seeded_env import Undrawn
 from envkit.envs.texts import Repertoire, strings_in, written
 from envkit.errors import (
     ArgumentError,

@@ -23,7 +23,7 @@ from envkit.errors import ArgumentTypeError
 from envkit.functional import Box, Timestep
 from envkit.specs import Bounded
 from envkit.specs.annotations import Device, EnvData
-from envkit_bridges.jax.env import JaxEnv
+from envkit_bridges.jax.jax_env import JaxEnv
 from envkit_bridges.jax.options import JaxOptions
 
 __all__ = ["JaxPendulum", "PendulumJaxEnv"]

@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from envkit.errors import ArgumentError, NotResetError, OutputShapeError
-from envkit_bridges.gym.rows import flags_of
+from envkit_bridges.gym.simulator_rows import flags_of
 from envkit_bridges.libraries import no_object_of, require
 
 __all__ = ["Game", "ParallelGame", "TurnGame", "game_of"]

@@ -25,7 +25,7 @@ from torch.distributions import Distribution
 
 from envkit.batched.serial import SerialEnv
 from envkit.errors import TranslationError
-from envkit_bridges.jax.env import JaxEnv
+from envkit_bridges.jax.jax_env import JaxEnv
 from envkit_bridges.jax.policy.translated import in_jax
 from envkit_bridges.policy.compiled import compile_policy
 from envkit_bridges.policy.exporting import Signature

@@ -21,9 +21,9 @@ from torch import nn
 
 from envkit.errors import TranslationError
 from envkit.specs import Bounded
-from envkit.transforms.core.env import TransformedEnv
+from envkit.transforms.core.transformed_env import TransformedEnv
 from envkit.transforms.episodes import InitTracker
-from envkit_bridges.jax.env import JaxEnv
+from envkit_bridges.jax.jax_env import JaxEnv
 from envkit_bridges.jax.policy.translated import in_jax
 from envkit_bridges.policy.compiled import compile_policy
 from tests.bridges.compare import assert_close

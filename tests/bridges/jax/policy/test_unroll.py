@@ -25,13 +25,13 @@ from envkit.errors import (
     TranslationError,
 )
 from envkit.specs import Unbounded
-from envkit.transforms.core.env import TransformedEnv
+from envkit.transforms.core.transformed_env import TransformedEnv
 from envkit.transforms.episodes import InitTracker, StepCounter
 from envkit.transforms.primer import TensorDictPrimer
 from envkit.transforms.returns import RewardSum
-from envkit_bridges.gym.env import GymEnv
+from envkit_bridges.gym.gym_env import GymEnv
 from envkit_bridges.jax import unrolling
-from envkit_bridges.jax.env import JaxEnv
+from envkit_bridges.jax.jax_env import JaxEnv
 from envkit_bridges.jax.policy.jax_policy import JaxPolicy
 from envkit_bridges.policy.compiled import CompiledPolicy, compile_policy
 from tests.bridges.compare import assert_close, assert_same, replay, replaying

@@ -14,9 +14,9 @@ from torchrl.modules import EGreedyModule, TanhNormal
 from envkit.errors import TranslationError
 from envkit.functional import Box, Timestep
 from envkit.specs import OneHot, Unbounded
-from envkit.transforms.core.env import TransformedEnv
+from envkit.transforms.core.transformed_env import TransformedEnv
 from envkit.transforms.primer import TensorDictPrimer
-from envkit_bridges.jax.env import JaxEnv
+from envkit_bridges.jax.jax_env import JaxEnv
 from envkit_bridges.jax.policy.translated import in_jax
 from envkit_bridges.jax.policy.widths import spans_of
 from envkit_bridges.policy.compiled import compile_policy

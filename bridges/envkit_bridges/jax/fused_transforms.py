@@ -32,7 +32,7 @@ from envkit import rules
 from envkit.arrays.leaves import Changes, Leaves, with_changes
 from envkit.errors import KeyCollisionError
 from envkit.functional import BatchedEnv, Origin, Timestep, done_of, name_of, sample_space
-from envkit.transforms.core.memory import KeptMemory, inwards, memory_of
+from envkit.transforms.core.kept_memory import KeptMemory, inwards, memory_of
 
 if TYPE_CHECKING:
     from envkit.transforms.core.fusable import FusableTransform

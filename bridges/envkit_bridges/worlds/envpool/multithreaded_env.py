@@ -36,7 +36,7 @@ from envkit.specs.annotations import Device, Value
 from envkit_bridges.gym.codecs import Codec, codec_of
 from envkit_bridges.gym.info import Outcome
 from envkit_bridges.gym.like import GymLikeEnv
-from envkit_bridges.gym.rows import DONE
+from envkit_bridges.gym.simulator_rows import DONE
 from envkit_bridges.worlds.envpool.library import (
     PoolCore,
     RowPool,

@@ -2,7 +2,7 @@
 
 One row per sub-env in every array. A pool and its workers build the same plan from the same metadata, so a
 name means the same bytes on either side. Who steps the rows is decided by what derives from `RowMemory`: `one_row`
-and `rows`.
+and `shared_rows`.
 
 Conventions
     region  "in" (actions, states), "root" (what is known before a step), "next" (what a step

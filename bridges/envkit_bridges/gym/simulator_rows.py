@@ -5,7 +5,7 @@ between them is a `SimulatorCore`: one simulator with the way from its rows to a
 
 Conventions
     row    what one env owns of a leaf, see `envkit_bridges.gym.codecs`.
-    rows   global row numbers; slots and regions as in `envkit.batched.exchange.memory`.
+    rows   global row numbers; slots and regions as in `envkit.batched.exchange.row_memory`.
     done   ``terminated | truncated``; the three flags are bool of shape (1,), as is the reward, in the dtype of its spec.
 """
 

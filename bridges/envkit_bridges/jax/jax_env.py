@@ -48,18 +48,19 @@ from envkit.functional import (
 from envkit.rules import DONE_LEAVES
 from envkit.specs import Composite, Unbounded
 from envkit.specs.annotations import Destination, Device, EnvData, as_device, destination
-from envkit.transforms.core.base import Transform
 from envkit.transforms.core.fusable import FusableTransform
-from envkit.transforms.core.memory import memory_of
+from envkit.transforms.core.kept_memory import memory_of
 from envkit.transforms.core.spec_hooks import books_of, infos_behind
+from envkit.transforms.core.transform import Transform
 from envkit.transforms.core.wrapper import Wrapper
 from envkit_bridges.dlpack import jax_device_of, torch_device_of, torch_dtype_of
 from envkit_bridges.jax.codecs import action_composite, array_leaf, done_composite
 from envkit_bridges.jax.compilation import simulator_name
+from envkit_bridges.jax.device_memory import warn_if_full
 from envkit_bridges.jax.engine import ProgramEngine, Settings
+from envkit_bridges.jax.fused_transforms import observation_leaves
 from envkit_bridges.jax.gradients import is_wanted
 from envkit_bridges.jax.keys import key_of, split, unkeyed_draws
-from envkit_bridges.jax.memory import warn_if_full
 from envkit_bridges.jax.options import (
     JaxOptions,
     ResetRows,
@@ -72,7 +73,6 @@ from envkit_bridges.jax.policy.inputs import is_compilable
 from envkit_bridges.jax.programs import NOTHING, Programs
 from envkit_bridges.jax.rendering import picture, pictures
 from envkit_bridges.jax.sharding import AXIS, Shards
-from envkit_bridges.jax.transformed_rows import observation_leaves
 from envkit_bridges.jax.unrolling import Unrolling
 
 __all__ = ["FusedEnv", "JaxEnv"]

@@ -1,6 +1,6 @@
 """Gymnasium environments by their registered names: which library makes them, with which keywords, one or a vector of them.
 
-`GymEnv` decides what is made; how an env object is stepped stands in `wrapper`. The keywords that an env takes are
+`GymEnv` decides what is made; how an env object is stepped stands in `gym_wrapper`. The keywords that an env takes are
 told as far as they can be without making it.
 
 Conventions
@@ -23,8 +23,8 @@ from envkit.data.keywords import refuse_unknown
 from envkit.errors import ArgumentError, ArgumentTypeError
 from envkit.specs.annotations import BatchSize, Device
 from envkit_bridges.gym.backend import gym_backend, set_gym_backend
+from envkit_bridges.gym.gym_wrapper import GymWrapper
 from envkit_bridges.gym.vector import frame_skipping
-from envkit_bridges.gym.wrapper import GymWrapper
 from envkit_bridges.libraries import EnvNames, keywords_told, parameters_of
 
 __all__ = ["GymEnv", "MaybeInWorkers", "known_to_env", "require_known", "require_render_mode"]

@@ -24,8 +24,8 @@ from envkit.arrays.leaves import Changes, Leaves
 from envkit.data.paths import Path, as_key, as_path
 from envkit.data.resets import collect_reset_masks
 from envkit.specs import Composite, TensorSpec
-from envkit.transforms.core.base import Transform
 from envkit.transforms.core.fusable import FusableTransform, take_out
+from envkit.transforms.core.transform import Transform
 
 __all__ = ["KeptMemory", "can_be_kept", "inwards", "is_kept", "kept_before", "memory_of"]
 

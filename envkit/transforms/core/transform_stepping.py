@@ -31,8 +31,8 @@ from envkit.env.runs import Run
 from envkit.env.tickets import Ticket
 from envkit.specs import Composite
 from envkit.specs.annotations import EnvData, reading_waits
-from envkit.transforms.core.base import Transform
 from envkit.transforms.core.route import Route
+from envkit.transforms.core.transform import Transform
 from envkit.transforms.core.wrapper import TransformHolder
 
 __all__ = ["TransformStepping"]

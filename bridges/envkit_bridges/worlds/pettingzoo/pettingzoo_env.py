@@ -20,7 +20,7 @@ from envkit.data.keywords import refuse_unknown
 from envkit.errors import ArgumentTypeError, OptionError, UnknownEnvError
 from envkit.specs.annotations import BatchSize, Device
 from envkit_bridges.libraries import require
-from envkit_bridges.worlds.pettingzoo.wrapper import GroupMap, PettingZooWrapper
+from envkit_bridges.worlds.pettingzoo.pettingzoo_wrapper import GroupMap, PettingZooWrapper
 
 __all__ = [
     "PettingZooEnv",

@@ -25,7 +25,7 @@ from tensordict import TensorDict, TensorDictBase
 
 from envkit.batched.attributes import AttributeLookup
 from envkit.batched.exchange.recording import recorded
-from envkit.batched.exchange.rows import BufferExchange, RowsInPlace
+from envkit.batched.exchange.shared_rows import BufferExchange, RowsInPlace
 from envkit.batched.exchange.tensordicts import TensorDictExchange
 from envkit.batched.lazy_stacks import by_row, empty_rows, stack_rows
 from envkit.batched.makers import as_own_kwargs

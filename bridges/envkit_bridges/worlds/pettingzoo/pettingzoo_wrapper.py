@@ -34,7 +34,7 @@ from envkit.specs.annotations import Device
 from envkit.specs.inputs import ActionInput
 from envkit_bridges.gym.codecs import codec_at
 from envkit_bridges.gym.like import GymLikeEnv
-from envkit_bridges.gym.rows import DONE, SimulatorRows
+from envkit_bridges.gym.simulator_rows import DONE, SimulatorRows
 from envkit_bridges.libraries import require
 from envkit_bridges.worlds.pettingzoo.games import Game, game_of
 from envkit_bridges.worlds.pettingzoo.groups import (

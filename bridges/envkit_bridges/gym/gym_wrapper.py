@@ -1,7 +1,7 @@
-"""Env objects of Gymnasium as envkit environments; `env` makes them by name.
+"""Env objects of Gymnasium as envkit environments; `gym_env` makes them by name.
 
 `GymWrapper` decides which specs a gymnasium env gets and which way its steps take. How a single env
-is stepped on rows is known to `rows`, what autoreset does to vector envs to `vector`, and
+is stepped on rows is known to `simulator_rows`, what autoreset does to vector envs to `vector`, and
 how a whole rollout is recorded to `recording`.
 
 Conventions
@@ -41,7 +41,7 @@ from envkit_bridges.gym.codecs import Codec, codec_at, codec_of
 from envkit_bridges.gym.frames import draw, require_frames, shape_of_frame
 from envkit_bridges.gym.info import Outcome, default_info_dict_reader
 from envkit_bridges.gym.like import GymLikeEnv
-from envkit_bridges.gym.rows import GymCore, reward_array
+from envkit_bridges.gym.simulator_rows import GymCore, reward_array
 from envkit_bridges.gym.vector import VectorCore, is_vector
 from envkit_bridges.libraries import no_object_of
 

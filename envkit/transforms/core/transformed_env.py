@@ -27,11 +27,11 @@ from envkit.env.wrapper_hints import known_wrapping_of
 from envkit.errors import ArgumentTypeError, ResumeError, SpecError
 from envkit.specs import Composite, StackedComposite
 from envkit.specs.annotations import Destination, EnvData
-from envkit.transforms.core.base import Transform, TransformLike
 from envkit.transforms.core.compose import Compose, as_transform
-from envkit.transforms.core.memory import KeptMemory, kept_before
+from envkit.transforms.core.kept_memory import KeptMemory, kept_before
 from envkit.transforms.core.spec_hooks import books_of, infos_behind, require_declared
-from envkit.transforms.core.stepping import TransformStepping
+from envkit.transforms.core.transform import Transform, TransformLike
+from envkit.transforms.core.transform_stepping import TransformStepping
 from envkit.transforms.core.transformed_rows import TransformedCore, transformed_core
 from envkit.transforms.core.wrapper import TransformHolder
 
@@ -67,7 +67,7 @@ class TransformedEnv(OnRow, TransformStepping):
     _stages: list[tuple[Composite, Composite]]
     """Input and output specs as each transform saw them when they were read."""
     _kept: dict[int, KeptMemory]
-    """What stands before transforms that change what is shown of memory, by their numbers; see `memory`."""
+    """What stands before transforms that change what is shown of memory, by their numbers; see `kept_memory`."""
 
     def __init__(
         self,
