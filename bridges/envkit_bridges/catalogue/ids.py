@@ -161,8 +161,14 @@ WORLDS: Mapping[str, World] = MappingProxyType(
                 "playground",
                 limit="episode_length",
             ),
-            _ours("pettingzoo", "stateful", "pettingzoo.env", "pettingzoo"),
-            _ours("envpool", "batched", "envpool.env", "envpool", limit="max_episode_steps"),
+            _ours("pettingzoo", "stateful", "pettingzoo.pettingzoo_env", "pettingzoo"),
+            _ours(
+                "envpool",
+                "batched",
+                "envpool.multithreaded_env",
+                "envpool",
+                limit="max_episode_steps",
+            ),
         )
     }
 )
