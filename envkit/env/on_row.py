@@ -63,13 +63,13 @@ class OnRow(Stepping):
     def _row(self) -> Row | None:
         """The row of memory on which this env steps; None where it needs more than rows hold."""
         declared, key = self._declared, self._row_key()
+        row, made_for = declared.cache.get("row", (None, None))
+        if made_for == key:
+            return row
         if key is None or not declared.remembers:
             return None
-        row, made_for = declared.cache.get("row", (None, None))
-        if made_for != key:
-            row = self._made_row()
-            declared.cache["row"] = row, key
-        return row
+        declared.cache["row"] = self._made_row(), key
+        return declared.cache["row"][0]
 
     @lasting()
     def _made_row(self) -> Row | None:

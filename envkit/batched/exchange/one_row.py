@@ -76,10 +76,10 @@ class OneRow(RowMemory):
 
     def fits(self, given: TensorDictBase) -> bool:
         """Say whether a row holds all of a step: memory is as transforms wrote it. Actions are converted or refused."""
-        return all(
-            rule.values_of(given.get(path, None), shape) is not None
-            for path, rule, shape in self._states
-        )
+        for path, rule, shape in self._states:
+            if rule.values_of(given.get(path, None), shape) is None:
+                return False
+        return True
 
     def fill(self, given: TensorDictBase | Mapping[Path, Any], mask: None, slot: int) -> None:
         """Write the inputs of a step into a slot, actions converted or refused as their specs say."""

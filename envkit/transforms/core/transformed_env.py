@@ -214,7 +214,7 @@ class TransformedEnv(OnRow, TransformStepping):
         return transformed_core(self)
 
     def _row_key(self) -> Hashable:
-        base = self.base_env
+        base: Any = self._modules["base_env"]  # as an attribute it would be looked for long
         is_general = self._instead_of_copies is not None or not self._steps_by_itself
         if is_general or not isinstance(base, OnRow) or base._unshown is not None or in_functorch():
             return None
