@@ -226,6 +226,9 @@ class ImaginedEnv(_NeverEnding):
         self.full_observation_spec_unbatched = belief
         self.full_state_spec_unbatched = belief.clone()
 
+    # `reset` only completes data that begins a rollout; a loop makes no other.
+    _passes_by = EnvBase._passes_by
+
     def reset(self, tensordict: TensorDictBase | None = None, **kwargs: object) -> EnvData:
         """Begin at the observation in the data, which becomes a certain belief; see `EnvBase.reset`."""
         seen = None if tensordict is None else tensordict.get("observation", None)

@@ -182,7 +182,7 @@ def test_rows_of_another_number_than_the_averages_are_told():
         norm(TensorDict({"a": torch.zeros(2, 1)}, [2]))
     with pytest.raises(ValueError, match="decay is 2"):
         OURS.VecNormV2(["a"], decay=2)
-    with pytest.raises(ValueError, match="one each"):
+    with pytest.raises(ValueError, match="Pass one for each"):
         OURS.VecNormV2(["a"], ["b", "c"])
 
 
