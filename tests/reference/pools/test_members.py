@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing
 from functools import partial
 
 import pytest
@@ -63,7 +64,12 @@ def members(env) -> set[str]:
 
 @pytest.fixture(autouse=True)
 def no_pool_is_left() -> None:
-    """TorchRL's pools shut down when they are collected, in whichever thread that is, and wait for their workers there."""
+    """TorchRL's pools shut down when they are collected, in whichever thread that is, and wait for their workers there.
+
+    Those that a refused program has left would wait for a minute.
+    """
+    for worker in multiprocessing.active_children():
+        worker.kill()
     gc.collect()
 
 
