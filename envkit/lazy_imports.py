@@ -24,12 +24,16 @@ _NOT_PUBLIC = {
 
 PRELOADED = (
     "torch",
+    "tabulate",
     "tensordict",
     "gymnasium",
     "envkit.batched.env_host",
     "envkit_bridges.gym.gym_env",
 )
-"""What worker processes find imported when they start, where it is installed."""
+"""What worker processes find imported when they start, where it is installed.
+
+With tabulate torch sums up at the end of each process what it has compiled, and imports it for that.
+"""
 
 
 def late(name: str) -> Any:

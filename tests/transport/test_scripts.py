@@ -286,6 +286,27 @@ def test_modules_to_preload_that_are_missing_or_broken_are_skipped(tmp_path, mon
     assert time.monotonic() - began < 5.0
 
 
+def test_a_worker_takes_down_what_it_has_made_and_nothing_of_the_server(tmp_path):
+    """Finalizers make folders: those of each worker run at its end, those of the server's modules do not."""
+    (tmp_path / "kept.py").write_text(
+        "import os, weakref\n"
+        "class Kept: pass\n"
+        "def keep(name, kept=Kept()):\n"
+        f"    weakref.finalize(kept, os.mkdir, os.path.join({str(tmp_path)!r}, name))\n"
+        "keep('of the server')\n"
+    )
+    body = SCRIPT.format(method="forkserver").replace(
+        "start_method=", "preload=['kept'], start_method="
+    )
+    body = body.replace("self.rows = rows", "import kept; kept.keep(f'of {rows}')")
+    body += f"pool.close(); print(sorted(n for n in os.listdir({str(tmp_path)!r}) if ' ' in n))\n"
+
+    output, errors = start_script(tmp_path, body).communicate(timeout=30)
+
+    assert errors == ""
+    assert output.splitlines()[-1] == "['of range(0, 2)', 'of range(2, 4)']"
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_pools_work_where_linux_only_calls_are_missing(tmp_path, method):
     (tmp_path / "sitecustomize.py").write_text(  # every interpreter runs it first
