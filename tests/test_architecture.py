@@ -11,6 +11,7 @@ of that importer.
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -216,3 +217,16 @@ def test_every_module_says_what_it_does():
     for name, file in modules(ROOT).items():
         source = file.read_text()
         assert not source.strip() or ast.get_docstring(ast.parse(source)), name
+
+
+@pytest.mark.parametrize(
+    "page",
+    [*sorted((ROOT / "docs").glob("*.md")), ROOT / "pyproject.toml"],
+    ids=lambda page: page.name,
+)
+def test_what_pages_and_settings_name_is_there(page):
+    named = set(
+        re.findall(r"\b(?:envkit|bridges/envkit_bridges)(?:/\w+)+\.pyi?\b", page.read_text())
+    )
+
+    assert not {path for path in named if not (ROOT / path).exists()}
