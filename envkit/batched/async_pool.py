@@ -91,7 +91,7 @@ class AsyncEnvPool(BatchedEnv):
     _attribute_type = WorkerAttribute
     _buffer_exchange = BufferJobs
     _tensordict_exchange = TensorDictJobs
-    _passes_by = BatchedEnv._passes_by
+    _fast_path_bypasses = BatchedEnv._fast_path_bypasses
     works_elsewhere = True
     backend: str
 

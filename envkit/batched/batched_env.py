@@ -63,7 +63,7 @@ class BatchedEnv(AttributeLookup, PoolOwner):
     """
 
     keeps_last_output = True
-    _passes_by = EnvBase._passes_by | {"_reset"}
+    _fast_path_bypasses = EnvBase._fast_path_bypasses | {"_reset"}
 
     # --------------------------------------------------------------------------------------- reset
 

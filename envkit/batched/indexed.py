@@ -153,7 +153,7 @@ class IndexedEnv(AttributeLookup, EnvBase):
     """
 
     leaves_torch = True
-    _passes_by = EnvBase._passes_by
+    _fast_path_bypasses = EnvBase._fast_path_bypasses
 
     def __init__(self, batched: BatchedEnv, rows: list[int]):
         pool = batched._started()

@@ -109,7 +109,7 @@ class MixedEnv(EnvBase):
         self._declare_state()
 
     keeps_last_output = True
-    _passes_by = EnvBase._passes_by | {"_reset"}
+    _fast_path_bypasses = EnvBase._fast_path_bypasses | {"_reset"}
     _hands_resets_on = True
 
     def _finish_specs(self, *, lock: bool) -> None:

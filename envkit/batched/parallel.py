@@ -51,7 +51,7 @@ class ParallelEnv(Indexable):
     """
 
     works_elsewhere = True
-    _passes_by = BatchedEnv._passes_by
+    _fast_path_bypasses = BatchedEnv._fast_path_bypasses
     _attribute_type = WorkerAttribute
 
     if not TYPE_CHECKING:  # which would look for the keywords here

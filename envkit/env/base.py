@@ -59,7 +59,7 @@ class EnvBase(Stepping, metaclass=EnvMeta):
         OptionError: (a TypeError) a keyword is unknown.
     """
 
-    _passes_by = frozenset(
+    _fast_path_bypasses = frozenset(
         ("step", "reset", "step_mdp", "maybe_reset", "any_done", "step_and_maybe_reset")
     )
 

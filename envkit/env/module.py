@@ -13,7 +13,7 @@ env calls stays compiled if it was compiled by itself.
 
 Conventions
     fast way   what does the work of some methods without calling them.
-    written    a class that brings fast ways names in ``_passes_by`` the methods that they stand for, as
+    written    a class that brings fast ways names in ``_fast_path_bypasses`` the methods that they stand for, as
                they are in that class. What classes derived from it define is an override.
     resume     go on from a state dict, and the data carried into the next step, as the env that gave it would.
 """
@@ -50,7 +50,7 @@ class EnvModule(OwnState):
     if TYPE_CHECKING:  # nn.Module's would give every misspelt name a type
         __getattr__: None  # type: ignore[assignment, misc]
 
-    _passes_by: ClassVar[frozenset[str]] = frozenset()
+    _fast_path_bypasses: ClassVar[frozenset[str]] = frozenset()
     """What the fast ways of this class do without calling it."""
 
     _defined_since: ClassVar[frozenset[str]] = frozenset()
@@ -65,11 +65,11 @@ class EnvModule(OwnState):
         _hide_calls(cls)
         names: set[str] = set()
         for base in cls.__mro__:
-            if "_passes_by" in vars(base):
+            if "_fast_path_bypasses" in vars(base):
                 break
             names.update(vars(base))
         cls._defined_since = frozenset(names)
-        cls._passed_by_override = bool(names & cls._passes_by)
+        cls._passed_by_override = bool(names & cls._fast_path_bypasses)
 
     def _overrides(self, names: frozenset[str]) -> bool:
         """Say whether one of these methods was overridden, by a subclass or on this very env."""
@@ -80,7 +80,7 @@ class EnvModule(OwnState):
         """Whether resets and steps are those of the class, so that a fast way may stand for them."""
         if self._passed_by_override:
             return False
-        return self.__dict__.keys().isdisjoint(self._passes_by)
+        return self.__dict__.keys().isdisjoint(self._fast_path_bypasses)
 
     @property
     def _draws_its_own(self) -> bool:
@@ -98,7 +98,7 @@ class EnvModule(OwnState):
         Raises:
             FusionError: what the env makes of a step, a reset or a draw would be passed by.
         """
-        names = self._passes_by | _DRAWING if draws else self._passes_by
+        names = self._fast_path_bypasses | _DRAWING if draws else self._fast_path_bypasses
         if self._overrides(names):
             changed = sorted(names & (self._defined_since | vars(self).keys()))
             raise FusionError(

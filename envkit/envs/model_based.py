@@ -153,7 +153,7 @@ class _NeverEnding(ModelBasedEnvBase):
     """A world without ends."""
 
     # A loop that resets by itself resets nothing here: no flag is ever set.
-    _passes_by = EnvBase._passes_by
+    _fast_path_bypasses = EnvBase._fast_path_bypasses
 
     def any_done(self, tensordict: TensorDictBase) -> bool:
         """Say no: nothing ends here, and nobody waits for a device to learn that."""
@@ -227,7 +227,7 @@ class ImaginedEnv(_NeverEnding):
         self.full_state_spec_unbatched = belief.clone()
 
     # `reset` only completes data that begins a rollout; a loop makes no other.
-    _passes_by = EnvBase._passes_by
+    _fast_path_bypasses = EnvBase._fast_path_bypasses
 
     def reset(self, tensordict: TensorDictBase | None = None, **kwargs: object) -> EnvData:
         """Begin at the observation in the data, which becomes a certain belief; see `EnvBase.reset`."""

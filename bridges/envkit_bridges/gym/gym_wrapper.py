@@ -77,7 +77,7 @@ class GymWrapper(OnRow, GymLikeEnv):
     """
 
     libname = "gymnasium"
-    _passes_by = EnvBase._passes_by | {
+    _fast_path_bypasses = EnvBase._fast_path_bypasses | {
         *("_step", "_reset", "_reset_simulator", "_repeated_step", "_to_tensordict"),
         *("_action_in", "read_action", "read_obs", "read_reward", "read_done"),
         *("_output_transform", "_reset_output_transform"),

@@ -102,7 +102,7 @@ class GymLikeEnv(InfoReading):
 
     leaves_torch = True
     # the last two once their encoding is remembered
-    _passes_by = EnvBase._passes_by | {"read_obs", "read_reward"}
+    _fast_path_bypasses = EnvBase._fast_path_bypasses | {"read_obs", "read_reward"}
     available_envs: ClassVar[Sequence[str]] = []
     libname: str | None = None
     env_name: str | None = None

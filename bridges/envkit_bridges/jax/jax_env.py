@@ -107,7 +107,7 @@ class JaxEnv(EnvBase):
     cache_clear_frequency: int
     leaves_torch = True
     _batch_locked = False
-    _passes_by = EnvBase._passes_by | {"_step", "_reset"}
+    _fast_path_bypasses = EnvBase._fast_path_bypasses | {"_step", "_reset"}
     _steps_since_clear = 0
     _key: np.ndarray | None = None  # where keys for new rows come from; None is not seeded yet
     _engine: ProgramEngine

@@ -62,7 +62,7 @@ class TransformedEnv(OnRow, TransformStepping):
         ArgumentTypeError: ``base_env`` is no environment.
     """
 
-    _passes_by = EnvBase._passes_by | {"_reset"}
+    _fast_path_bypasses = EnvBase._fast_path_bypasses | {"_reset"}
     _transform: Transform
     _stages: list[tuple[Composite, Composite]]
     """Input and output specs as each transform saw them when they were read."""

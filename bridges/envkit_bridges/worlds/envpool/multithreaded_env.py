@@ -82,7 +82,7 @@ class MultiThreadedEnvWrapper(GymLikeEnv):
 
     libname = "envpool"
     works_elsewhere = True
-    _passes_by = EnvBase._passes_by | {
+    _fast_path_bypasses = EnvBase._fast_path_bypasses | {
         *("_step", "_reset", "_masked_next", "_repeated_step", "_to_tensordict", "_action_in"),
         *("read_action", "read_obs", "read_reward", "read_done"),
         *("_output_transform", "_reset_output_transform"),

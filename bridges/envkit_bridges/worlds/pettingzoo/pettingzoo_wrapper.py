@@ -90,7 +90,12 @@ class PettingZooWrapper(GymLikeEnv):
 
     libname = "pettingzoo"
     _completes_outputs = True
-    _passes_by = EnvBase._passes_by | {"_step", "_reset", "_reset_simulator", "_shown"}
+    _fast_path_bypasses = EnvBase._fast_path_bypasses | {
+        "_step",
+        "_reset",
+        "_reset_simulator",
+        "_shown",
+    }
     _env: Game
 
     def __init__(
