@@ -31,11 +31,11 @@ import numpy as np
 from envkit.errors import ArgumentError, ClosedEnvError, WorkerError
 from envkit.transport import by_value
 from envkit.transport.answers import Answers, build_host, call_host, read_answer
+from envkit.transport.copy_fields import MovingRows
 from envkit.transport.failure import Failure
 from envkit.transport.host import Host, MakeHost, RowCursor
 from envkit.transport.interpreter import worker_environ
 from envkit.transport.layout import Layout
-from envkit.transport.moving import MovingRows
 from envkit.transport.pool import Backend, Request, Worker, spread_rows
 from envkit_bridges.libraries import require
 

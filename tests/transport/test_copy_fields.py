@@ -7,7 +7,7 @@ import pytest
 
 from envkit.errors import ArgumentError
 from envkit.transport import Field, Layout, Traffic
-from envkit.transport.moving import MovingRows
+from envkit.transport.copy_fields import MovingRows
 
 STEP, RESET = 1, 2
 ROWS, OWN = 5, range(1, 4)
