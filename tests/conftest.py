@@ -31,6 +31,14 @@ def few_objects_to_look_through() -> None:
         gc.freeze()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def workers_find_what_tests_import() -> None:
+    """Have the fork server import pytest once: a worker whose maker is in a file of tests would take 0.1 s for it."""
+    from envkit.transport import shared_fork_server
+
+    shared_fork_server().warm_up(("pytest", "psutil", "hypothesis"))
+
+
 @pytest.fixture
 def opened() -> Iterator[Callable]:
     """Hand out envs that are closed after the test, whatever it does."""
