@@ -329,42 +329,62 @@ def test_both_versions_of_a_step_are_that_which_acted():
     assert "[1, 1, 1, 1, 1, 1, 1, 1]" in differs("callers-come-first", root)
 
 
+def waits(library) -> bool:
+    def make():
+        return library.GymEnv("Pendulum-v1")
+
+    collector = library.Collector(make, policy(), num_collectors=1, frames_per_batch=4)
+    return ended(collector, isinstance(collector, library.MultiSyncCollector))
+
+
+def numbers_of_workers(library) -> list[int]:
+    collector = library.MultiAsyncCollector(
+        [lambda: library.GymEnv("Pendulum-v1")] * 2,
+        None,
+        frames_per_batch=[8, 4],
+        total_frames=12,
+    )
+    return ended(collector, sorted(len(batch) for batch in collector))
+
+
+def hooks_called(library) -> list[str]:
+    calls = []
+    collector = library.MultiSyncCollector(
+        [lambda: library.GymEnv("Pendulum-v1")],
+        None,
+        frames_per_batch=4,
+        total_frames=8,
+        pre_collect_hook=lambda: calls.append("pre"),
+        post_collect_hook=lambda batch: calls.append("post"),
+    )
+    list(collector)
+    return ended(collector, calls)
+
+
+@pytest.mark.parametrize(
+    ("call", "given"),
+    [
+        pytest.param(waits, True, id="workers wait for the caller"),
+        pytest.param(numbers_of_workers, [4, 8], id="a worker with a number makes so many"),
+        pytest.param(hooks_called, ["pre", "post"] * 2, id="hooks run where it was built"),
+    ],
+)
+def test_workers_do_what_the_page_of_deviations_says(call, given):
+    found = outcome(OURS, call)
+
+    assert found.value == given, found.message
+
+
+@pytest.mark.slow
 def test_workers_wait_for_the_caller_unless_they_are_told_not_to():
-    def kind(library):
-        def make():
-            return library.GymEnv("Pendulum-v1")
-
-        collector = library.Collector(make, policy(), num_collectors=1, frames_per_batch=4)
-        return ended(collector, isinstance(collector, library.MultiSyncCollector))
-
-    assert "envkit: True" in differs("callers-come-first", kind)
+    assert "envkit: True" in differs("callers-come-first", waits)
 
 
+@pytest.mark.slow
 def test_a_worker_with_a_number_of_its_own_makes_so_many():
-    def made(library):
-        collector = library.MultiAsyncCollector(
-            [lambda: library.GymEnv("Pendulum-v1")] * 2,
-            None,
-            frames_per_batch=[8, 4],
-            total_frames=12,
-        )
-        return ended(collector, sorted(len(batch) for batch in collector))
-
-    assert "envkit: [4, 8]" in differs("numbers-of-workers", made)
+    assert "envkit: [4, 8]" in differs("numbers-of-workers", numbers_of_workers)
 
 
+@pytest.mark.slow
 def test_hooks_run_where_the_collector_was_built():
-    def seen(library):
-        calls = []
-        collector = library.MultiSyncCollector(
-            [lambda: library.GymEnv("Pendulum-v1")],
-            None,
-            frames_per_batch=4,
-            total_frames=8,
-            pre_collect_hook=lambda: calls.append("pre"),
-            post_collect_hook=lambda batch: calls.append("post"),
-        )
-        list(collector)
-        return ended(collector, calls)
-
-    assert "['pre', 'post', 'pre', 'post']" in differs("callers-come-first", seen)
+    assert "['pre', 'post', 'pre', 'post']" in differs("callers-come-first", hooks_called)
