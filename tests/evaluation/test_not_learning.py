@@ -14,7 +14,6 @@ from envkit import (
     Collector,
     Compose,
     GymEnv,
-    JaxEnv,
     MixedEnv,
     ModuleTransform,
     ParallelEnv,
@@ -31,10 +30,16 @@ from envkit import (
 )
 from envkit.env.learning import left_as_it_was
 from envkit.errors import ResumeError
-from tests.zoo.walkers import Pendulum
 
 pendulum = partial(GymEnv, "Pendulum-v1", max_episode_steps=10)
-inner = partial(JaxEnv, Pendulum(), batch_size=[2], episode_length=10)
+
+
+def inner():
+    """Build an env of programs; JAX is imported here, since workers import this file."""
+    from envkit import JaxEnv
+    from tests.zoo.walkers import Pendulum
+
+    return JaxEnv(Pendulum(), batch_size=[2], episode_length=10)
 
 
 class Centred(Transform):
