@@ -148,6 +148,18 @@ def test_a_chain_around_a_chain_steps_on_a_row():
         assert_same(one, other)
 
 
+def test_a_transform_that_is_appended_inside_shows_at_the_next_step():
+    inner = chain()
+    outer = TransformedEnv(inner, StepCounter(step_count_key="outer"))
+    outer.step(outer.reset().set("action", actions()[0]))
+
+    inner.append_transform(RewardScaling(0.0, 0.0))
+    stepped = outer.step(outer.reset().set("action", actions()[0]))
+
+    assert stepped["next", "reward"] == 0
+    assert (outer.rollout(3)["next", "reward"] == 0).all()
+
+
 def test_what_the_base_env_steps_meanwhile_has_moved_the_simulator(env):
     other = chain(lambda td: td)
     seen = []

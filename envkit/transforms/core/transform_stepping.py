@@ -118,6 +118,8 @@ class TransformStepping(TransformHolder):
     resets_on_empty_mask = True  # the base env decides
 
     _found_route: Route | None = None
+    _version = 0
+    """How often transforms or specs have changed, for what an env around this one has made of them."""
     _instead_of_copies: list[Transform] | None = None
     """Transforms of another env, of which this env's are copies, and which steps and resets go through."""
     _parents: dict[int, TransformHolder]  # the env before each transform, by its id
@@ -154,6 +156,7 @@ class TransformStepping(TransformHolder):
         """Find the route, and the parents of transforms, anew at the next use."""
         self._found_route = None
         self._parents = {}
+        self._version += 1
 
     def _lock_own(self, mode: bool) -> None:
         if not mode:

@@ -218,7 +218,8 @@ class TransformedEnv(OnRow, TransformStepping):
         is_general = self._instead_of_copies is not None or not self._steps_by_itself
         if is_general or not isinstance(base, OnRow) or base._unshown is not None or in_functorch():
             return None
-        return base._row_key()
+        key = base._row_key()
+        return None if key is None else (key, self._version)
 
     def _row_on(self, core: Any, env: EnvBase) -> Row:
         assert isinstance(self.base_env, OnRow)
