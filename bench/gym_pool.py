@@ -27,7 +27,7 @@ import torch
 from tensordict import TensorDict
 
 from bench.harness import compare, record
-from envkit import GymEnv, GymWrapper, ParallelEnv, SerialEnv
+from envkit import GymEnv, GymWrapper, ParallelEnv, SerialEnv, compile_policy
 
 
 class Policy(torch.nn.Module):
@@ -246,10 +246,12 @@ def measure_one(name: str, steps: int, *, quick: bool) -> None:
     for title, acting in (("a policy acts", policy), ("random actions", None)):
         env = GymEnv(name, categorical_action_encoding=True)
         env.set_seed(0)
-        works = {
+        works: dict[str, Callable[[], object]] = {
             "bare loop": bare_single(name, steps, acting),
             "envkit GymEnv": envkit_pool(env, steps, acting),
         }
+        if acting is not None:
+            works["envkit GymEnv, compile_policy"] = envkit_pool(env, steps, compile_policy(acting))
         opened = ExitStack()
         if importlib.util.find_spec("torchrl") and not quick:
             works["TorchRL GymEnv"] = torchrl_single(name, steps, acting, opened)

@@ -20,6 +20,7 @@ from torch import nn
 from bench.gym_pool import Policy, bare_loop, envkit_pool
 from bench.harness import compare
 from envkit import GymEnv, SerialEnv, compile_policy
+from envkit.env.on_leaves import LeavesPolicy
 from envkit.env.policy import as_policy
 
 
@@ -68,7 +69,7 @@ def measure_calls(rows: int, width: int, *, rounds: int, times: int) -> None:
     root, array = TensorDict({"observation": tensor}, [rows]), tensor.numpy()
     compiled, plain = compile_policy(module).bound_to(env), as_policy(env, module)
     with torch.no_grad():
-        on_rows = compiled.on_rows(root)
+        on_rows = compiled.for_run(root)
     hand, size = by_hand(net), sum(parameter.numel() for parameter in net.parameters())
     works: dict[str, Callable[[], object]] = {
         "torch module": lambda: net(tensor),
@@ -76,7 +77,7 @@ def measure_calls(rows: int, width: int, *, rounds: int, times: int) -> None:
         "torch module, TensorDict": lambda: plain(root),
         "compiled, TensorDict": lambda: compiled(root),
     }
-    if on_rows is not None:
+    if on_rows is not None and not isinstance(on_rows, LeavesPolicy):
         out = {path: np.empty(*form) for path, form in on_rows.writes.items()}
         works["compiled, rows"] = lambda: on_rows({("observation",): array}, out)
     compare(

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 
-from envkit.env.on_leaves import ActsOnLeaves, LeavesPolicy
-from envkit.env.policy import ActsOnRows, Policy, RowsPolicy
+from envkit.env.on_leaves import LeavesPolicy
+from envkit.env.policy import ActsInRuns, Policy, RowsPolicy
 from envkit.errors import ArgumentError
 
 __all__ = ["ProfileConfig", "Profiling", "Seconds", "timed"]
@@ -163,9 +163,7 @@ class Seconds(dict[str, float]):
 
 def timed(act: Policy, seconds: Seconds) -> Policy:
     """Give a policy that does what ``act`` does, in the ways it can, and counts how long it takes."""
-    if isinstance(act, ActsOnLeaves):
-        return _TimedOnLeaves(act, seconds)
-    return _TimedOnRows(act, seconds) if isinstance(act, ActsOnRows) else _Timed(act, seconds)
+    return _TimedInRuns(act, seconds) if isinstance(act, ActsInRuns) else _Timed(act, seconds)
 
 
 class _Timed:
@@ -179,15 +177,11 @@ class _Timed:
         return acted
 
 
-class _TimedOnLeaves(_Timed):
-    def on_leaves(self, root: TensorDictBase) -> LeavesPolicy | None:
-        found = self._act.on_leaves(root)
-        return None if found is None else replace(found, act=_Timed(found.act, self._seconds))
-
-
-class _TimedOnRows(_Timed):
-    def on_rows(self, root: TensorDictBase) -> RowsPolicy | None:
-        found = self._act.on_rows(root)
+class _TimedInRuns(_Timed):
+    def for_run(self, root: TensorDictBase) -> LeavesPolicy | RowsPolicy | None:
+        found = self._act.for_run(root)
+        if isinstance(found, LeavesPolicy):
+            return replace(found, act=_Timed(found.act, self._seconds))
         return None if found is None else _TimedRows(found, self._seconds)
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -29,7 +29,6 @@ from envkit.specs import TensorSpec
 
 __all__ = [
     "ActionWriter",
-    "ActsOnLeaves",
     "CallModule",
     "CallOnLeaves",
     "LeavesPolicy",
@@ -51,20 +50,6 @@ class LeavesPolicy:
     reads: tuple[Path, ...]
     writes: tuple[Path, ...]
     act: Callable[[Sequence[Tensor]], Mapping[Path, Any]]
-
-
-@runtime_checkable
-class ActsOnLeaves(Protocol):
-    """A policy that may act on tensors: what `as_policy` gives for some."""
-
-    def __call__(self, td: TensorDictBase, /) -> TensorDictBase: ...
-
-    def on_leaves(self, root: TensorDictBase) -> LeavesPolicy | None:
-        """Give what acts on tensors of roots like ``root``, and does what it would do on TensorDicts.
-
-        None where it must see TensorDicts. Ask anew for each run: hooks are looked for now only.
-        """
-        ...
 
 
 class CallOnLeaves:
@@ -96,8 +81,8 @@ class CallOnLeaves:
                 )
             raise
 
-    def on_leaves(self, root: TensorDictBase) -> LeavesPolicy:
-        """See `ActsOnLeaves`."""
+    def for_run(self, root: TensorDictBase) -> LeavesPolicy:
+        """See `envkit.env.policy.ActsInRuns`."""
         called, named, batch = self._called, self._write.named, root.batch_size
         paths = {key: as_path(key) for key in self._write.actions}
 
@@ -228,8 +213,8 @@ class CallModule:
                 tensordict.set(key, value)
         return tensordict
 
-    def on_leaves(self, root: TensorDictBase) -> LeavesPolicy | None:
-        """See `ActsOnLeaves`."""
+    def for_run(self, root: TensorDictBase) -> LeavesPolicy | None:
+        """See `envkit.env.policy.ActsInRuns`."""
         module, batch, device = self._module, root.batch_size, root.device
         if not _is_plain(module):
             return None

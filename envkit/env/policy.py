@@ -20,13 +20,13 @@ from tensordict.nn.probabilistic import interaction_type as exploration_type
 from torch import nn
 
 from envkit.data.paths import Key, Path, as_path
-from envkit.env.on_leaves import ActionWriter, CallModule, CallOnLeaves, add_advice
+from envkit.env.on_leaves import ActionWriter, CallModule, CallOnLeaves, LeavesPolicy, add_advice
 from envkit.env.stepping import Stepping
 from envkit.errors import BatchSizeError, NoParentError, PolicyError, RolloutError
 from envkit.specs import TensorSpec
 
 __all__ = [
-    "ActsOnRows",
+    "ActsInRuns",
     "BindsToEnv",
     "ExplorationType",
     "HasParams",
@@ -89,13 +89,13 @@ class RowsPolicy(Protocol):
 
 
 @runtime_checkable
-class ActsOnRows(Protocol):
-    """A policy that may act on NumPy rows: what `as_policy` gives for some."""
+class ActsInRuns(Protocol):
+    """A policy that may act in a run with no TensorDict made for a step: what `as_policy` gives for some."""
 
     def __call__(self, td: TensorDictBase, /) -> TensorDictBase: ...
 
-    def on_rows(self, root: TensorDictBase) -> RowsPolicy | None:
-        """Give what acts on rows that look like ``root``, and does what it would do on TensorDicts.
+    def for_run(self, root: TensorDictBase) -> LeavesPolicy | RowsPolicy | None:
+        """Give what acts on roots like ``root``, and does what it would do on TensorDicts.
 
         None where it must see TensorDicts. Ask anew for each run: what is given reads the parameters
         where they lie now, and nothing else of the policy is looked at again.

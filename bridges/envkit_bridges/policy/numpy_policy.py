@@ -34,7 +34,14 @@ from torch.utils._pytree import tree_any, tree_map
 
 from envkit.data.paths import Path, as_key, as_path
 from envkit.data.transition import leaves
-from envkit.env.policy import RowsPolicy, as_policy, exploration_type, takes_tensordict
+from envkit.env.on_leaves import LeavesPolicy
+from envkit.env.policy import (
+    ActsInRuns,
+    RowsPolicy,
+    as_policy,
+    exploration_type,
+    takes_tensordict,
+)
 from envkit.env.stepping import Stepping
 from envkit.errors import MissingKeyError, TranslationError
 from envkit_bridges.policy.cache_key import few_values, own_classes
@@ -277,13 +284,16 @@ class Stepwise:
         self.evaluated_with = "NumPy"
         return _written(td, plan, inputs)
 
-    def on_rows(self, root: TensorDictBase) -> RowsPolicy | None:
-        """Give what acts on NumPy rows; see `envkit.env.policy.ActsOnRows`."""
-        plan = self._plan
+    def for_run(self, root: TensorDictBase) -> LeavesPolicy | RowsPolicy | None:
+        """See `envkit.env.policy.ActsInRuns`."""
+        rows, plan = root if root.batch_dims else root.unsqueeze(0), self._plan
         if plan is None or not plan.unchanged:
-            plan = self._plan = self._planned(root)
+            plan = self._plan = self._planned(rows)
         self.why = plan.why or self._refusal(plan.unchanged)
-        if self.why or root.batch_dims != 1 or plan.inputs(root) is None:
+        if self.why:
+            self.evaluated_with = "torch"
+            return self._act.for_run(root) if isinstance(self._act, ActsInRuns) else None
+        if rows.batch_dims != 1 or plan.inputs(rows) is None:
             return None
         self.evaluated_with = "NumPy"
         return _OnRows(plan)

@@ -28,8 +28,8 @@ from envkit.batched.exchange.row_memory import Moment, RowMemory
 from envkit.batched.exchange.shared_rows import BufferExchange
 from envkit.data.paths import Path, as_key, tensordict_of
 from envkit.data.transition import leaves
-from envkit.env.on_leaves import ActsOnLeaves, LeavesPolicy
-from envkit.env.policy import ActsOnRows, Policy, RowsPolicy
+from envkit.env.on_leaves import LeavesPolicy
+from envkit.env.policy import ActsInRuns, Policy, RowsPolicy
 from envkit.env.rollout import LOOPS
 from envkit.env.runs import Run
 from envkit.specs import TensorSpec, draws_in_order
@@ -438,10 +438,8 @@ class OnRows(Actor):
         ]
 
     @classmethod
-    def fitting(cls, policy: RowsPolicy | None, rows: RowMemory, steps: int) -> OnRows | None:
+    def fitting(cls, policy: RowsPolicy, rows: RowMemory, steps: int) -> OnRows | None:
         """Make one, unless it reads or writes more than lies in rows, or is recorded beside them."""
-        if policy is None:
-            return None
         roots, writes = rows.roots[0].keys(), policy.writes
         is_action = [
             path in writes
@@ -491,11 +489,9 @@ class OnLeaves(Actor):
 
     @classmethod
     def fitting(
-        cls, policy: LeavesPolicy | None, rows: RowMemory, others: set[Path], device: Any
+        cls, policy: LeavesPolicy, rows: RowMemory, others: set[Path], device: Any
     ) -> OnLeaves | None:
         """Make one, unless it reads more than lies in rows, or writes no action, or more than may stand beside rows."""
-        if policy is None:
-            return None
         roots, writes = rows.roots[0].keys(), policy.writes
         fits = roots >= set(policy.reads) and rows.actions <= set(writes)
         apart = not any(_overlap(path, known) for path in writes for known in roots)
@@ -600,12 +596,12 @@ def _can_replace(value: Any, known: torch.Tensor) -> bool:
 def _actor_for(rows: RowMemory, run: Run, *, others: set[Path], device: Any) -> Actor | None:
     """Make what acts in a run without a TensorDict; None where the policy must see some, or asks for more than rows do."""
     act = run.act
-    if isinstance(act, ActsOnLeaves):
-        return OnLeaves.fitting(act.on_leaves(run.root), rows, others, device)
-    if isinstance(act, ActsOnRows):
-        root = run.root if rows.batch_size else run.root.unsqueeze(0)
-        return OnRows.fitting(act.on_rows(root), rows, run.steps)
-    return None
+    policy = act.for_run(run.root) if isinstance(act, ActsInRuns) else None
+    if policy is None:
+        return None
+    if isinstance(policy, LeavesPolicy):
+        return OnLeaves.fitting(policy, rows, others, device)
+    return OnRows.fitting(policy, rows, run.steps)
 
 
 def _stacked(given: Mapping[Path, list[torch.Tensor]], count: int) -> dict[Path, torch.Tensor]:

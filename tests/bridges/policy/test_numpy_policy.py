@@ -404,13 +404,29 @@ def test_a_run_on_rows_is_that_of_the_module(make):
     assert got.names == wanted.names
 
 
-def test_a_run_on_rows_makes_no_tensordict_for_a_step(monkeypatch):
+@pytest.mark.parametrize("gradients", [False, True])
+def test_a_run_on_rows_makes_no_tensordict_for_a_step(monkeypatch, gradients):
     called = []
     monkeypatch.setattr(numpy_policy.Stepwise, "__call__", lambda self, td: called.append(td))
 
-    ran(compile_policy(pole_policy()))
+    with torch.set_grad_enabled(gradients):  # with gradients torch acts, in NumPy's place
+        ran(compile_policy(pole_policy()))
 
     assert not called
+
+
+def test_a_run_under_gradients_is_that_of_the_module():
+    module = TensorDictModule(perceptron(3, 1), ["observation"], ["action"])
+    runs = []
+    with torch.enable_grad():
+        for policy in (module, compile_policy(module)):
+            env = SerialEnv(2, partial(GymEnv, "Pendulum-v1"))
+            env.set_seed(0)
+            runs.append(env.rollout(5, policy))
+            env.close()
+
+    assert_same(*runs)
+    assert all(data["action"].requires_grad for data in runs)
 
 
 def test_entries_of_the_callers_are_carried_through_a_run_on_rows():
