@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import inspect
 import os
+import pickle
 import random
+import re
 import zipfile
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
@@ -34,6 +36,8 @@ from envkit.errors import ArgumentTypeError, MissingKeyError, ResumeError
 __all__ = ["load", "save"]
 
 _VERSION = 1
+_MEMBER = re.compile(r"[^/.][^/]*/(data\.pkl|data/\d+|version|byteorder|\.[\w/]+)")
+"""Names of the members that ``torch.save`` writes; those of a TorchScript program are others."""
 
 
 class _State(NamedTuple):
@@ -188,7 +192,21 @@ def _contents(path: str | os.PathLike[str]) -> dict[str, Any]:
     path = file_to_read(path)
     _require_undamaged(path)
     with undamaged(path, "a file of envkit.save", ResumeError):
-        found = torch.load(path, map_location="cpu", weights_only=True)
+        try:
+            found = torch.load(path, map_location="cpu", weights_only=True)
+        except (
+            pickle.UnpicklingError
+        ) as error:  # torch's own text says how to run the file all the same
+            named = re.search(r"GLOBAL ([\w.]+)", str(error))
+            what = (
+                f"names {named[1]}, which is code"
+                if named
+                else "is not made as envkit.save makes it"
+            )
+            raise ResumeError(
+                f"{path} {what}; expected tensors, numbers, strings, lists and dicts. Nothing in it was run. Pass a "
+                "file of envkit.save, and do not load this one by other means unless you know who wrote it."
+            ) from error
     if not isinstance(found, dict) or found.get("envkit") != _VERSION:
         told = found.get("envkit") if isinstance(found, dict) else None
         raise ResumeError(
@@ -210,10 +228,16 @@ def _require_undamaged(path: Path) -> None:
     ``torch.load`` does not: it reads what a flipped bit has made of a number.
 
     Raises:
-        ResumeError: they differ, or the file has no end or no beginning.
+        ResumeError: they differ, the file has no end or no beginning, or a member that `save` does not write.
     """
     with undamaged(path, "a file of envkit.save", ResumeError), zipfile.ZipFile(path) as archive:
+        odd = [name for name in archive.namelist() if not _MEMBER.fullmatch(name)]
         member = archive.testzip()
+    if odd:
+        raise ResumeError(
+            f"{path} has the member {odd[0]!r}, which envkit.save does not write; expected tensors and one list of "
+            "them. Nothing of it was read. Pass a file of envkit.save."
+        )
     if member is not None:
         raise ResumeError(
             f"{path} is damaged: its part {member!r} is not what was written, by the checksum beside it. Load an "

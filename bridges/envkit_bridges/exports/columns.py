@@ -119,6 +119,12 @@ class Layout:
             Column(tuple(one["path"]), one["name"], one["dtype"], tuple(one["shape"]))
             for one in told["columns"]
         ]
+        for column in columns:
+            if column.dtype not in _HELD:
+                raise ArgumentError(
+                    f"{source} is damaged: its entry {column.name!r} has dtype {column.dtype!r}; expected one of "
+                    f"{', '.join(_HELD)}. Take a copy of the file, or write it again."
+                )
         return cls(
             rows=tuple(told["rows"]),
             names=tuple(told["names"]),

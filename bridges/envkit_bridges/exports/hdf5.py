@@ -32,7 +32,7 @@ from envkit.specs.annotations import EnvData
 from envkit_bridges.exports.columns import TEXT, Column, Layout, arrays_of, data_of, read_batches
 from envkit_bridges.libraries import require
 
-__all__ = ["append", "from_hdf5", "hdf5_file", "quoted", "to_hdf5"]
+__all__ = ["append", "from_hdf5", "hdf5_file", "quoted", "require_own_data", "to_hdf5"]
 
 
 def to_hdf5(data: TensorDictBase | Iterable[TensorDictBase], path: str | os.PathLike[str]) -> File:
@@ -76,13 +76,14 @@ def from_hdf5(path: str | os.PathLike[str]) -> EnvData:
     Raises:
         MissingFileError: (a FileNotFoundError) there is no such file.
         ArgumentTypeError: (a TypeError) ``path`` is no path.
-        ArgumentError: (a ValueError) there is a folder of that name, `to_hdf5` did not write it, or it is damaged:
-            numbers are compared with checksums.
+        ArgumentError: (a ValueError) there is a folder of that name, `to_hdf5` did not write it, it is damaged
+            (numbers are compared with checksums), or it names other files to read data from.
         MissingLibraryError: (an ImportError) h5py is not installed.
     """
     h5py = require("h5py")
     path = file_to_read(path)
     with undamaged(path, "an HDF5 file of to_hdf5"), h5py.File(path, "r") as file:
+        require_own_data(file, path)
         if "envkit" not in file:
             raise ArgumentError(
                 f"{path} does not say which entries it holds, so to_hdf5 did not write it. Read it with h5py."
@@ -93,6 +94,37 @@ def from_hdf5(path: str | os.PathLike[str]) -> EnvData:
             column.path: _read(file["data"], column, layout, steps) for column in layout.columns
         }
         return data_of(layout, arrays)
+
+
+def require_own_data(file: Any, path: str | os.PathLike[str]) -> None:
+    """Check that an open HDF5 file names no other file to read data from.
+
+    HDF5 follows such a name to any file that this user may read, so a file of others could show its contents as data.
+
+    Raises:
+        ArgumentError: (a ValueError) a link or an array of it names another file.
+    """
+    h5py = require("h5py")
+
+    groups, seen = [file], set[int]()
+    while groups:
+        group = groups.pop()
+        for name in group:
+            link: Any = group.get(name, getlink=True)
+            held: Any = group[name] if isinstance(link, h5py.HardLink) else None
+            is_array = isinstance(held, h5py.Dataset)
+            if isinstance(link, h5py.ExternalLink) or (
+                is_array and (held.external or held.is_virtual)
+            ):
+                entry = f"{group.name}/{name}".lstrip("/")
+                raise ArgumentError(
+                    f"{os.fspath(path)} has the entry {entry!r}, which names another file to read data from; expected "
+                    "a file that holds all of its data. Do not use it unless you know who wrote it; then read it with "
+                    "h5py."
+                )
+            if isinstance(held, h5py.Group) and (at := h5py.h5o.get_info(held.id).addr) not in seen:
+                seen.add(at)
+                groups.append(held)
 
 
 class _Writer:

@@ -37,7 +37,7 @@ from envkit.errors import ArgumentError, ArgumentTypeError, MissingFileError, Mi
 from envkit.specs import Categorical, MultiCategorical, MultiOneHot, OneHot, TensorSpec
 from envkit.specs.annotations import EnvData
 from envkit_bridges.exports.columns import TEXT, Column, Layout, arrays_of, data_of, read_batches
-from envkit_bridges.exports.hdf5 import append, hdf5_file, quoted
+from envkit_bridges.exports.hdf5 import append, hdf5_file, quoted, require_own_data
 from envkit_bridges.exports.recovered import env_spec_of, spaces_inside
 from envkit_bridges.gym.codecs import asked_space, codec_of, shown_space
 from envkit_bridges.libraries import require
@@ -419,7 +419,7 @@ def from_minari(dataset_id: str) -> EnvData:
 
     Raises:
         ArgumentTypeError, ArgumentError: (a TypeError, a ValueError) the id is malformed, the dataset is damaged, or
-            holds what no column can.
+            holds what no column can, or names other files to read data from.
         MissingFileError: (a FileNotFoundError) there is no such dataset.
         MissingLibraryError: (an ImportError) Minari is not installed.
     """
@@ -436,7 +436,27 @@ def from_minari(dataset_id: str) -> EnvData:
             f"there is no dataset {dataset_id!r} in {target.parent}. Fetch it: minari.download_dataset({dataset_id!r})."
         )
     with undamaged(target, "a whole Minari dataset"):
+        if (held := target / "data" / "main_data.hdf5").exists():  # Minari has another form too
+            with require("h5py").File(held, "r") as file:
+                require_own_data(file, held)
+        _require_spaces(target / "data")
         return _data_of(minari.load_dataset(dataset_id))
+
+
+def _require_spaces(data: File) -> None:
+    """Check that the metadata says which spaces there are: without, Minari makes the env that it names, which runs code.
+
+    Raises:
+        ArgumentError: (a ValueError) it does not.
+    """
+    storage = require("minari.dataset.minari_storage").MinariStorage
+    missing = {"observation_space", "action_space"} - storage.read_raw_metadata(data).keys()
+    if missing:
+        raise ArgumentError(
+            f"the dataset {data.parent} does not say its {' and '.join(sorted(missing))}; expected both in its "
+            "metadata.json, since Minari would import and make an env to find out. If you trust who wrote it, read it "
+            "with minari.load_dataset."
+        )
 
 
 # ---------------------------------------------------------------------------------------- names
