@@ -45,10 +45,14 @@ MODULES = (
     "envkit/env/stepping.py",
     "envkit/env/outputs.py",
     "envkit/env/rollout.py",
+    "envkit/env/on_row.py",
+    "envkit/env/tickets.py",
     "envkit/batched/exchange",
+    "envkit/batched/host_rows.py",
     "envkit/batched/recovery.py",
     "envkit/functional",
     "bridges/envkit_bridges/dlpack.py",
+    "bridges/envkit_bridges/jax/engine.py",
     "bridges/envkit_bridges/jax/programs.py",
 )
 """Modules, or folders of them, that are changed."""
@@ -58,7 +62,7 @@ TRACED = ("envkit/rules.py", "envkit/functional", "bridges/envkit_bridges/jax")
 
 TESTS = ("test_rules.py", "data", "env", "functional", "bridges/test_dlpack.py", "test_programs.py")
 TESTS += ("batched", "bridges/jax", "test_contract.py", "test_every_way.py", "reference/envs")
-TESTS += ("bridges/gym/test_gym_recording.py",)
+TESTS += ("bridges/gym/test_gym_recording.py", "transforms/test_on_row.py")
 TESTS += ("transforms/test_transformed_env.py", "transforms/test_episodes.py")
 TESTS += ("transforms/test_autoreset.py", "transforms/test_fused.py")
 """Files of tests, or folders of them, that may notice."""
