@@ -1,5 +1,5 @@
-# make demo   install everything into .venv and run the main job
-# make test   install and run the tests
+# make demo   install what the main job needs into .venv, and run it
+# make test   install the rest and run the tests
 # make isa    those whose result hangs on rounding, under older instructions
 # make slow   the slow ones: ant, other physics backends, the whole demo; SLOW='slow and not sweep' leaves the longest out
 # make check  formatting, lint, types, layers
@@ -10,6 +10,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+DEMO := $(VENV)/.demo
 STAMP := $(VENV)/.installed
 # The persistent compile cache makes second runs of the suite faster, small programs included: there are thousands.
 export JAX_COMPILATION_CACHE_DIR ?= $(CURDIR)/.cache/jax
@@ -17,13 +18,16 @@ export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS ?= 0
 
 .PHONY: demo demo-matrix test isa slow check mutate docs bench report format clean
 
-$(STAMP): pyproject.toml constraints.txt
+$(DEMO): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q -c constraints.txt torch
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[demo]'
+	touch $(DEMO)
+
+$(STAMP): $(DEMO)
 	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev]'
 	touch $(STAMP)
 
-demo: $(STAMP)
+demo: $(DEMO)
 	$(BIN)/python -m envkit demo
 
 demo-matrix: $(STAMP)

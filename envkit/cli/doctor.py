@@ -12,6 +12,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -20,6 +21,9 @@ from dataclasses import dataclass
 from importlib import metadata
 from typing import Literal
 
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
 from rich.console import Console
 from rich.markup import escape
 
@@ -78,38 +82,51 @@ def _versions() -> Iterator[Finding]:
         told = f"the distribution 'envkit' {stranger} is installed beside {DISTRIBUTION}: both bring a package envkit"
         cure = "pip uninstall envkit, then in the folder of your clone: pip install -e ."
         yield Finding("versions", "broken", told, cure)
-    for starts, told, cure in _KNOWN_BAD:
-        if all(_matches(found.get(name), text) for name, text in starts.items()):
-            pair = " with ".join(f"{name} {found[name]}" for name in starts)
-            yield Finding("versions", "broken", f"{pair}: {told}", cure)
 
 
-_KNOWN_BAD = (  # versions that begin so, what is wrong, and how to mend it
-    (
-        {"dm-control": "1.0", "mujoco": "4"},
-        *("dm_control 1.0 does not work with MuJoCo 4", "pip install 'mujoco<4' 'mujoco-mjx<4'"),
-    ),
-    (
-        {"gymnax": "1.0", "gymnasium": "1.4"},
-        *("gymnax 1.0 needs an older Gymnasium", "pip install 'gymnasium<1.4'"),
-    ),
-    (
-        {"torchrl": "0.14", "tensordict": "0.15"},
-        *("TorchRL 0.14 needs an older tensordict", "pip install 'tensordict<0.15'"),
-    ),
-)
+def _requirements_of(distribution: str) -> list[Requirement]:
+    try:
+        return [Requirement(text) for text in metadata.requires(distribution) or ()]
+    except metadata.PackageNotFoundError:
+        return []
 
 
-def _matches(version: str | None, start: str) -> bool:
-    return version is not None and f"{version}.".startswith(f"{start}.")
+def _in_use() -> Iterator[tuple[str, Requirement]]:
+    """Give what envkit, its extras in use and the libraries require, with the name of who does.
+
+    An extra is in use if all that it names itself is installed.
+    """
+    of_envkit: dict[str, list[Requirement]] = {}
+    for one in _requirements_of(DISTRIBUTION):
+        extra = re.search(r"extra == ['\"]([\w-]+)['\"]", str(one.marker))
+        if one.name != DISTRIBUTION:  # which names another extra
+            who = f"the extra {extra[1]!r}" if extra else "envkit"
+            of_envkit.setdefault(who, []).append(one)
+    for who, required in of_envkit.items():
+        if all(_version_of(one.name) for one in required):
+            yield from ((who, one) for one in required)
+    for library in LIBRARIES:
+        if version := _version_of(library):
+            for one in _requirements_of(library):
+                if one.marker is None or one.marker.evaluate({"extra": ""}):
+                    yield f"{library} {version}", one
 
 
-def _unequal_mujocos() -> Iterator[Finding]:
-    versions = {name: _version_of(name) for name in ("mujoco", "mujoco-mjx")}
-    if None not in versions.values() and len(set(versions.values())) > 1:
-        told = ", ".join(f"{name} {version}" for name, version in versions.items())
-        cure = f"pip install mujoco-mjx=={versions['mujoco']}"
-        yield Finding("versions", "broken", f"{told}: they belong together", cure)
+def _bounds() -> Iterator[Finding]:
+    """Hold the versions that are installed against the bounds of those that need them."""
+    asked: dict[str, list[tuple[str, SpecifierSet]]] = {}
+    for who, one in _in_use():
+        if one.specifier and _version_of(one.name):
+            asked.setdefault(canonicalize_name(one.name), []).append((who, one.specifier))
+    for name, bounds in asked.items():
+        version = str(_version_of(name))
+        unmet = [
+            f"{who} needs {bound}" for who, bound in bounds if not bound.contains(version, True)
+        ]
+        if unmet:
+            all_bounds = SpecifierSet(",".join({str(bound): None for _, bound in bounds}))
+            cure = f"pip install '{name}{all_bounds}'"
+            yield Finding("versions", "broken", f"{name} {version}: {', '.join(unmet)}", cure)
 
 
 def _tried(code: str) -> tuple[bool, str]:
@@ -259,7 +276,7 @@ def _worlds() -> Iterator[Finding]:
 
 _CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
     _versions,
-    _unequal_mujocos,
+    _bounds,
     _devices,
     _memory,
     _processes,
