@@ -48,7 +48,11 @@ def plain(value: object, name: str = "the value") -> Any:
     if value is None or type(value) in (bool, int, float, str):
         return value
     if isinstance(value, torch.Tensor):
-        return value.detach().clone()
+        held = value.detach()
+        if held.is_nested and held.layout is torch.strided:  # not every torch reads it back as it is
+            parts = _list(held.unbind(), name)
+            return {_KIND: "nested", "dtype": str(held.dtype), "parts": parts}
+        return held.clone()
     for kind, encode in _ENCODERS:
         if isinstance(value, kind):
             return encode(value, name)
@@ -188,6 +192,9 @@ _ENCODERS: list[tuple[Any, Callable[[Any, str], Any]]] = [
 _DECODERS: dict[str, Callable[[Any], Any]] = {
     "array": _read_array,
     "objects": _read_objects,
+    "nested": lambda value: torch.nested.nested_tensor(
+        value["parts"], dtype=getattr(torch, value["dtype"].removeprefix("torch."))
+    ),
     "scalar": lambda value: _read_array(value)[()],
     "tuple": lambda value: tuple(from_plain(value["value"])),
     "bytes": lambda value: bytes(value["value"]),

@@ -136,9 +136,12 @@ def test_what_is_given_is_copied():
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-def test_nested_tensors_come_back():
-    nested = torch.nested.nested_tensor([torch.rand(2), torch.rand(3)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int32])
+def test_nested_tensors_come_back(dtype):
+    parts = [torch.arange(2, dtype=dtype), torch.arange(3, dtype=dtype)]
+    nested = torch.nested.nested_tensor(parts)
 
     found = again(TensorDict({"a": nested}, [2]))["a"]
 
+    assert found.dtype == dtype
     assert all(map(torch.equal, found.unbind(), nested.unbind()))
