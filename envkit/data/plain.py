@@ -49,7 +49,9 @@ def plain(value: object, name: str = "the value") -> Any:
         return value
     if isinstance(value, torch.Tensor):
         held = value.detach()
-        if held.is_nested and held.layout is torch.strided:  # not every torch reads it back as it is
+        if (
+            held.is_nested and held.layout is torch.strided
+        ):  # not every torch reads it back as it is
             parts = _list(held.unbind(), name)
             return {_KIND: "nested", "dtype": str(held.dtype), "parts": parts}
         return held.clone()
