@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import accumulate
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -44,7 +43,10 @@ __all__ = [
 
 
 def array_leaf(
-    shape: tuple[int, ...], dtype: Any, batch: torch.Size, device: torch.device | None
+    shape: tuple[int, ...],
+    dtype: np.dtype | type[bool],
+    batch: torch.Size,
+    device: torch.device | None,
 ) -> TensorSpec:
     """Declare an array of one row: any number of its dtype, or a flag."""
     if dtype == bool:
@@ -59,7 +61,7 @@ def done_composite(batch: torch.Size, device: torch.device | None) -> Composite:
 
 
 def action_composite(
-    space: Any, batch: torch.Size, device: torch.device | None, *, categorical: bool
+    space: object, batch: torch.Size, device: torch.device | None, *, categorical: bool
 ) -> Composite:
     """Declare the actions of a space, or a dict of spaces, under "action".
 
@@ -78,7 +80,9 @@ def action_composite(
     return composite
 
 
-def _action_leaf(space: Any, batch: torch.Size, device: Any, categorical: bool) -> TensorSpec:
+def _action_leaf(
+    space: object, batch: torch.Size, device: torch.device | None, categorical: bool
+) -> TensorSpec:
     if isinstance(space, Box):
         dtype = torch_dtype_of(space.dtype)
         low, high = (
@@ -101,7 +105,7 @@ def _action_leaf(space: Any, batch: torch.Size, device: Any, categorical: bool) 
     )
 
 
-def is_choice(space: Any) -> bool:
+def is_choice(space: object) -> bool:
     """Say whether actions of a space are one choice, or several."""
     return isinstance(space, Discrete | MultiDiscrete)
 

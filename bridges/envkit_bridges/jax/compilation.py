@@ -87,13 +87,13 @@ def jit_with_note(function: Callable[..., Any], what: str, **options: Any) -> Ca
     """Jit ``function`` with the options of `jax.jit`; a compilation of over 2 s is announced as ``what``."""
     note = _Note(what)
 
-    def traced(*args: Any) -> Any:
+    def traced(*args: object) -> Any:
         note.begin()
         return function(*args)
 
     compiled = jax.jit(traced, **options)
 
-    def call(*args: Any) -> Any:
+    def call(*args: object) -> Any:
         try:
             return compiled(*args)
         finally:
@@ -158,7 +158,7 @@ class _Loads(threading.local):
     def counts() -> tuple[int, int]:
         return _loads.hits, _loads.misses
 
-    def count(self, event: str, **_: Any) -> None:
+    def count(self, event: str, **_: object) -> None:
         if event == "/jax/compilation_cache/cache_hits":
             self.hits += 1
         elif event == "/jax/compilation_cache/cache_misses":

@@ -84,7 +84,7 @@ class Step:
     inputs: tuple[Any, ...]
     has_graph: bool
     follows: int = RESTART
-    running: Any = field(default=None, init=False)
+    running: Running | None = field(default=None, init=False)
     lent: Any = field(default=None, init=False)
     outputs: Any = field(default=None, init=False)
     fresh: Any = field(default=None, init=False)
@@ -233,7 +233,7 @@ class ProgramEngine:
 
     # ----------------------------------------------------------------- what programs take beside rows
 
-    def key(self, key: np.ndarray) -> Any:
+    def key(self, key: np.ndarray) -> np.ndarray | jax.Array:
         """Give a key as an argument of programs."""
         return to_jit(torch.from_numpy(key).to(self.device), copy=False)
 
@@ -258,7 +258,7 @@ class ProgramEngine:
             mask = torch.ones(shape, dtype=torch.bool, device=self.device)
         return each, to_jit(self._mask(mask), copy=True), model
 
-    def _constant(self, value: Any) -> Any:
+    def _constant(self, value: object) -> Any:
         """Give a constant as an argument; single numbers do not decide about dtypes."""
         if not isinstance(value, torch.Tensor):
             is_number = isinstance(value, bool | int | float)
@@ -333,7 +333,7 @@ class ProgramEngine:
     def _first(self, rows: int, constants: Constants, key: np.ndarray) -> tuple[Rows, Any, Rows]:
         """Give state, action and memory where no episode has begun: all that is in them is the key, in every row."""
 
-        def blank(like: Any) -> torch.Tensor:
+        def blank(like: jax.ShapeDtypeStruct) -> torch.Tensor:
             shape = (rows, *like.shape[1:])
             return torch.zeros(shape, dtype=torch_dtype_of(like.dtype), device=self.device)
 
@@ -440,7 +440,9 @@ class ProgramEngine:
 
     # ---- actions
 
-    def _action(self, td: TensorDictBase, stepped: list[int] | None) -> Any:
+    def _action(
+        self, td: TensorDictBase, stepped: list[int] | None
+    ) -> torch.Tensor | np.ndarray | dict[str, torch.Tensor | np.ndarray]:
         space = self.action_space
         if not isinstance(space, Mapping):
             return self._one_action(td, "action", space, stepped)
@@ -455,7 +457,11 @@ class ProgramEngine:
         return self.programs.env.action_space
 
     def _one_action(
-        self, td: TensorDictBase, key: Key, space: Any, stepped: list[int] | None
+        self,
+        td: TensorDictBase,
+        key: Key,
+        space: Any,
+        stepped: list[int] | None,
     ) -> torch.Tensor | np.ndarray:
         rule, value, batch = self._action_rules[key], td.get(key, None), td.batch_size
         settings = self.settings

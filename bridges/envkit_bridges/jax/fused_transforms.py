@@ -67,7 +67,7 @@ class Acted:
     which win over what the step shows there.
     """
 
-    action: Any
+    action: object
     written: ByPath
     following: ByPath
 
@@ -111,7 +111,7 @@ class NamedRows:
         """Lay the state of the env out in its buffers."""
         return self.env.pack(state.inner)
 
-    def begin(self, inner: Any, memory: ByPath) -> RowState:
+    def begin(self, inner: object, memory: ByPath) -> RowState:
         """Name a state of the env, and what is remembered, as a state of rows."""
         return RowState(inner, memory, self._given)
 
@@ -122,12 +122,12 @@ class NamedRows:
         following |= {path: state.memory[path] for path in self._carried}
         return self._moment(state.inner, following, shared)
 
-    def step(self, state: RowState, action: Any) -> tuple[RowState, Timestep]:
+    def step(self, state: RowState, action: object) -> tuple[RowState, Timestep]:
         """Advance every row by its action."""
         return self._step(state, action, self._counted)
 
     def step_where(
-        self, mask: jax.Array, state: RowState, timestep: Timestep, action: Any
+        self, mask: jax.Array, state: RowState, timestep: Timestep, action: object
     ) -> tuple[RowState, Timestep]:
         """Advance the rows of ``mask``; the others keep every bit."""
 
@@ -180,13 +180,13 @@ class NamedRows:
         return self._moment(inner, {path: kept[path] for path in self._carried} | root, shared)
 
     def restart(
-        self, mask: jax.Array, origins: Origin, inner: Any, write: Callable[[Any], Any]
+        self, mask: jax.Array, origins: Origin, inner: object, write: Callable[[Any], Any]
     ) -> tuple[RowState, Timestep]:
         """Start new episodes in the rows of ``mask``; what the others show means nothing."""
         state = self.begin(write(inner), {})
         return self._moment(*self._restarted(mask, origins, state, write))
 
-    def resume(self, inner: Any, given: ByPath, flags: jax.Array) -> tuple[RowState, Timestep]:
+    def resume(self, inner: object, given: ByPath, flags: jax.Array) -> tuple[RowState, Timestep]:
         """Go on from a root of which some leaves are given; the others begin as after a reset.
 
         Args:
@@ -216,7 +216,7 @@ class NamedRows:
         return None if self._counted is None else self._counted & mask
 
     def _step(
-        self, state: RowState, action: Any, mask: jax.Array | None
+        self, state: RowState, action: object, mask: jax.Array | None
     ) -> tuple[RowState, Timestep]:
         acted = action if isinstance(action, Acted) else Acted(action, {}, {})
         inner, timestep = self.env.step(state.inner, acted.action)
@@ -292,7 +292,7 @@ class NamedRows:
     def _shown_by_reset(self) -> set[Path]:
         return set(jax.eval_shape(lambda: self._begun(_named(self._blank(1)), self._given)[0]))
 
-    def _moment(self, inner: Any, leaves: ByPath, shared: Shared) -> tuple[RowState, Timestep]:
+    def _moment(self, inner: object, leaves: ByPath, shared: Shared) -> tuple[RowState, Timestep]:
         memory = {path: leaf for path, leaf in leaves.items() if path in self._memory}
         shown = {path: leaf for path, leaf in leaves.items() if path not in FLAGS}
         at_root = self._shown_by_reset | self._carried

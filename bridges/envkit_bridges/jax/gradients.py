@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +30,9 @@ import torch
 from envkit import rules
 from envkit.errors import GradientError
 from envkit_bridges.dlpack import to_jit, to_torch
+
+if TYPE_CHECKING:
+    from torch.autograd.function import FunctionCtx
 
 __all__ = ["Differentiable", "Running", "is_wanted", "start", "vjp_of"]
 
@@ -88,7 +91,7 @@ def vjp_of(function: Callable[..., PyTree]) -> Callable[..., list[jax.Array]]:
     return pull_back
 
 
-def _is_floating(leaf: Any) -> bool:
+def _is_floating(leaf: jax.Array) -> bool:
     return jnp.issubdtype(leaf.dtype, jnp.floating)
 
 
@@ -206,11 +209,11 @@ class _NotTwice(torch.autograd.Function):
     """Gradients as they are, which cannot be differentiated again and say so."""
 
     @staticmethod
-    def forward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def forward(ctx: FunctionCtx, *gradients: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return tuple(leaf.view_as(leaf) for leaf in gradients)
 
     @staticmethod
-    def backward(ctx: Any, *cotangents: torch.Tensor) -> Any:
+    def backward(ctx: FunctionCtx, *cotangents: torch.Tensor) -> NoReturn:
         raise GradientError(
             "gradients of gradients through a step of this env are not computed. Leave create_graph=True "
             "out, or detach the gradients before you compute with them."

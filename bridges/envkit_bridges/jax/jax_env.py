@@ -362,13 +362,15 @@ class JaxEnv(EnvBase):
             )
         return self._begun(td, steps, policy, record_state=record_state)()
 
-    def _begun(self, td: TensorDictBase, steps: int, policy: Any, *, record_state: bool) -> Begun:
+    def _begun(
+        self, td: TensorDictBase, steps: int, policy: PolicyLike, *, record_state: bool
+    ) -> Begun:
         if self.cache_clear_frequency:
             self._count_steps(steps)
         run = Unrolling(self, self._engine, td, policy, self._next_key)
         return run.begin(steps, record_state=record_state)
 
-    def _gives_gradients(self, td: TensorDictBase, policy: Any) -> bool:
+    def _gives_gradients(self, td: TensorDictBase, policy: PolicyLike) -> bool:
         """Say whether a run from ``td`` must be made of steps with a graph."""
         if not (self.requires_grad and torch.is_grad_enabled()):
             return False
@@ -377,7 +379,7 @@ class JaxEnv(EnvBase):
             given.extend(policy.parameters())
         return is_wanted(given)
 
-    def _expect_run(self, stop: rules.Stop, policy: Any) -> None:
+    def _expect_run(self, stop: rules.Stop, policy: PolicyLike) -> None:
         may_keep_graph = self.requires_grad and torch.is_grad_enabled()
         steps = self._steps_by_itself and not (is_compilable(policy) or may_keep_graph)
         if stop == "never" and steps:
@@ -389,7 +391,7 @@ class JaxEnv(EnvBase):
 
     _unrecorded = ("state",)
 
-    def _runs_at_once(self, policy: Any) -> bool:
+    def _runs_at_once(self, policy: PolicyLike) -> bool:
         return is_compilable(policy) and not (policy is None and self._draws_its_own)
 
     def _begin_run(self, run: Run) -> Begun:
@@ -485,7 +487,7 @@ class JaxEnv(EnvBase):
 
     # -------------------------------------------------------------------------------------- pictures
 
-    def render(self, td: TensorDictBase, row: int = 0, **options: Any) -> torch.Tensor:
+    def render(self, td: TensorDictBase, row: int = 0, **options: object) -> torch.Tensor:
         """Draw one row of stored states with the library's own renderer.
 
         Args:
@@ -506,7 +508,7 @@ class JaxEnv(EnvBase):
         return picture(self._engine, td, row, **options)
 
     def render_rollout(
-        self, td: TensorDictBase, row: int = 0, every: int = 1, **options: Any
+        self, td: TensorDictBase, row: int = 0, every: int = 1, **options: object
     ) -> torch.Tensor:
         """Draw the roots of one row of a rollout; see `render`.
 

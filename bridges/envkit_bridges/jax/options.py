@@ -6,6 +6,7 @@ Signatures, completion and type checkers read the keywords; `rows_of` builds the
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Annotated, Any, Literal, TypedDict, get_args
 
 import torch
@@ -105,7 +106,7 @@ def of_every_env(options: JaxOptions) -> EnvOptions:
     return {name: value for name, value in options.items() if name not in own}  # type: ignore[return-value]
 
 
-def require_sense(given: Any) -> None:
+def require_sense(given: SimpleNamespace) -> None:
     """Check keywords that mean nothing as they are, and write numbers as ints: a string would switch something on.
 
     Raises:
@@ -131,7 +132,7 @@ def require_sense(given: Any) -> None:
         )
 
 
-def _clearing(frequency: Any) -> int:
+def _clearing(frequency: object) -> int:
     """Check after how many steps caches are cleared; 0 is never."""
     if frequency is None or frequency is False:
         return 0
@@ -151,7 +152,9 @@ def chunks_on(device: torch.device | None, reset_rows: ResetRows) -> Chunks:
     return ALL_ON_CARD if reset_rows == "all" else ON_CARD
 
 
-def rows_of(env: StatelessEnv, given: Any, device: torch.device, *, axis: str | None) -> BatchedEnv:
+def rows_of(
+    env: StatelessEnv, given: SimpleNamespace, device: torch.device, *, axis: str | None
+) -> BatchedEnv:
     """Put what the keywords ask for around one env: metrics, then repeated actions, then the time limit."""
     drawn = None
     if given.randomize is not None:

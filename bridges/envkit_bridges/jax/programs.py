@@ -27,7 +27,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -51,6 +51,11 @@ from envkit_bridges.jax.fused_transforms import Acted, NamedRows, RowState, flag
 from envkit_bridges.jax.gradients import Differentiable, vjp_of
 from envkit_bridges.jax.sharding import AXIS, EVERYWHERE, FLAGS, ROWS, Shards, after_time
 from envkit_bridges.jax.shared_programs import Program, Same, account_of
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from envkit.functional import Origin
 
 __all__ = ["PACKED", "Constants", "Programs"]
 
@@ -165,7 +170,7 @@ class Programs:
             return jit_with_note(traced, what, static_argnums=tuple(range(static)))
         return self.shards.jit(traced, what, *_SPREAD[name], static=static)
 
-    def trace(self, name: str, *args: Any) -> Any:
+    def trace(self, name: str, *args: object) -> Any:
         """Compute what the program of that name does, and count it."""
         self.traces[name] = self.traces.get(name, 0) + 1
         return self._functions[name][0](*args)
@@ -174,7 +179,7 @@ class Programs:
         run, vjp = self._program(name, function), self._program(f"{name}_vjp", vjp_of(function))
         return Differentiable(run, vjp)
 
-    def env_given(self, model: Any) -> BatchedEnv:
+    def env_given(self, model: object) -> BatchedEnv:
         """Give the env over rows, stepped with a model where that is an argument; None where it is not."""
         return self.env if model is None else self.env.with_model(model)
 
@@ -196,7 +201,7 @@ class Programs:
         return jax.eval_shape(inputs)
 
     def _step(
-        self, state: ByPath, action: Any, memory: ByPath, constants: Constants
+        self, state: ByPath, action: object, memory: ByPath, constants: Constants
     ) -> dict[str, Any]:
         rows = self._rows(constants)
         before = rows.begin(self.read_state(state), memory)
@@ -218,7 +223,7 @@ class Programs:
     def _advance(
         self,
         state: ByPath,
-        action: Any,
+        action: object,
         memory: ByPath,
         constants: Constants,
         follows: int | jax.Array,
@@ -242,10 +247,10 @@ class Programs:
             after, timestep = moment
             return RowState(self._write_state(after.inner), {}, after.shared), timestep
 
-        def begun() -> Any:
+        def begun() -> tuple[tuple[RowState, Timestep], Origin]:
             return written(rows.unstepped(before(), rows_here)), first(inner.key)
 
-        def stepped() -> Any:
+        def stepped() -> tuple[tuple[RowState, Timestep], Origin]:
             return written(rows.step(before(), action)), inner.origin
 
         if self.env.chunks.asks_first:
@@ -274,7 +279,7 @@ class Programs:
         policy: Any,
         record_state: bool,
         begin: Begin,
-        params: Any,
+        params: object,
         key: jax.Array,
         constants: Constants,
     ) -> tuple[dict[str, Any], dict[str, Any], Any]:
@@ -298,12 +303,12 @@ class Programs:
         rule: StopRule,
         check_every: int,
         begin: Begin,
-        params: Any,
+        params: object,
         key: jax.Array,
         start: Any,
         constants: Constants,
         counted: jax.Array,
-        limit: Any,
+        limit: jax.Array | int,
     ) -> tuple[dict[str, Any], dict[str, Any], Stopped]:
         """Take steps until rows are done, see `unroll_until`; gives what `_unroll` does, and the end."""
         rows, carry = self._begun(begin, constants)
@@ -366,7 +371,7 @@ class Programs:
             flags = flags[..., None]
         return {"leaves": timestep.observation | timestep.reward, "flags": flags}
 
-    def _write_state(self, state: Any) -> ByPath:
+    def _write_state(self, state: object) -> ByPath:
         if not self.packed:
             return self.name_leaves(state)
         return {(name,): buffer for name, buffer in self.env.packing.pack(state).items()}
@@ -388,7 +393,7 @@ class Programs:
             {name: _same_bits(leaf, dtypes[name]) for name, leaf in state.items()}
         )
 
-    def name_leaves(self, state: Any) -> ByPath:
+    def name_leaves(self, state: object) -> ByPath:
         """Give the leaves of a state by path, unsigned ones as signed ones of the same bits."""
         return {
             name: _same_bits(leaf, _SIGNED.get(leaf.dtype.name, leaf.dtype))
@@ -396,5 +401,5 @@ class Programs:
         }
 
 
-def _same_bits(leaf: jax.Array, dtype: Any) -> jax.Array:
+def _same_bits(leaf: jax.Array, dtype: np.dtype | str) -> jax.Array:
     return leaf if leaf.dtype == dtype else jax.lax.bitcast_convert_type(leaf, jnp.dtype(dtype))

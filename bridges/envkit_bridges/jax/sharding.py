@@ -96,7 +96,7 @@ class Shards:
         function: Callable[..., Any],
         what: str,
         takes: tuple[Any, ...],
-        gives: Any,
+        gives: object,
         *,
         static: int,
     ) -> Callable[..., Any]:
@@ -113,7 +113,7 @@ class Shards:
             A function that takes arguments wherever they are, and gives results on the first device.
         """
 
-        def spread(*args: Any) -> Any:
+        def spread(*args: object) -> Any:
             fixed, given = args[:static], args[static:]
             on_shard = jax.shard_map(
                 lambda *local: function(*fixed, *local),
@@ -131,7 +131,7 @@ class Shards:
 
         joined = jax.jit(lambda parts: jax.tree.map(_join, gives, *parts, is_leaf=_is_spec))
 
-        def call(*args: Any) -> Any:
+        def call(*args: object) -> Any:
             return joined(self._parts_of(compiled(*hand_out(args))))
 
         call.lower = lambda *args: compiled.lower(*hand_out(args))  # type: ignore[attr-defined]
@@ -140,32 +140,32 @@ class Shards:
     def _placed(self, arguments: tuple[Any, ...], takes: tuple[Any, ...]) -> tuple[Any, ...]:
         """Place arguments where the shards want them."""
 
-        def place(spec: PartitionSpec, tree: Any) -> Any:
+        def place(spec: PartitionSpec, tree: object) -> Any:
             return jax.device_put(tree, NamedSharding(self._mesh, spec))
 
         return jax.tree.map(place, takes, arguments, is_leaf=_is_spec)
 
-    def _parts_of(self, results: Any) -> list[Any]:
+    def _parts_of(self, results: object) -> list[Any]:
         """Bring the part of each device to the first one, from card to card: a whole array would go through the host."""
 
-        def part(device: Any) -> Any:
+        def part(device: object) -> Any:
             return jax.tree.map(lambda leaf: _on(leaf, device), results)
 
         return [jax.device_put(part(device), self.devices[0]) for device in self.devices]
 
 
-def _on(leaf: jax.Array, device: Any) -> jax.Array:
+def _on(leaf: jax.Array, device: object) -> jax.Array:
     """Give what of an array lies on a device."""
     return next(shard.data for shard in leaf.addressable_shards if shard.device == device)
 
 
-def _join(spec: PartitionSpec, *parts: Any) -> Any:
+def _join(spec: PartitionSpec, *parts: object) -> Any:
     """Put the rows of all devices behind each other."""
     axis = tuple(spec).index(AXIS)
     return jax.tree.map(lambda *leaves: jnp.concatenate(leaves, axis), *parts)
 
 
-def _is_spec(tree: Any) -> bool:
+def _is_spec(tree: object) -> bool:
     return isinstance(tree, PartitionSpec)
 
 

@@ -59,7 +59,7 @@ _MOST, _DEEPEST = 100_000, 60  # objects that are looked at, and how far inside 
 class Same:
     """Stands for one object, which it keeps: equal to itself alone."""
 
-    def __init__(self, value: Any):
+    def __init__(self, value: object):
         self.value = value
 
     def __eq__(self, other: object) -> bool:
@@ -69,7 +69,7 @@ class Same:
         return id(self.value)
 
 
-def account_of(value: Any) -> Hashable:
+def account_of(value: object) -> Hashable:
     """Describe a value; see the module.
 
     One that is made of very many objects, or has a function whose closure is not filled yet, counts by identity.
@@ -172,7 +172,7 @@ class _Accounting:
         read = [(name, self._of_global(value, names)) for name, value in known]
         return self.of(defaults), tuple(map(self.of, cells)), tuple(read)
 
-    def _of_global(self, value: Any, names: Sequence[str]) -> Hashable:
+    def _of_global(self, value: object, names: Sequence[str]) -> Hashable:
         """Describe a global; of a module of the user's own, what ``names`` may read there."""
         if not isinstance(value, ModuleType) or value.__name__.partition(".")[0] in _LIBRARIES:
             return self.of(value)
@@ -189,7 +189,7 @@ def _names_in(code: CodeType) -> list[str]:
     return sorted({*code.co_names, *(name for part in inner for name in _names_in(part))})
 
 
-def _is_of_library(value: Any) -> bool:
+def _is_of_library(value: object) -> bool:
     return str(value.__module__).partition(".")[0] in _LIBRARIES
 
 
@@ -285,7 +285,7 @@ class Shared:
         finally:
             calling.owner = before
 
-    def _trace(self, name: str, *args: Any) -> Any:
+    def _trace(self, name: str, *args: object) -> Any:
         owner = self._calling.owner
         account = owner.account()
         if account != self.account and _TRACED.get(owner) != (account, self):
@@ -315,7 +315,7 @@ class Program:
         self._name, self._owner = name, owner
         self._shared: Shared | None = None
 
-    def __call__(self, *args: Any) -> Any:
+    def __call__(self, *args: object) -> Any:
         """Call it; an owner that has changed since gets programs of its own."""
         try:
             return (self._shared or self.shared).call(self._name, self._owner, args)
@@ -323,7 +323,7 @@ class Program:
             self._shared = None
         return self.shared.call(self._name, self._owner, args)
 
-    def lower(self, *args: Any) -> Any:
+    def lower(self, *args: object) -> Any:
         """Do what `jax.jit` does under that name."""
         return self.shared.call(self._name, self._owner, args, lowers=True)
 

@@ -65,7 +65,7 @@ class ModelledCore(SimulatorCore):
         """The model that it steps with."""
         return getattr(self.env, self.attribute) if self.other is None else self.other
 
-    def with_model(self, model: Any) -> Self:
+    def with_model(self, model: object) -> Self:
         """Step the same env object with ``model``."""
         return dataclasses.replace(self, other=model)
 

@@ -28,7 +28,7 @@ class Unchanged:
     def __init__(self) -> None:
         self._kept: dict[int, tuple[weakref.ref[torch.Tensor], int, int, Any]] = {}
 
-    def keep(self, tensor: torch.Tensor, value: Any) -> None:
+    def keep(self, tensor: torch.Tensor, value: object) -> None:
         """Keep what was made of a tensor, which ``value`` must not hold."""
         if tensor.is_inference():
             return

@@ -15,7 +15,7 @@ Conventions
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -31,6 +31,9 @@ from envkit_bridges.dlpack import adopted, number_to_jit, to_jit, to_torch
 from envkit_bridges.jax.codecs import encoded
 from envkit_bridges.jax.engine import ProgramEngine
 from envkit_bridges.jax.policy.inputs import PolicySpecs, actor_for
+
+if TYPE_CHECKING:
+    from envkit.env.policy import PolicyLike
 
 __all__ = ["Unrolling"]
 
@@ -58,7 +61,7 @@ class Unrolling:
         env: EnvBase,
         engine: ProgramEngine,
         root: TensorDictBase,
-        policy: Any,
+        policy: PolicyLike,
         next_key: Callable[[], np.ndarray],
     ):
         self._env, self._engine, self._root = env, engine, root

@@ -11,9 +11,9 @@ Conventions
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -43,6 +43,9 @@ from envkit_bridges.policy.compiled import CompiledPolicy
 from envkit_bridges.policy.errors import STEPWISE
 from envkit_bridges.policy.exporting import signature_for
 
+if TYPE_CHECKING:
+    import numpy as np
+
 __all__ = ["Actor", "PolicySpecs", "actor_for", "is_compilable"]
 
 _FLAGS: tuple[Path, ...] = tuple((name,) for name in DONE_LEAVES)
@@ -61,13 +64,13 @@ class Actor:
     """
 
     function: Callable[..., Any] | None = None
-    params: Any = None
+    params: object = None
     carries: tuple[Path, ...] = ()
     remembers: tuple[Path, ...] = ()
     writes: Mapping[Path, torch.dtype] = field(default_factory=dict)
 
 
-def is_compilable(policy: Any) -> bool:
+def is_compilable(policy: object) -> bool:
     """Say whether a policy can be part of a program: random, in JAX, or translated."""
     return policy is None or isinstance(policy, JaxPolicy | CompiledPolicy)
 
@@ -75,7 +78,7 @@ def is_compilable(policy: Any) -> bool:
 def actor_for(
     env: EnvBase,
     engine: ProgramEngine,
-    policy: Any,
+    policy: object,
     td: TensorDictBase,
     free: Mapping[Path, torch.Tensor],
 ) -> Actor:
@@ -237,7 +240,7 @@ class _ActionLeaf:
     is_one_hot: bool
 
     @property
-    def dtype(self) -> Any:
+    def dtype(self) -> np.dtype:
         return self.space.dtype
 
     def read(self, value: jax.Array) -> jax.Array:
@@ -249,7 +252,7 @@ class _ActionLeaf:
         self._check_dtype(value)
         return value.astype(self.dtype)
 
-    def given(self, value: Any) -> jax.Array:
+    def given(self, value: object) -> jax.Array:
         """Check what a policy in JAX gave, which is in the env's own encoding."""
         value = jnp.asarray(value)
         self._check(value, self.space.shape)
@@ -290,7 +293,7 @@ def _action_leaves(env: EnvBase, engine: ProgramEngine) -> tuple[_ActionLeaf, ..
     )
 
 
-def _assembled(found: Mapping[Path, jax.Array]) -> Any:
+def _assembled(found: Mapping[Path, jax.Array]) -> jax.Array | dict[str, jax.Array]:
     """Give a single action as it is, several as a dict by name."""
     if ("action",) in found:
         return found["action",]
@@ -324,7 +327,9 @@ class _Translated:
     actions: tuple[_ActionLeaf, ...]
     lasting: frozenset[Path]  # entries of a root that it may write into the next one
 
-    def __call__(self, params: Any, observation: Mapping[Path, jax.Array], key: jax.Array) -> Acted:
+    def __call__(
+        self, params: Sequence[jax.Array], observation: Mapping[Path, jax.Array], key: jax.Array
+    ) -> Acted:
         rows = next(iter(observation.values())).shape[0]
         never = dict.fromkeys(_FLAGS, jnp.zeros((rows, 1), bool))
         written = self.translation(params, {**never, **observation}, key)
@@ -346,7 +351,9 @@ class _InJax:
     actions: tuple[_ActionLeaf, ...]
     places: Places
 
-    def __call__(self, params: Any, observation: Mapping[Path, jax.Array], key: jax.Array) -> Acted:
+    def __call__(
+        self, params: object, observation: Mapping[Path, jax.Array], key: jax.Array
+    ) -> Acted:
         seen = {path: observation[path] for path in self.reads}
         written = act(self.function, self.places, params, seen, key)
         written |= {leaf.path: leaf.given(written[leaf.path]) for leaf in self.actions}

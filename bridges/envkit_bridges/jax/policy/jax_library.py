@@ -10,7 +10,7 @@ so does all of a tensor that was to be written to. In integers that is the least
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -19,43 +19,46 @@ from jax.scipy import special
 
 from envkit_bridges.policy.core_aten import Library, in_range, namespace
 
+if TYPE_CHECKING:
+    import numpy as np
+
 __all__ = ["FULL", "JAX", "matmul", "picked"]
 
 FULL = jax.lax.Precision.HIGHEST
 
 
-def matmul(x: Any, y: Any) -> Any:
+def matmul(x: jax.Array, y: jax.Array) -> jax.Array:
     """Multiply matrices in the precision of their operands."""
     return jnp.matmul(x, y, precision=FULL)
 
 
-def picked(x: Any, index: Any, axis: int) -> Any:
+def picked(x: jax.Array, index: jax.Array, axis: int) -> jax.Array:
     """Take entries along an axis."""
     return jnp.take(x, in_range(jnp, index, x.shape[axis]), axis=axis, mode="fill")
 
 
-def _gathered(x: Any, index: Any, axis: int) -> Any:
+def _gathered(x: jax.Array, index: jax.Array, axis: int) -> jax.Array:
     return jnp.take_along_axis(x, in_range(jnp, index, x.shape[axis]), axis, mode="fill")
 
 
-def _indexed(x: Any, places: tuple[Any, ...]) -> Any:
+def _indexed(x: jax.Array, places: tuple[jax.Array | slice, ...]) -> jax.Array:
     return x.at[places].get(mode="fill")
 
 
-def _put(x: Any, places: tuple[Any, ...], values: Any, how: str) -> Any:
+def _put(x: jax.Array, places: tuple[Any, ...], values: jax.Array | float, how: str) -> jax.Array:
     out = getattr(x.at[places], how)(values)
     pairs = zip(places, x.shape, strict=False)
     bad = [((i < -size) | (i >= size)).any() for i, size in pairs if hasattr(i, "dtype")]
     return _void_where(jnp.stack(bad).any(), out) if bad else out
 
 
-def _void_where(bad: Any, x: Any) -> Any:
+def _void_where(bad: jax.Array, x: jax.Array) -> jax.Array:
     if jnp.issubdtype(x.dtype, jnp.inexact):
         return jnp.where(bad, jnp.nan, x)
     return jnp.where(bad, True if x.dtype == bool else jnp.iinfo(x.dtype).min, x)
 
 
-def _argsort(x: Any, axis: int, descending: bool) -> Any:
+def _argsort(x: jax.Array, axis: int, descending: bool) -> jax.Array:
     return jnp.argsort(x, axis=axis, stable=True, descending=descending)
 
 
@@ -65,7 +68,7 @@ def _placed(plain: Callable[..., Any], extreme: Callable[..., Any]) -> Callable[
     JAX's own function cannot be lowered for 64 bits that are switched on within a trace.
     """
 
-    def place(x: Any, axis: int | None = None, keepdims: bool = False) -> Any:
+    def place(x: jax.Array, axis: int | None = None, keepdims: bool = False) -> jax.Array:
         if x.dtype.itemsize < 8:
             return plain(x, axis, keepdims=keepdims)
         flat = x.reshape(-1) if axis is None or not x.ndim else x
@@ -81,12 +84,12 @@ def _placed(plain: Callable[..., Any], extreme: Callable[..., Any]) -> Callable[
     return place
 
 
-def _digamma(x: Any) -> Any:
+def _digamma(x: jax.Array) -> jax.Array:
     """Give the pole at zero the sign that torch gives it."""
     return jnp.where(x == 0, -jnp.copysign(jnp.inf, x).astype(x.dtype), special.digamma(x))
 
 
-def _dtype_of(dtype: torch.dtype) -> Any:
+def _dtype_of(dtype: torch.dtype) -> np.dtype:
     name = str(dtype).removeprefix("torch.")
     return jax.dtypes.canonicalize_dtype(jnp.dtype(name))  # 64 bits become 32 where JAX has no 64
 

@@ -32,6 +32,8 @@ from envkit_bridges.jax.codecs import encoded
 from envkit_bridges.jax.keys import key_of
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from envkit.env.base import EnvBase
 
 __all__ = ["JaxPolicy", "Places", "act"]
@@ -73,7 +75,7 @@ class JaxPolicy:
         """Give what acts step by step in any env, with keys from the env's generator of actions."""
         return _Stepwise(self, env)
 
-    def named_params(self, params: Any = None) -> dict[str, torch.Tensor]:
+    def named_params(self, params: object = None) -> dict[str, torch.Tensor]:
         """Give parameters by their paths; see `HasParams`."""
         given = self.params if params is None else params
         given = given.params if isinstance(given, JaxPolicy) else given
@@ -85,7 +87,7 @@ class JaxPolicy:
     def with_params(self, named: Mapping[str, torch.Tensor]) -> JaxPolicy:
         """Give this policy with other parameters; see `HasParams`."""
 
-        def put(path: Any, leaf: Any) -> jax.Array:
+        def put(path: jax.tree_util.KeyPath, leaf: object) -> jax.Array:
             array = to_jax(named[jax.tree_util.keystr(path)].clone())
             return jax.device_put(array, leaf.sharding) if isinstance(leaf, jax.Array) else array
 
@@ -151,7 +153,7 @@ class _Stepwise:
             tensordict.set(as_key(path), value.reshape((*tensordict.batch_size, *value.shape[1:])))
         return tensordict
 
-    def _draw_key(self) -> Any:
+    def _draw_key(self) -> jax.Array | np.ndarray:
         """Draw a key where the env draws actions; on a card as a tensor, which the host neither reads nor brings there."""
         generator = self._env._action_generator
         device = self._env.device if generator is None else generator.device
@@ -160,7 +162,7 @@ class _Stepwise:
         kind = {"generator": generator, "device": device, "dtype": torch.int32}
         return to_jit(torch.randint(-(2**31), 2**31, (2,), **kind).view(torch.uint32), copy=False)
 
-    def _rows(self, td: TensorDictBase, path: Path) -> Any:
+    def _rows(self, td: TensorDictBase, path: Path) -> jax.Array | np.ndarray:
         value = td.get(as_key(path))
         return to_jit(value.reshape((-1, *value.shape[td.ndim :])), detach=True)
 
@@ -168,7 +170,7 @@ class _Stepwise:
 def act(
     function: Callable[..., Any],
     places: Places,
-    params: Any,
+    params: object,
     leaves: Mapping[Path, Any],
     key: jax.Array,
 ) -> dict[Path, jax.Array]:
@@ -187,7 +189,7 @@ def act(
     return {path: _array(path, value, rows) for path, value in written.items()}
 
 
-def _by_path(given: Any, actions: Sequence[Path]) -> dict[Path, Any]:
+def _by_path(given: object, actions: Sequence[Path]) -> dict[Path, Any]:
     """Name what a function returned: one action, actions by name, or outputs."""
     by_name = {path[-1]: path for path in actions}
     if given is None:
@@ -240,7 +242,7 @@ def _refuse_collisions(written: Iterable[Path], places: Places) -> None:
             )
 
 
-def _array(path: Path, value: Any, rows: int) -> jax.Array:
+def _array(path: Path, value: object, rows: int) -> jax.Array:
     try:
         array = jnp.asarray(value)
     except TypeError:

@@ -46,7 +46,9 @@ def _draws(entries: dict[str, Callable[..., Any]]) -> dict[str, Op]:
 
 
 def _without_generator(draw: Callable[..., Any]) -> Callable[..., Any]:
-    def drawn(key: Key, *args: Any, generator: Any = None, **kwargs: Any) -> Any:
+    def drawn(
+        key: Key, *args: object, generator: torch.Generator | None = None, **kwargs: object
+    ) -> jax.Array:
         if generator is not None or any(isinstance(arg, torch.Generator) for arg in args):
             raise NotImplementedError(
                 "a generator of the module's own is not covered; leave it out: draws follow the env's seed"
@@ -64,24 +66,24 @@ def _alike(draw: Callable[..., Any]) -> Callable[..., Any]:
     return lambda key, x: draw(key, x.shape)
 
 
-def _normal_in(key: Key, x: Any, mean: float = 0.0, std: float = 1.0) -> Any:
+def _normal_in(key: Key, x: jax.Array, mean: float = 0.0, std: float = 1.0) -> jax.Array:
     return mean + std * jax.random.normal(key, x.shape)
 
 
-def _normal(key: Key, mean: Any, std: Any = 1.0) -> Any:
+def _normal(key: Key, mean: jax.Array | float, std: jax.Array | float = 1.0) -> jax.Array:
     shape = jnp.broadcast_shapes(jnp.shape(mean), jnp.shape(std))
     return mean + std * jax.random.normal(key, shape)
 
 
-def _uniform(key: Key, x: Any, low: float = 0.0, high: float = 1.0) -> Any:
+def _uniform(key: Key, x: jax.Array, low: float = 0.0, high: float = 1.0) -> jax.Array:
     return jax.random.uniform(key, x.shape, minval=low, maxval=high)
 
 
-def _exponential(key: Key, x: Any, rate: float = 1.0) -> Any:
+def _exponential(key: Key, x: jax.Array, rate: float = 1.0) -> jax.Array:
     return jax.random.exponential(key, x.shape) / rate
 
 
-def _multinomial(key: Key, weights: Any, count: int, replacement: bool = False) -> Any:
+def _multinomial(key: Key, weights: jax.Array, count: int, replacement: bool = False) -> jax.Array:
     """Draw ``count`` indices from each row; without replacement by the Gumbel-top-k trick."""
     logits = jnp.log(weights)
     if replacement or count == 1:
@@ -91,7 +93,9 @@ def _multinomial(key: Key, weights: Any, count: int, replacement: bool = False) 
     return jnp.argsort(-noisy, axis=-1)[..., :count]
 
 
-def _dropout(key: Key, x: Any, rate: float, training: bool | None = True) -> tuple[Any, Any]:
+def _dropout(
+    key: Key, x: jax.Array, rate: float, training: bool | None = True
+) -> tuple[jax.Array, jax.Array]:
     if not training:
         return x, jnp.ones(x.shape, bool)
     kept = jax.random.bernoulli(key, 1.0 - rate, x.shape)
@@ -99,26 +103,26 @@ def _dropout(key: Key, x: Any, rate: float, training: bool | None = True) -> tup
     return jnp.where(kept, x, 0) * scale, kept
 
 
-def _dirichlet(key: Key, concentration: Any) -> Any:
+def _dirichlet(key: Key, concentration: jax.Array) -> jax.Array:
     return jax.random.dirichlet(key, concentration, concentration.shape[:-1])
 
 
-def _integers(key: Key, low: int, high: int, shape: Any) -> Any:
+def _integers(key: Key, low: int, high: int, shape: Sequence[int]) -> jax.Array:
     """Draw from ``low`` to one below ``high``."""
     return jax.random.randint(key, tuple(shape), in_width(jnp, low), in_width(jnp, high))
 
 
-def _from(key: Key, x: Any, low: int, high: int | None = None) -> Any:
+def _from(key: Key, x: jax.Array, low: int, high: int | None = None) -> jax.Array:
     if high is None:
         raise NotImplementedError("random_ without an upper end is not covered; give it one")
     return _integers(key, low, high, x.shape)
 
 
-def _cauchy(key: Key, x: Any, median: float = 0.0, sigma: float = 1.0) -> Any:
+def _cauchy(key: Key, x: jax.Array, median: float = 0.0, sigma: float = 1.0) -> jax.Array:
     return median + sigma * jax.random.cauchy(key, x.shape)
 
 
-def _log_normal(key: Key, x: Any, mean: float = 1.0, std: float = 2.0) -> Any:
+def _log_normal(key: Key, x: jax.Array, mean: float = 1.0, std: float = 2.0) -> jax.Array:
     return jnp.exp(_normal_in(key, x, mean, std))
 
 
@@ -154,15 +158,15 @@ DRAWING = _draws(
 )
 
 
-def _adjoint(x: Any) -> Any:
+def _adjoint(x: jax.Array) -> jax.Array:
     return jnp.conj(x.mT)
 
 
-def _eye_like(x: Any) -> Any:
+def _eye_like(x: jax.Array) -> jax.Array:
     return jnp.broadcast_to(jnp.eye(x.shape[-1], dtype=x.dtype), x.shape)
 
 
-def _unless(failed: Any, x: Any) -> Any:
+def _unless(failed: jax.Array, x: jax.Array) -> jax.Array:
     """Give NaN for the matrices of a batch that failed."""
     return jnp.where(failed[..., None, None], jnp.nan, x)
 
@@ -170,20 +174,22 @@ def _unless(failed: Any, x: Any) -> Any:
 # ------------------------------------------------------------------------------------ positive definite
 
 
-def _lower_factor(a: Any) -> Any:
+def _lower_factor(a: jax.Array) -> jax.Array:
     """Read the lower triangle only, as torch does; NaN where it is not positive definite."""
     return jax.lax.linalg.cholesky(a, symmetrize_input=False)
 
 
-def _cholesky(a: Any, upper: bool = False) -> Any:
+def _cholesky(a: jax.Array, upper: bool = False) -> jax.Array:
     return _adjoint(_lower_factor(_adjoint(a))) if upper else _lower_factor(a)
 
 
-def _cholesky_ex(a: Any, *, upper: bool = False, check_errors: bool = False) -> tuple[Any, Any]:
+def _cholesky_ex(
+    a: jax.Array, *, upper: bool = False, check_errors: bool = False
+) -> tuple[jax.Array, jax.Array]:
     return _cholesky(a, upper), _first_failing_minor(_adjoint(a) if upper else a)
 
 
-def _first_failing_minor(a: Any) -> Any:
+def _first_failing_minor(a: jax.Array) -> jax.Array:
     """Find the size of the smallest leading minor that is not positive definite; 0 if there is none."""
     row = jnp.arange(a.shape[-1])
     inside = row <= row[:, None]  # minor, row
@@ -192,13 +198,13 @@ def _first_failing_minor(a: Any) -> Any:
     return _first(jnp.isnan(_lower_factor(minors)).any((-2, -1)))
 
 
-def _cholesky_solve(b: Any, factor: Any, upper: bool = False) -> Any:
+def _cholesky_solve(b: jax.Array, factor: jax.Array, upper: bool = False) -> jax.Array:
     lower = _adjoint(factor) if upper else factor
     half = _solve_triangular(lower, b, upper=False)
     return _solve_triangular(_adjoint(lower), half, upper=True)
 
 
-def _cholesky_inverse(factor: Any, upper: bool = False) -> Any:
+def _cholesky_inverse(factor: jax.Array, upper: bool = False) -> jax.Array:
     return _cholesky_solve(_eye_like(factor), factor, upper)
 
 
@@ -206,8 +212,8 @@ def _cholesky_inverse(factor: Any, upper: bool = False) -> Any:
 
 
 def _solve_triangular(
-    a: Any, b: Any, *, upper: bool, left: bool = True, unitriangular: bool = False
-) -> Any:
+    a: jax.Array, b: jax.Array, *, upper: bool, left: bool = True, unitriangular: bool = False
+) -> jax.Array:
     batch = jnp.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     return jax.lax.linalg.triangular_solve(
         jnp.broadcast_to(a, (*batch, *a.shape[-2:])),
@@ -219,8 +225,12 @@ def _solve_triangular(
 
 
 def _triangular_solve(
-    b: Any, a: Any, upper: bool = True, transpose: bool = False, unitriangular: bool = False
-) -> tuple[Any, Any]:
+    b: jax.Array,
+    a: jax.Array,
+    upper: bool = True,
+    transpose: bool = False,
+    unitriangular: bool = False,
+) -> tuple[jax.Array, jax.Array]:
     if transpose:
         a, upper = a.mT, not upper
     return _solve_triangular(a, b, upper=upper, unitriangular=unitriangular), a
@@ -229,31 +239,35 @@ def _triangular_solve(
 # ---------------------------------------------------------------------------------------- square ones
 
 
-def _first(flags: Any) -> Any:
+def _first(flags: jax.Array) -> jax.Array:
     """Count the place of the first flag from 1; 0 if none is set."""
     if not flags.shape[-1]:
         return jnp.zeros(flags.shape[:-1], jnp.int32)
     return jnp.where(flags.any(-1), flags.argmax(-1) + 1, 0)
 
 
-def _lu(a: Any) -> tuple[Any, Any, Any]:
+def _lu(a: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Give both factors in one matrix, pivots from 1, and the order of rows that they make."""
     factors, pivots, rows = jax.lax.linalg.lu(a)
     return factors, pivots + 1, rows
 
 
-def _diagonal(a: Any) -> Any:
+def _diagonal(a: jax.Array) -> jax.Array:
     return jnp.diagonal(a, axis1=-2, axis2=-1)
 
 
-def _lu_factor_ex(a: Any, *, pivot: bool = True, check_errors: bool = False) -> Any:
+def _lu_factor_ex(
+    a: jax.Array, *, pivot: bool = True, check_errors: bool = False
+) -> tuple[jax.Array, jax.Array, jax.Array]:
     if not pivot:
         raise NotImplementedError("pivot=False is not covered; leave it out")
     factors, pivots, _ = _lu(a)
     return factors, pivots, _first(_diagonal(factors) == 0)
 
 
-def _solve_ex(a: Any, b: Any, *, left: bool = True, check_errors: bool = False) -> Any:
+def _solve_ex(
+    a: jax.Array, b: jax.Array, *, left: bool = True, check_errors: bool = False
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     factors, pivots, rows = _lu(a)
     info = _first(_diagonal(factors) == 0)
     is_vector = b.ndim == 1 or b.shape == a.shape[:-1]
@@ -273,12 +287,12 @@ def _solve_ex(a: Any, b: Any, *, left: bool = True, check_errors: bool = False) 
     return (x[..., 0] if is_vector else x), factors, pivots, info
 
 
-def _inv_ex(a: Any, *, check_errors: bool = False) -> tuple[Any, Any]:
+def _inv_ex(a: jax.Array, *, check_errors: bool = False) -> tuple[jax.Array, jax.Array]:
     inverse, _, _, info = _solve_ex(a, _eye_like(a))
     return inverse, info
 
 
-def _slogdet(a: Any) -> tuple[Any, Any]:
+def _slogdet(a: jax.Array) -> tuple[jax.Array, jax.Array]:
     factors, pivots, _ = _lu(a)
     diagonal = _diagonal(factors)
     sign = jnp.sign(diagonal).prod(-1) * _parity(pivots)
@@ -287,12 +301,12 @@ def _slogdet(a: Any) -> tuple[Any, Any]:
     )  # without the factors: asking for them is an error
 
 
-def _det(a: Any) -> tuple[Any]:
+def _det(a: jax.Array) -> tuple[jax.Array]:
     factors, pivots, _ = _lu(a)
     return (_diagonal(factors).prod(-1) * _parity(pivots),)
 
 
-def _parity(pivots: Any) -> Any:
+def _parity(pivots: jax.Array) -> jax.Array:
     swaps = (pivots != jnp.arange(1, pivots.shape[-1] + 1)).sum(-1)
     return 1 - 2 * (swaps % 2)
 
@@ -300,26 +314,34 @@ def _parity(pivots: Any) -> Any:
 # ----------------------------------------------------------------------------------- orthogonal factors
 
 
-def _qr(a: Any, mode: str = "reduced") -> tuple[Any, ...]:
+def _qr(a: jax.Array, mode: str = "reduced") -> tuple[jax.Array, ...]:
     if mode == "r":
         return jnp.zeros((0,), a.dtype), jnp.linalg.qr(a, "r")
     return tuple(jnp.linalg.qr(a, mode))
 
 
-def _eigh(a: Any, uplo: str = "L", compute_v: bool = True) -> tuple[Any, Any]:
+def _eigh(a: jax.Array, uplo: str = "L", compute_v: bool = True) -> tuple[jax.Array, jax.Array]:
     """Eigenvalues rise; which sign a vector has is as open as in torch."""
     vectors, values = jax.lax.linalg.eigh(a, lower=uplo.upper() == "L", symmetrize_input=False)
     return values, vectors
 
 
-def _svd(a: Any, full: bool = False, compute_uv: bool = True, *, driver: str | None = None) -> Any:
+def _svd(
+    a: jax.Array, full: bool = False, compute_uv: bool = True, *, driver: str | None = None
+) -> tuple[jax.Array, ...]:
     if not compute_uv:
         empty = jnp.zeros((0,), a.dtype)
         return empty, jnp.linalg.svd(a, compute_uv=False), empty
     return tuple(jnp.linalg.svd(a, full_matrices=full))
 
 
-def _pinv(a: Any, *, atol: Any = None, rtol: Any = None, hermitian: bool = False) -> Any:
+def _pinv(
+    a: jax.Array,
+    *,
+    atol: jax.Array | None = None,
+    rtol: jax.Array | None = None,
+    hermitian: bool = False,
+) -> jax.Array:
     """Invert the singular values above ``max(atol, rtol * the greatest)``, and take the others as 0."""
     atol = jnp.asarray(0.0 if atol is None else atol)
     if rtol is None:
@@ -331,7 +353,7 @@ def _pinv(a: Any, *, atol: Any = None, rtol: Any = None, hermitian: bool = False
     return matmul(_adjoint(v) * inverses[..., None, :], _adjoint(u))
 
 
-def _hermitian(a: Any) -> Any:
+def _hermitian(a: jax.Array) -> jax.Array:
     """Mirror the lower triangle, which is all that torch reads of a matrix said to be symmetric."""
     lower = jnp.tril(a)
     return lower + _adjoint(jnp.tril(a, -1))
@@ -371,7 +393,7 @@ def _each(sizes: Sizes, rank: int) -> tuple[int, ...]:
     return sizes * (rank // len(sizes))
 
 
-def _windows(x: Any, rank: int, size: Sizes, stride: Sizes, padding: Sizes) -> dict[str, Any]:
+def _windows(x: jax.Array, rank: int, size: Sizes, stride: Sizes, padding: Sizes) -> dict[str, Any]:
     front = x.ndim - rank
     around = tuple((pad, pad) for pad in _each(padding, rank))
     return {
@@ -388,13 +410,13 @@ def _refuse_ceil(ceil_mode: bool) -> None:
 
 def _max_pool(rank: int) -> Callable[..., Any]:
     def pool(
-        x: Any,
+        x: jax.Array,
         size: Sizes,
         stride: Sizes = (),
         padding: Sizes = 0,
         dilation: Sizes = 1,
         ceil_mode: bool = False,
-    ) -> Any:
+    ) -> jax.Array | tuple[jax.Array]:
         _refuse_ceil(ceil_mode)
         least = -jnp.inf if jnp.issubdtype(x.dtype, jnp.floating) else jnp.iinfo(x.dtype).min
         pooled = jax.lax.reduce_window(
@@ -411,18 +433,18 @@ def _max_pool(rank: int) -> Callable[..., Any]:
 
 def _avg_pool(rank: int) -> Callable[..., Any]:
     def pool(
-        x: Any,
+        x: jax.Array,
         size: Sizes,
         stride: Sizes = (),
         padding: Sizes = 0,
         ceil_mode: bool = False,
         count_include_pad: bool = True,
         divisor_override: int | None = None,
-    ) -> Any:
+    ) -> jax.Array | tuple[jax.Array]:
         _refuse_ceil(ceil_mode)
         windows = _windows(x, rank, size, stride, padding)
 
-        def total(values: Any) -> Any:
+        def total(values: jax.Array) -> jax.Array:
             return jax.lax.reduce_window(values, np.zeros((), x.dtype)[()], jax.lax.add, **windows)
 
         if divisor_override is not None:
@@ -437,7 +459,9 @@ def _avg_pool(rank: int) -> Callable[..., Any]:
 # --------------------------------------------------------------------- windows that follow from the size
 
 
-def _adaptive(x: Any, sizes: Sequence[int], reduce: Callable[[Any, Any, int], Any]) -> Any:
+def _adaptive(
+    x: jax.Array, sizes: Sequence[int], reduce: Callable[[jax.Array, np.ndarray, int], jax.Array]
+) -> jax.Array:
     """Reduce, one axis after the other, windows that cover the input; they overlap if it is no multiple.
 
     Args:
@@ -454,11 +478,11 @@ def _adaptive(x: Any, sizes: Sequence[int], reduce: Callable[[Any, Any, int], An
     return x
 
 
-def _mean(windows: Any, counted: Any, axis: int) -> Any:
+def _mean(windows: jax.Array, counted: np.ndarray, axis: int) -> jax.Array:
     return windows.mean(axis, where=counted)
 
 
-def _max(windows: Any, counted: Any, axis: int) -> Any:
+def _max(windows: jax.Array, counted: np.ndarray, axis: int) -> jax.Array:
     return windows.max(axis, where=counted, initial=-jnp.inf)
 
 
@@ -466,7 +490,7 @@ def _max(windows: Any, counted: Any, axis: int) -> Any:
 
 
 def _steps(
-    x: Any, sizes: Sequence[int] | None, factors: Sequence[float | None] | None, rank: int
+    x: jax.Array, sizes: Sequence[int] | None, factors: Sequence[float | None] | None, rank: int
 ) -> list[tuple[int, np.float32]]:
     """Say for each axis what size it gets, and how far apart in the input two neighbours lie.
 
@@ -484,7 +508,7 @@ def _steps(
     return found
 
 
-def _nearest(x: Any, steps: Sequence[tuple[int, np.float32]]) -> Any:
+def _nearest(x: jax.Array, steps: Sequence[tuple[int, np.float32]]) -> jax.Array:
     for axis, (size, step) in enumerate(steps, start=x.ndim - len(steps)):
         if size == 2 * x.shape[axis]:  # torch doubles, whatever the factor
             step = np.float32(0.5)
@@ -493,7 +517,9 @@ def _nearest(x: Any, steps: Sequence[tuple[int, np.float32]]) -> Any:
     return x
 
 
-def _linear(x: Any, steps: Sequence[tuple[int, np.float32]], align_corners: bool) -> Any:
+def _linear(
+    x: jax.Array, steps: Sequence[tuple[int, np.float32]], align_corners: bool
+) -> jax.Array:
     for axis, (size, step) in enumerate(steps, start=x.ndim - len(steps)):
         has, number = x.shape[axis], np.arange(size, dtype=np.float32)
         if align_corners:
@@ -507,19 +533,28 @@ def _linear(x: Any, steps: Sequence[tuple[int, np.float32]], align_corners: bool
     return x
 
 
-def _upsample_nearest_vec(x: Any, sizes: Any, factors: Any) -> Any:
+def _upsample_nearest_vec(
+    x: jax.Array, sizes: Sequence[int] | None, factors: Sequence[float | None] | None
+) -> jax.Array:
     return _nearest(x, _steps(x, sizes, factors, 2))
 
 
-def _upsample_nearest(x: Any, sizes: Any, *factors: float | None) -> Any:
+def _upsample_nearest(x: jax.Array, sizes: Sequence[int], *factors: float | None) -> jax.Array:
     return _nearest(x, _steps(x, sizes, factors, 2))
 
 
-def _upsample_linear_vec(x: Any, sizes: Any, align_corners: bool, factors: Any) -> Any:
+def _upsample_linear_vec(
+    x: jax.Array,
+    sizes: Sequence[int] | None,
+    align_corners: bool,
+    factors: Sequence[float | None] | None,
+) -> jax.Array:
     return _linear(x, _steps(x, sizes, factors, 2), align_corners)
 
 
-def _upsample_linear(x: Any, sizes: Any, align_corners: bool, *factors: float | None) -> Any:
+def _upsample_linear(
+    x: jax.Array, sizes: Sequence[int], align_corners: bool, *factors: float | None
+) -> jax.Array:
     return _linear(x, _steps(x, sizes, factors, 2), align_corners)
 
 
@@ -540,16 +575,16 @@ POOLING = table(
 
 
 def _convolution(
-    x: Any,
-    weight: Any,
-    bias: Any,
+    x: jax.Array,
+    weight: jax.Array,
+    bias: jax.Array | None,
     stride: Sequence[int],
     padding: Sequence[int],
     dilation: Sequence[int],
     transposed: bool,
     output_padding: Sequence[int],
     groups: int,
-) -> Any:
+) -> jax.Array:
     axes = weight.ndim - 2
     around = [(pad, pad) for pad in padding]
     spread: Sequence[int] = (1,) * axes
@@ -576,7 +611,7 @@ def _convolution(
     return out if bias is None else out + bias.reshape(-1, *(1,) * axes)
 
 
-def _turned(weight: Any, groups: int) -> Any:
+def _turned(weight: jax.Array, groups: int) -> jax.Array:
     """Bring the kernel of a transposed convolution, (in, out / groups, *size), into that of a plain one."""
     channels, each, *size = weight.shape
     weight = jnp.flip(weight, tuple(range(2, weight.ndim)))
@@ -585,16 +620,16 @@ def _turned(weight: Any, groups: int) -> Any:
 
 
 def _embedding_bag(
-    weight: Any,
-    indices: Any,
-    offsets: Any,
+    weight: jax.Array,
+    indices: jax.Array,
+    offsets: jax.Array,
     scale_grad_by_freq: bool = False,
     mode: int = 0,
     sparse: bool = False,
-    per_sample_weights: Any = None,
+    per_sample_weights: jax.Array | None = None,
     include_last_offset: bool = False,
     padding_idx: int = -1,
-) -> Any:
+) -> tuple[jax.Array]:
     """Sum (mode 0), average (1) or maximise (2) rows of ``weight``; bag i begins at ``offsets[i]``."""
     number, bags = indices.shape[0], offsets.shape[0] - include_last_offset
     bag = jnp.searchsorted(offsets[:bags], jnp.arange(number), side="right") - 1

@@ -10,8 +10,8 @@ Conventions
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,7 +58,7 @@ class Translation:
     doubles: frozenset[str]
 
     def __call__(
-        self, tensors: Any, entries: Mapping[Path, jax.Array], key: jax.Array
+        self, tensors: Sequence[jax.Array], entries: Mapping[Path, jax.Array], key: jax.Array
     ) -> dict[Path, jax.Array]:
         """Compute what the module writes, by path.
 
@@ -85,7 +85,7 @@ class Translation:
                 values[step.name] = step.apply(values, own)
         return dict(zip(self.writes, filled(list(graph.outputs), values), strict=True))
 
-    def _applied_wide(self, step: Step, values: Mapping[str, Any], own: Any) -> Any:
+    def _applied_wide(self, step: Step, values: Mapping[str, Any], own: jax.Array | None) -> Any:
         """Compute a step with 64 bits; what is drawn is drawn with 32 and widened."""
         nodes = step.node.all_input_nodes
         with nullcontext() if step.op.draws else _wide():
@@ -161,7 +161,7 @@ def _has_64_bits() -> bool:
     return bool(jax.config.jax_enable_x64)  # type: ignore[attr-defined]
 
 
-def _wide() -> Any:
+def _wide() -> AbstractContextManager[object]:
     """Let JAX compute with 64 bits while the context is open, also within a trace."""
     return jax.enable_x64(True)
 
@@ -175,7 +175,7 @@ def _as_torch_has_it(value: Any, node: Node) -> Any:
     return _as_dtype(value, like)
 
 
-def _as_dtype(value: Any, like: Any) -> Any:
+def _as_dtype(value: Any, like: object) -> Any:
     return value.astype(JAX.dtype_of(like.dtype)) if isinstance(like, torch.Tensor) else value
 
 

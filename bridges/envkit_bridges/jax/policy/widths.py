@@ -95,7 +95,7 @@ def _is_wide(dtype: torch.dtype, span: Span | None) -> bool:
     return dtype in _WIDE_INTEGERS and (span is None or not _is_within(span, INT32))
 
 
-def _any_wide(like: Any, spans: Spans) -> bool:
+def _any_wide(like: object, spans: Spans) -> bool:
     if isinstance(like, tuple | list):
         every = spans if isinstance(spans, list) else [spans] * len(like)
         return any(_any_wide(*pair) for pair in zip(like, every, strict=False))
@@ -151,7 +151,7 @@ def _of_constant(tensor: torch.Tensor) -> Span | None:
     return int(tensor.min()), int(tensor.max())
 
 
-def _of_step(step: Step, spans: Mapping[str, Spans], like: Any) -> Spans:
+def _of_step(step: Step, spans: Mapping[str, Spans], like: object) -> Spans:
     """Give the spans of what a step gives, as far as its operator tells; else those of its dtypes."""
     packet = packet_of(step.node)
     if packet == "getitem":
@@ -164,7 +164,7 @@ def _of_step(step: Step, spans: Mapping[str, Spans], like: Any) -> Spans:
     return _of_result(step, spans, like, 0)
 
 
-def _of_result(step: Step, spans: Mapping[str, Spans], like: Any, at: int) -> Span | None:
+def _of_result(step: Step, spans: Mapping[str, Spans], like: object, at: int) -> Span | None:
     if not isinstance(like, torch.Tensor):
         return _INDEX  # arithmetic of sizes
     whole = _of_dtype(like.dtype, crossed=False)
@@ -184,7 +184,7 @@ def _of_result(step: Step, spans: Mapping[str, Spans], like: Any, at: int) -> Sp
     return found if found is not None and _is_within(found, _INT64) else whole
 
 
-def _read(value: Any, spans: Mapping[str, Spans]) -> Any:
+def _read(value: object, spans: Mapping[str, Spans]) -> Any:
     """Give the span that stands for an argument; None for what has none."""
     if isinstance(value, Node):
         return spans[value.name]
@@ -222,11 +222,11 @@ class _Use:
         shape = self._shape(argument)
         return self._known(shape[dim]) if shape else 1
 
-    def _shape(self, argument: int) -> Any:
+    def _shape(self, argument: int) -> torch.Size:
         return self.node.args[argument].meta["val"].shape  # type: ignore[union-attr]
 
     @staticmethod
-    def _known(size: Any) -> int:
+    def _known(size: int) -> int:
         """Give a size.
 
         Raises:
@@ -267,7 +267,7 @@ def _sub(use: _Use, x: Span, y: Span, *, alpha: Span = (1, 1)) -> Span | None:
     return _add(use, x, (-y[1], -y[0]), alpha=alpha)
 
 
-def _div(use: _Use, x: Span, y: Span, *, rounding_mode: Any = None) -> Span:
+def _div(use: _Use, x: Span, y: Span, *, rounding_mode: object = None) -> Span:
     return -_most(x) - 1, _most(x)
 
 
@@ -305,17 +305,17 @@ def _and(use: _Use, x: Span, y: Span) -> Span:
     return (0, min(highest)) if highest else _bits(x, y)
 
 
-def _sum(use: _Use, x: Span, *_: Any, **__: Any) -> Span:
+def _sum(use: _Use, x: Span, *_: object, **__: object) -> Span:
     number = use.count()
     return min(0, number * x[0]), max(0, number * x[1])
 
 
-def _cumsum(use: _Use, x: Span, *_: Any, **__: Any) -> Span:
+def _cumsum(use: _Use, x: Span, *_: object, **__: object) -> Span:
     number = use.along(0, use.node.args[1])
     return min(x[0], number * x[0]), max(x[1], number * x[1])
 
 
-def _prod(use: _Use, x: Span, *_: Any, **__: Any) -> Span | None:
+def _prod(use: _Use, x: Span, *_: object, **__: object) -> Span | None:
     number = use.count()
     most = _most(x)
     if most > 1 and number > 64:
@@ -324,34 +324,34 @@ def _prod(use: _Use, x: Span, *_: Any, **__: Any) -> Span | None:
     return (0 if x[0] >= 0 else -most), most
 
 
-def _scatter_add(use: _Use, x: Span, dim: Any, index: Any, source: Span) -> Span:
+def _scatter_add(use: _Use, x: Span, dim: object, index: object, source: Span) -> Span:
     number = use.along(2, use.node.args[1])
     return x[0] + min(0, number * source[0]), x[1] + max(0, number * source[1])
 
 
 def _index_put(
-    use: _Use, x: Span, indices: Any, values: Span, accumulate: Span = (0, 0)
+    use: _Use, x: Span, indices: object, values: Span, accumulate: Span = (0, 0)
 ) -> Span | None:
     return _hull(x, values) if accumulate == (0, 0) else None
 
 
-def _first(use: _Use, x: Spans, *_: Any, **__: Any) -> Span | None:
+def _first(use: _Use, x: Spans, *_: object, **__: object) -> Span | None:
     return x
 
 
-def _to_copy(use: _Use, x: Span | None, **_: Any) -> Span | None:
+def _to_copy(use: _Use, x: Span | None, **_: object) -> Span | None:
     return x  # None for a float
 
 
-def _joined(use: _Use, parts: Sequence[Span], *_: Any) -> Span | None:
+def _joined(use: _Use, parts: Sequence[Span], *_: object) -> Span | None:
     return _hull(*parts)
 
 
-def _arange(use: _Use, start: Span, end: Span, step: Any = None, **_: Any) -> Span | None:
+def _arange(use: _Use, start: Span, end: Span, step: object = None, **_: object) -> Span | None:
     return _hull(start, end)
 
 
-def _places(use: _Use, *_: Any, **__: Any) -> Span:
+def _places(use: _Use, *_: object, **__: object) -> Span:
     return _INDEX
 
 
