@@ -194,15 +194,10 @@ def _contents(path: str | os.PathLike[str]) -> dict[str, Any]:
     with undamaged(path, "a file of envkit.save", ResumeError):
         try:
             found = torch.load(path, map_location="cpu", weights_only=True)
-        except (
-            pickle.UnpicklingError
-        ) as error:  # torch's own text says how to run the file all the same
+        except pickle.UnpicklingError as error:
+            # torch's own text says how to run the file all the same
             named = re.search(r"GLOBAL ([\w.]+)", str(error))
-            what = (
-                f"names {named[1]}, which is code"
-                if named
-                else "is not made as envkit.save makes it"
-            )
+            what = f"names {named[1]}, which is code" if named else "was not made by envkit.save"
             raise ResumeError(
                 f"{path} {what}; expected tensors, numbers, strings, lists and dicts. Nothing in it was run. Pass a "
                 "file of envkit.save, and do not load this one by other means unless you know who wrote it."

@@ -134,6 +134,7 @@ def test_what_a_checkpoint_names_is_reported(bomb, tmp_path):
         {"__kind__": "array", "dtype": "os.system", "shape": [1], "value": torch.zeros(8).byte()},
         {"__kind__": "array", "dtype": "O", "shape": [1], "value": torch.zeros(8).byte()},
         {"__kind__": "array", "dtype": "O,i8", "shape": [1], "value": torch.zeros(16).byte()},
+        {"__kind__": "nested", "dtype": "load", "parts": [torch.ones(2)]},
     ],
 )
 def test_a_value_of_a_checkpoint_that_names_a_class_is_refused(state, tmp_path):
@@ -295,17 +296,18 @@ env.close(), pool.close()
 """
 
 
+def printed(program: str) -> str:
+    """Run a program in a process of its own; give what it prints."""
+    environment = {**os.environ, "PYTHONPATH": python_path(ROOT)}
+    command = [sys.executable, "-c", program]
+    return subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=True
+    ).stdout
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_workers_listen_on_nothing_and_import_no_ray():
-    done = subprocess.run(
-        [sys.executable, "-c", LISTENING],
-        env={**os.environ, "PYTHONPATH": python_path(ROOT)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-
-    assert done.stdout.splitlines() == ["True [] False", "['tcp', 'unix']"]
+    assert printed(LISTENING).splitlines() == ["True [] False", "['tcp', 'unix']"]
 
 
 IMPORTING = """
@@ -322,12 +324,4 @@ print("ray" in sys.modules)
 
 def test_no_other_module_imports_ray():
     """Those for TorchRL do, because TorchRL does."""
-    done = subprocess.run(
-        [sys.executable, "-c", IMPORTING],
-        env={**os.environ, "PYTHONPATH": python_path(ROOT)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-
-    assert done.stdout.split()[-1] == "False"
+    assert printed(IMPORTING).split()[-1] == "False"

@@ -92,7 +92,7 @@ def _requirements_of(distribution: str) -> list[Requirement]:
 
 
 def _in_use() -> Iterator[tuple[str, Requirement]]:
-    """Give what envkit, its extras in use and the libraries require, with the name of who does.
+    """List the requirements of envkit, of its extras in use and of the libraries, each with the name of what has it.
 
     An extra is in use if all that it names itself is installed.
     """

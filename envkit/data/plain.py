@@ -49,12 +49,9 @@ def plain(value: object, name: str = "the value") -> Any:
         return value
     if isinstance(value, torch.Tensor):
         held = value.detach()
-        if (
-            held.is_nested and held.layout is torch.strided
-        ):  # not every torch reads it back as it is
-            parts = _list(held.unbind(), name)
-            return {_KIND: "nested", "dtype": str(held.dtype), "parts": parts}
-        return held.clone()
+        # torch 2.15 does not read nested tensors with weights_only
+        is_ragged = held.is_nested and held.layout is torch.strided
+        return _ragged(held, name) if is_ragged else held.clone()
     for kind, encode in _ENCODERS:
         if isinstance(value, kind):
             return encode(value, name)
@@ -79,6 +76,15 @@ def from_plain(value: object) -> Any:
 
 def _list(value: Any, name: str) -> list[Any]:
     return [plain(part, f"{name}[{number}]") for number, part in enumerate(value)]
+
+
+def _ragged(value: torch.Tensor, name: str) -> dict[str, Any]:
+    dtype = str(value.dtype).removeprefix("torch.")
+    return {_KIND: "nested", "dtype": dtype, "parts": _list(value.unbind(), name)}
+
+
+def _read_ragged(value: Mapping[str, Any]) -> torch.Tensor:
+    return torch.nested.nested_tensor(value["parts"], dtype=getattr(torch, value["dtype"]))
 
 
 def _dict(value: Mapping[Any, Any], name: str) -> dict[str, Any]:
@@ -194,9 +200,7 @@ _ENCODERS: list[tuple[Any, Callable[[Any, str], Any]]] = [
 _DECODERS: dict[str, Callable[[Any], Any]] = {
     "array": _read_array,
     "objects": _read_objects,
-    "nested": lambda value: torch.nested.nested_tensor(
-        value["parts"], dtype=getattr(torch, value["dtype"].removeprefix("torch."))
-    ),
+    "nested": _read_ragged,
     "scalar": lambda value: _read_array(value)[()],
     "tuple": lambda value: tuple(from_plain(value["value"])),
     "bytes": lambda value: bytes(value["value"]),

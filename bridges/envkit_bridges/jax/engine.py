@@ -457,11 +457,7 @@ class ProgramEngine:
         return self.programs.env.action_space
 
     def _one_action(
-        self,
-        td: TensorDictBase,
-        key: Key,
-        space: Any,
-        stepped: list[int] | None,
+        self, td: TensorDictBase, key: Key, space: Any, stepped: list[int] | None
     ) -> torch.Tensor | np.ndarray:
         rule, value, batch = self._action_rules[key], td.get(key, None), td.batch_size
         settings = self.settings
