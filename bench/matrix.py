@@ -1,0 +1,219 @@
+"""Run the core suite with the versions of Python and the libraries that are installed, and record how many tests pass.
+
+``--debian trixie`` first makes a root folder with the Python of that release of Debian, installs the newest
+libraries that our extras allow, and runs the suite there, in a copy of the working tree. Debian brings one Python a
+release: bookworm 3.11, trixie 3.13. For any other, run this module in an environment of that Python.
+
+Conventions
+    root     a folder with a system of its own, which ``chroot`` enters. Mounts below it last as long as a command.
+    pinned   versions of constraints.txt.
+    lowest   the lowest versions that pyproject.toml allows.
+    newest   those that pip chooses from pyproject.toml alone.
+
+Run: ``make matrix``, or ``python -m bench.matrix pinned|lowest|newest`` where ``pip install -e '.[test]'`` was run
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from bench.harness import RESULTS, record
+from envkit.installing import cache_folder
+
+CORE = (
+    "tests/arrays",
+    "tests/specs",
+    "tests/data",
+    "tests/env",
+    "tests/functional",
+    "tests/test_rules.py",
+    "tests/batched/test_exchange.py",
+    "tests/batched/test_serial_parallel.py",
+    "tests/bridges/gym",
+    "tests/bridges/jax",
+    "tests/transforms",
+)
+"""The core suite: tests, without the slow ones, that any supported versions pass."""
+
+_REPOSITORY = Path(__file__).parents[1]
+_COPY, _VENV = "/opt/envkit", "/opt/venv"  # in a root
+_FILE = f"bench/results/{Path(__file__).stem}.jsonl"
+_TOOLS = {"debootstrap": "debootstrap", "unshare": "util-linux", "chroot": "coreutils"}
+_FREE_BYTES = 8 << 30  # torch for CUDA is the larger half
+_DEBIAN = ("--variant=minbase", "--include=python3,python3-venv,ca-certificates")
+_FROM_HERE = ("/etc/resolv.conf", "/etc/hosts", "/etc/ssl/certs/ca-certificates.crt")
+
+
+class Tally:
+    """A pytest plugin that counts outcomes and keeps the ids of tests that failed or could not be imported."""
+
+    def __init__(self) -> None:
+        self.passed, self.skipped, self.failures = 0, 0, set[str]()
+
+    def pytest_runtest_logreport(self, report) -> None:
+        self.passed += report.passed and report.when == "call"
+        self.skipped += report.skipped
+        if report.failed:
+            self.failures.add(report.nodeid)
+
+    def pytest_collectreport(self, report) -> None:
+        if report.failed:
+            self.failures.add(report.nodeid)
+
+
+def run(versions: str, tests: Sequence[str]) -> int:
+    """Run tests in this environment and append a line to the results; return how many tests failed.
+
+    Raises:
+        SystemExit: pytest or one of its plugins is missing, or pytest did not run to its end.
+    """
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # as make test
+    try:
+        import pytest
+        import xdist  # noqa: F401
+    except ImportError as error:
+        raise SystemExit(
+            f"{error}: the core suite needs the extra test. Run: pip install -e '.[test]'"
+        ) from None
+
+    tally = Tally()
+    options = ["-m", "not slow and not gpu", "-n", "2", "--dist", "loadfile", "--timeout", "300"]
+    code = pytest.main([*options, *tests], plugins=[tally])
+    if code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+        raise SystemExit(f"pytest ended with {code!r}, so no line is recorded: see above.")
+    failures = sorted(tally.failures)
+    counts = {"passed": tally.passed, "failed": len(failures), "skipped": tally.skipped}
+    record("core suite", {"versions_are": versions, **counts, "failures": failures})
+    return len(failures)
+
+
+def run_in_debian(suite: str, root: Path, tests: Sequence[str]) -> int:
+    """Run tests in a root with the Python of a release of Debian and newest libraries; return pytest's failures.
+
+    Args:
+        suite: code name of the release.
+        root: the folder of the root. It is made where there is none, else its libraries are upgraded.
+        tests: files or folders of tests.
+
+    Raises:
+        SystemExit: a tool, the right to change root, disk space, Debian's mirror or the package index is missing.
+    """
+    _check_machine(root)
+    if not root.exists():
+        _make_root(suite, root)
+    for file in _FROM_HERE:  # a name server and certificates may be this network's own
+        if Path(file).exists():
+            shutil.copyfile(file, str(root) + file)
+    _copy_working_tree(Path(str(root) + _COPY))
+    _say(f"installing the newest libraries into {root}; the first time, torch with CUDA is 3 GB")
+    install = f"{_VENV}/bin/pip install -q --upgrade --upgrade-strategy eager"
+    installed = _inside(root, f"python3 -m venv {_VENV} && {install} -e '{_COPY}[test]'")
+    if installed:
+        raise SystemExit(
+            f"pip ended with {installed} in {root}, see above. Check that this machine reaches a package index, and "
+            "that the extras of pyproject.toml have releases for this Python."
+        )
+    results = Path(f"{root}{_COPY}/{_FILE}")
+    before = results.read_bytes() if results.exists() else b""
+    command = f"cd {_COPY} && PYTHONPATH=.:bridges {_VENV}/bin/python -m bench.matrix newest"
+    code = _inside(root, " ".join([command, *tests]))
+    if not results.exists() or results.read_bytes() == before:
+        raise SystemExit(f"The core suite did not run to its end in {root}, see above.")
+    shutil.copyfile(results, RESULTS.parents[1] / _FILE)
+    return code
+
+
+def _check_machine(root: Path) -> None:
+    otherwise = "Or run this module in an environment of that Python, see its docstring."
+    if os.geteuid():
+        raise SystemExit(
+            f"User {os.geteuid()} cannot enter another root: run this with sudo. {otherwise}"
+        )
+    for tool, package in _TOOLS.items():
+        if shutil.which(tool) is None:
+            raise SystemExit(f"{tool} is missing. Run: apt-get install {package}. {otherwise}")
+    root.parent.mkdir(parents=True, exist_ok=True)
+    free = shutil.disk_usage(root.parent).free
+    if not root.exists() and free < _FREE_BYTES:
+        raise SystemExit(
+            f"{root.parent} has {free >> 30} GiB free, and a root needs {_FREE_BYTES >> 30}: pass another --root."
+        )
+
+
+def _make_root(suite: str, root: Path) -> None:
+    """Unpack a release of Debian beside its place and move it there once it is whole."""
+    _say(f"making {root} from Debian's {suite}")
+    part = root.with_name(f"{root.name}.part")
+    shutil.rmtree(part, ignore_errors=True)  # of a run that was interrupted
+    made = subprocess.run(
+        ["unshare", "--mount", "debootstrap", *_DEBIAN, suite, str(part)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    if made.returncode:
+        last = "\n".join(made.stdout.splitlines()[-5:])
+        raise SystemExit(
+            f"debootstrap could not make {suite!r}:\n{last}\nCheck the name of the release, and that this machine "
+            f"reaches Debian's mirror."
+        )
+    part.rename(root)
+
+
+def _copy_working_tree(folder: Path) -> None:
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+        cwd=_REPOSITORY,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    shutil.rmtree(folder, ignore_errors=True)
+    for name in listed.stdout.splitlines():
+        if (_REPOSITORY / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(_REPOSITORY / name, folder / name)
+
+
+def _inside(root: Path, command: str) -> int:
+    """Run a command of the shell in a root and return its exit code."""
+    mounts = 'mount --rbind /dev "$1/dev" && mount -t proc proc "$1/proc"'
+    enter = 'exec chroot "$1" /bin/sh -c "$2"'
+    return subprocess.run(
+        ["unshare", "--mount", "sh", "-c", f"{mounts} && {enter}", "sh", str(root), command],
+        env={**os.environ, "HOME": "/root", "TMPDIR": "/tmp", "PATH": "/usr/bin:/bin:/usr/sbin"},
+        check=False,
+    ).returncode
+
+
+def _say(text: str) -> None:
+    print(f"bench.matrix: {text}", flush=True)
+
+
+def main() -> None:
+    """Run the core suite here or in a root, and exit with 1 if a test failed."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument(
+        "versions", choices=("pinned", "lowest", "newest"), help="how they were chosen"
+    )
+    parser.add_argument("tests", nargs="*", default=CORE, help="files or folders, for a trial")
+    parser.add_argument("--debian", metavar="RELEASE", help="in a root made of it: trixie")
+    parser.add_argument("--root", type=Path, help="its folder; default: in your cache folder")
+    given = parser.parse_args()
+    if given.debian is None:
+        raise SystemExit(int(run(given.versions, given.tests) > 0))
+    if given.versions != "newest":
+        parser.error(f"--debian installs the newest versions; you asked for {given.versions}.")
+    root = given.root or cache_folder() / "matrix" / given.debian
+    raise SystemExit(run_in_debian(given.debian, root.absolute(), given.tests))
+
+
+if __name__ == "__main__":
+    main()
