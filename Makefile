@@ -4,6 +4,7 @@
 # make slow   the slow ones: ant, other physics backends, the whole demo; SLOW='slow and not sweep' leaves the longest out
 # make check  formatting, lint, types, layers
 # make demo-matrix  the demo's training over 4 seeds and 3 instruction sets
+# make matrix  the core suite with the Python of a Debian release and the newest libraries (as root; RELEASE=trixie, ROOT=folder)
 # make mutate  how many one-line changes of the core the tests notice (takes half an hour)
 # make docs   build the site into .cache/docs, offline, warnings are errors
 # make bench  measure beside the peers, and renew what shows it (make report: only the latter)
@@ -16,7 +17,7 @@ STAMP := $(VENV)/.installed
 export JAX_COMPILATION_CACHE_DIR ?= $(CURDIR)/.cache/jax
 export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS ?= 0
 
-.PHONY: demo demo-matrix test isa slow check mutate docs bench report format clean
+.PHONY: demo demo-matrix test isa slow check matrix mutate docs bench report format clean
 
 $(DEMO): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -57,6 +58,11 @@ check: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports
 	$(BIN)/pyright
+
+# The root lies in ROOT, else in the user's cache folder; it takes 4 GB, of which 3 are torch with CUDA.
+RELEASE ?= trixie
+matrix:
+	$(PYTHON) -m bench.matrix newest --debian $(RELEASE) $(if $(ROOT),--root '$(ROOT)')
 
 mutate: $(STAMP)
 	$(BIN)/python -m pip install -q -c constraints.txt -e '.[mutate]'

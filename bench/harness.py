@@ -41,7 +41,8 @@ __all__ = [
 
 _ROUND = 0.2  # seconds: shorter ones show what else the machine did
 RESULTS = Path(__file__).parent / "results"
-_LIBRARIES = (DISTRIBUTION, "jax", "torch", "tensordict", "brax", "gymnasium", "mujoco", "torchrl")
+_LIBRARIES = (DISTRIBUTION, "jax", "torch", "tensordict", "numpy", "brax", "gymnasium", "mujoco")
+_LIBRARIES += ("torchrl",)
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,10 @@
-"""Hold what the benches recorded against its targets: on the terminal, as a page, README's table and pictures.
+"""Hold what the benches recorded against its targets: on the terminal, as a page, README's table, tested versions and pictures.
 
 Of each comparison on each machine the last recorded line counts, work by work: a short run that left out a peer
 does not hide what was measured of it before. Nothing is measured here.
 
 Run: ``python -m bench.report`` (``make bench`` does at its end); writes docs/benchmarks.md, the table of README.md
-between its markers, and docs/figures/scaling.png and costs.png.
+between its markers, that of docs/install.md, and docs/figures/scaling.png and costs.png.
 """
 
 from __future__ import annotations
@@ -25,7 +25,13 @@ RESULTS = ROOT / "bench" / "results"
 PAGE = ROOT / "docs" / "benchmarks.md"
 README = ROOT / "README.md"
 BEGIN, END = "<!-- speeds, by python -m bench.report -->", "<!-- end of speeds -->"
-_NO_SPEEDS = {"demo", "mutate"}  # what these record is no speed
+INSTALL = ROOT / "docs" / "install.md"
+BEGIN_TESTED, END_TESTED = (
+    "<!-- tested versions, by python -m bench.report -->",
+    "<!-- end of tested versions -->",
+)
+_TESTED = ("torch", "tensordict", "jax", "numpy", "brax", "gymnasium", "mujoco", "torchrl")
+_NO_SPEEDS = {"demo", "matrix", "mutate"}  # what these record is no speed
 _STEPS = re.compile(r", [\d,]+ steps (a round|a batch|in one program)")
 
 
@@ -321,11 +327,42 @@ def _cell(figure: Figure | None) -> str:
 
 def with_table(readme: str, folder: Path = RESULTS) -> str:
     """Put the table of what was recorded between the markers of a README."""
-    before, marker, rest = readme.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not (marker and end):
-        raise SystemExit(f"README.md wants the markers {BEGIN} and {END}.")
-    return f"{before}{BEGIN}\n{table(list(recorded(folder)))}\n{END}{after}"
+    return _between(readme, BEGIN, table(list(recorded(folder))), END)
+
+
+def with_tested(install: str, folder: Path = RESULTS) -> str:
+    """Put the table of versions that the core suite ran with between the markers of docs/install.md."""
+    return _between(install, BEGIN_TESTED, versions_table(folder), END_TESTED)
+
+
+def _between(text: str, begin: str, body: str, end: str) -> str:
+    before, first, rest = text.partition(begin)
+    _, last, after = rest.partition(end)
+    if not (first and last):
+        raise SystemExit(
+            f"A page lacks the markers {begin} and {end}: add them where the table goes."
+        )
+    return f"{before}{begin}\n{body}\n{end}{after}"
+
+
+def versions_table(folder: Path = RESULTS) -> str:
+    """Write the table of versions: of each minor version of Python and way to choose libraries, the last line."""
+    file = folder / "matrix.jsonl"
+    lines = map(json.loads, file.read_text().splitlines()) if file.exists() else ()
+    last: dict[tuple[tuple[int, ...], str], dict[str, Any]] = {}
+    for line in lines:
+        minor = tuple(int(part) for part in line["python"].split(".")[:2])
+        last[minor, line["versions_are"]] = line
+    rows = [
+        f"| Python | versions | {' | '.join(_TESTED)} | passed | failed | skipped | tested |",
+        f"| --- | --- |{' --- |' * (len(_TESTED) + 4)}",
+    ]
+    for _, line in sorted(last.items()):
+        versions = [line["versions"].get(library, "").partition("+")[0] for library in _TESTED]
+        counts = [str(line[count]) for count in ("passed", "failed", "skipped")]
+        cells = [line["python"], line["versions_are"], *versions, *counts, line["date"][:10]]
+        rows.append(f"| {' | '.join(cells)} |")
+    return "\n".join(rows)
 
 
 def tell(judged: list[Judged]) -> None:
@@ -346,6 +383,7 @@ def main() -> None:
     tell(judge(found))
     PAGE.write_text(page(found))
     README.write_text(with_table(README.read_text()))
+    INSTALL.write_text(with_tested(INSTALL.read_text()))
     figures.draw(found)
 
 

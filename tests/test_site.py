@@ -74,6 +74,7 @@ def test_the_benchmarks_are_those_that_were_recorded_last():
     renew = "python -m bench.report"
     assert report.PAGE.read_text() == report.page(figures), renew
     assert report.README.read_text() == report.with_table(report.README.read_text()), renew
+    assert report.INSTALL.read_text() == report.with_tested(report.INSTALL.read_text()), renew
 
 
 def test_a_figure_of_a_short_run_does_not_hide_what_it_left_out(tmp_path):
