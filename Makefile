@@ -59,7 +59,7 @@ check: $(STAMP)
 	$(BIN)/lint-imports
 	$(BIN)/pyright
 
-# The root lies in ROOT, else in the user's cache folder; it takes 4 GB, of which 3 are torch with CUDA.
+# The root lies in ROOT, else in the user's cache folder; it takes 7 GB, most of it torch with CUDA.
 RELEASE ?= trixie
 matrix:
 	$(PYTHON) -m bench.matrix newest --debian $(RELEASE) $(if $(ROOT),--root '$(ROOT)')
