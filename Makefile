@@ -5,6 +5,7 @@
 # make check  formatting, lint, types, layers
 # make demo-matrix  the demo's training over 4 seeds and 3 instruction sets
 # make matrix  the core suite with the Python of a Debian release and the newest libraries (as root; RELEASE=trixie, ROOT=folder)
+# make floors  the core suite with the lowest versions that pyproject.toml allows (VENV_OF_FLOORS=folder, a new one)
 # make mutate  how many one-line changes of the core the tests notice (takes half an hour)
 # make docs   build the site into .cache/docs, offline, warnings are errors
 # make bench  measure beside the peers, and renew what shows it (make report: only the latter)
@@ -17,7 +18,7 @@ STAMP := $(VENV)/.installed
 export JAX_COMPILATION_CACHE_DIR ?= $(CURDIR)/.cache/jax
 export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS ?= 0
 
-.PHONY: demo demo-matrix test isa slow check matrix mutate docs bench report format clean
+.PHONY: demo demo-matrix test isa slow check matrix floors mutate docs bench report format clean
 
 $(DEMO): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -63,6 +64,10 @@ check: $(STAMP)
 RELEASE ?= trixie
 matrix:
 	$(PYTHON) -m bench.matrix newest --debian $(RELEASE) $(if $(ROOT),--root '$(ROOT)')
+
+VENV_OF_FLOORS ?= .cache/floors
+floors: $(STAMP)
+	$(BIN)/python -m bench.matrix lowest --venv $(VENV_OF_FLOORS)
 
 mutate: $(STAMP)
 	$(BIN)/python -m pip install -q -c constraints.txt -e '.[mutate]'

@@ -4,13 +4,15 @@
 libraries that our extras allow, and runs the suite there, in a copy of the working tree. Debian brings one Python a
 release: bookworm 3.11, trixie 3.13. For any other, run this module in an environment of that Python.
 
+``--venv FOLDER`` installs the lowest versions into a new environment there, and runs the suite in it.
+
 Conventions
     root     a folder with a system of its own, which ``chroot`` enters. Mounts below it last as long as a command.
     pinned   versions of constraints.txt.
     lowest   the lowest versions that pyproject.toml allows.
     newest   those that pip chooses from pyproject.toml alone.
 
-Run: ``make matrix``, or ``python -m bench.matrix pinned|lowest|newest`` where ``pip install -e '.[test]'`` was run
+Run: ``make matrix``, ``make floors``, or ``python -m bench.matrix pinned|lowest|newest`` where ``pip install -e '.[test]'`` was run
 """
 
 from __future__ import annotations
@@ -19,9 +21,14 @@ import argparse
 import os
 import shutil
 import subprocess
+import sys
+import tomllib
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.version import Version
 
 from bench.harness import RESULTS, record
 from envkit.installing import cache_folder, install_command
@@ -100,6 +107,40 @@ def run(versions: str, tests: Sequence[str]) -> int:
     counts = {"passed": tally.passed, "failed": len(failures), "skipped": tally.skipped}
     record("core suite", {"versions_are": versions, **counts, "failures": failures})
     return len(failures)
+
+
+def floors() -> list[str]:
+    """Give the lowest version that pyproject.toml allows of each library, as lines of a constraints file of pip."""
+    project = tomllib.loads((_REPOSITORY / "pyproject.toml").read_text())["project"]
+    lowest: dict[str, Version] = {}
+    for text in [*project["dependencies"], *sum(project["optional-dependencies"].values(), [])]:
+        asked = Requirement(text)
+        for bound in asked.specifier:
+            if bound.operator in (">=", "=="):
+                lowest[asked.name] = max(Version(bound.version), lowest.get(asked.name, Version("0")))
+    return [f"{name}=={version}" for name, version in sorted(lowest.items())]
+
+
+def run_lowest(folder: Path, tests: Sequence[str]) -> int:
+    """Run tests in an environment with the lowest versions, which is made in a folder; return pytest's failures.
+
+    Raises:
+        SystemExit: the folder exists, pip cannot install these versions together, or the suite did not run to its end.
+    """
+    if folder.exists():
+        raise SystemExit(f"{folder} exists, and --venv makes a new environment: pass another folder.")
+    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+    allowed, python = folder / "floors.txt", str(folder / "bin" / "python")
+    allowed.write_text("\n".join(floors()) + "\n")
+    _say(f"installing the versions of {allowed}; where torch comes with CUDA, it is 3 GB")
+    install = ["-m", "pip", "install", "-q", "-c", str(allowed), "-e", f"{_REPOSITORY}[test]"]
+    if subprocess.run([python, *install], check=False).returncode:
+        raise SystemExit(
+            f"pip could not install the versions of {allowed}, see above. Raise the bound in pyproject.toml that it "
+            "names, to a version that this Python has."
+        )
+    command = [python, "-m", "bench.matrix", "lowest", *tests]
+    return subprocess.run(command, cwd=_REPOSITORY, check=False).returncode
 
 
 def run_in_debian(suite: str, root: Path, tests: Sequence[str]) -> int:
@@ -216,8 +257,13 @@ def main() -> None:
         "tests", nargs="*", help="files or folders, for a trial; default: the core suite"
     )
     parser.add_argument("--debian", metavar="RELEASE", help="in a root made of it: trixie")
+    parser.add_argument("--venv", type=Path, help="a new folder for an environment of the lowest")
     parser.add_argument("--root", type=Path, help="its folder; default: in your cache folder")
     given = parser.parse_args()
+    if given.venv is not None:
+        if given.versions != "lowest" or given.debian:
+            parser.error("--venv installs the lowest versions: leave --debian out and say lowest.")
+        raise SystemExit(run_lowest(given.venv.absolute(), given.tests))
     if given.debian is None:
         raise SystemExit(int(run(given.versions, given.tests) > 0))
     if given.versions != "newest":

@@ -74,3 +74,16 @@ def test_the_last_line_of_a_python_and_a_choice_of_versions_counts(tmp_path):
         f"| 3.9.1 | pinned | 2.13.0 |{'  |' * 7} 5 | 0 | 2 | 2026-01-03 |",
         f"| 3.13.5 | newest | 2.13.0 |{'  |' * 7} 4 | 0 | 2 | 2026-01-02 |",
     ]
+
+
+def test_floors_are_the_lowest_versions_that_all_of_pyproject_allows():
+    floors = matrix.floors()
+
+    assert len(floors) == len({line.split("==")[0] for line in floors})
+    assert "gymnasium==1.2" in floors  # asked for by several extras
+    assert "torchrl==0.14.1" in floors  # asked for as >=0.14 and ==0.14.1
+
+
+def test_an_environment_is_not_written_over(tmp_path):
+    with pytest.raises(SystemExit, match="pass another folder"):
+        matrix.run_lowest(tmp_path, [])
