@@ -25,6 +25,7 @@ import sys
 import tomllib
 from collections.abc import Sequence
 from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 
 from packaging.requirements import Requirement
@@ -113,11 +114,13 @@ def floors() -> list[str]:
     """Give the lowest version that pyproject.toml allows of each library, as lines of a constraints file of pip."""
     project = tomllib.loads((_REPOSITORY / "pyproject.toml").read_text())["project"]
     lowest: dict[str, Version] = {}
-    for text in [*project["dependencies"], *sum(project["optional-dependencies"].values(), [])]:
+    for text in chain(project["dependencies"], *project["optional-dependencies"].values()):
         asked = Requirement(text)
         for bound in asked.specifier:
             if bound.operator in (">=", "=="):
-                lowest[asked.name] = max(Version(bound.version), lowest.get(asked.name, Version("0")))
+                lowest[asked.name] = max(
+                    Version(bound.version), lowest.get(asked.name, Version("0"))
+                )
     return [f"{name}=={version}" for name, version in sorted(lowest.items())]
 
 
@@ -128,7 +131,9 @@ def run_lowest(folder: Path, tests: Sequence[str]) -> int:
         SystemExit: the folder exists, pip cannot install these versions together, or the suite did not run to its end.
     """
     if folder.exists():
-        raise SystemExit(f"{folder} exists, and --venv makes a new environment: pass another folder.")
+        raise SystemExit(
+            f"{folder} exists, and --venv makes a new environment: pass another folder."
+        )
     subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
     allowed, python = folder / "floors.txt", str(folder / "bin" / "python")
     allowed.write_text("\n".join(floors()) + "\n")
