@@ -16,6 +16,7 @@ from envkit.functional.batch import (
 from envkit.functional.core import (
     EnvWrapper,
     ModelledEnv,
+    RewardShape,
     StatelessEnv,
     Timestep,
     WrapperState,
@@ -57,6 +58,7 @@ __all__ = [
     "RandomizeAt",
     "Randomizer",
     "ResetMode",
+    "RewardShape",
     "StatePacking",
     "StatelessEnv",
     "StopRule",

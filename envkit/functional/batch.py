@@ -37,6 +37,8 @@ from envkit.arrays.integers import as_int
 from envkit.errors import ArgumentError
 from envkit.functional.core import (
     EnvWrapper,
+    Path,
+    RewardShape,
     StatelessEnv,
     Timestep,
     WrapperState,
@@ -45,8 +47,8 @@ from envkit.functional.core import (
 )
 from envkit.functional.packing import StatePacking
 from envkit.functional.randomization import Drawn, Randomization
-from envkit.functional.spaces import sample_space
-from envkit.functional.structure import conform, is_typed_key, strong
+from envkit.functional.spaces import choose_allowed, sample_space
+from envkit.functional.structure import conform, is_typed_key, name_of, strong
 
 __all__ = [
     "ALL_ON_CARD",
@@ -345,8 +347,12 @@ class BatchedEnv:
         return self.env.observation_space
 
     @property
-    def reward_shape(self) -> tuple[int, ...]:
+    def reward_shape(self) -> RewardShape:
         return self.env.reward_shape
+
+    @property
+    def action_masks(self) -> tuple[tuple[Path, Path], ...]:
+        return self.env.action_masks
 
     @cached_property
     def template(self) -> tuple[EpisodeState, Timestep]:
@@ -444,13 +450,38 @@ class BatchedEnv:
         """Lay the state of every row out in two buffers; see `packing`."""
         return self.packing.pack(state)
 
-    def sample_action(self, key: jax.Array, num_rows: int) -> Any:
-        """Draw one action a row from the action space; that of row i depends on ``key`` and i only."""
+    def sample_action(self, key: jax.Array, num_rows: int, observation: Any = None) -> Any:
+        """Draw one action a row from the action space; that of row i depends on ``key`` and what i observes only.
+
+        Args:
+            key: one raw PRNG key.
+            num_rows: how many rows are seen here, static.
+            observation: what they observe, leaves (rows, *event). Of actions whose mask is in it, options that the mask
+                allows are drawn, each with equal probability; any where it allows none.
+
+        Raises:
+            StateStructureError: while tracing, a mask has not one flag for each option.
+        """
+        space, masks = self.action_space, self._masks_in(observation)
         if self.axis is None:
-            return sample_space(self.action_space, key, (num_rows,))
+            return choose_allowed(space, sample_space(space, key, (num_rows,), masks), masks)
         everywhere = num_rows * jax.lax.axis_size(self.axis)
-        drawn, first = sample_space(self.action_space, key, (everywhere,)), self._first(num_rows)
-        return jax.tree.map(lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, first, num_rows), drawn)
+        drawn, first = sample_space(space, key, (everywhere,), masks), self._first(num_rows)
+        here = jax.tree.map(lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, first, num_rows), drawn)
+        return choose_allowed(space, here, masks)
+
+    def _masks_in(self, observation: Any) -> dict[Path, jax.Array]:
+        """List the masks among the leaves of an observation by the paths of their actions; flags, as specs take them."""
+        if not self.action_masks:
+            return {}
+        shown = jax.tree_util.tree_flatten_with_path(observation)[0]
+        leaves = {name_of(path): leaf for path, leaf in shown}
+        found = {action: leaves[mask] for action, mask in self.action_masks if mask in leaves}
+        return {
+            action: mask != 0
+            for action, mask in found.items()
+            if not jnp.issubdtype(mask.dtype, jnp.inexact)
+        }
 
     def _reset_row(self, origin: Origin) -> tuple[EpisodeState, Timestep]:
         state, timestep = self.env.again(origin)

@@ -6,13 +6,14 @@ know batches, resets at the end of an episode, or torch.
 Conventions
     state        any pytree of arrays; the whole truth about an episode.
     observation  array, or dict (any pytree) of arrays.
-    reward       float32, shape (), or (k,) where the env declares k components.
+    reward       float32, shape (), or (k,) where the env declares k components, or a dict of these by name.
     terminated   bool, shape (): the task itself ended the episode.
     truncated    bool, shape (): something outside the task, such as a time limit, cut it short.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Protocol, Self, TypeVar
 
@@ -27,15 +28,19 @@ from envkit.functional.structure import strong
 __all__ = [
     "EnvWrapper",
     "ModelledEnv",
+    "RewardShape",
     "StatelessEnv",
     "Timestep",
     "WrapperState",
+    "action_masks_of",
     "done_of",
     "normalize",
     "reward_shape_of",
 ]
 
 S = TypeVar("S")
+Path = tuple[str, ...]
+RewardShape = tuple[int, ...] | Mapping[str, "RewardShape"]
 
 
 @jax.tree_util.register_dataclass
@@ -48,7 +53,7 @@ class Timestep:
 
     Attributes:
         observation: array, or dict (any pytree) of arrays.
-        reward: float32, shape (), or (k,) where the env declares k components.
+        reward: float32, shape (), or (k,) where the env declares k components, or a dict of these by name.
         terminated: bool, shape (): the task itself ended the episode.
         truncated: bool, shape (): something outside the task, such as a time limit, cut it short.
         info: what is worth recording beside the observation, arrays by name. A `JaxEnv` gives them as entries below
@@ -65,8 +70,13 @@ class Timestep:
 class StatelessEnv(Protocol):
     """One environment as two pure functions. It holds no episode; the caller holds the state.
 
-    It may also have an ``observation_space``, and a ``reward_shape``: () where it is left out, or ``(k,)`` for k
-    components, one for each agent, say.
+    It may also have an ``observation_space``, and two more:
+
+    - ``reward_shape``: () where it is left out; ``(k,)`` for k components, one for each agent, say; or a dict of
+      shapes by name, which are the entries that a `JaxEnv` gives, e.g. ``{"reward": (), "player_reward": (2,)}``.
+    - ``action_masks``: pairs of paths, an action and the observation that says which of its options are allowed: one
+      flag for each, those of a `MultiDiscrete` side by side. Random actions are drawn from these. The path of an action
+      is () where the action space is a single one, e.g. ``(((), ("action_mask",)),)``.
     """
 
     @property
@@ -118,8 +128,12 @@ class EnvWrapper:
         return getattr(self.env, "observation_space", None)
 
     @property
-    def reward_shape(self) -> tuple[int, ...]:
+    def reward_shape(self) -> RewardShape:
         return reward_shape_of(self.env)
+
+    @property
+    def action_masks(self) -> tuple[tuple[Path, Path], ...]:
+        return action_masks_of(self.env)
 
     @property
     def model(self) -> Any:
@@ -172,15 +186,21 @@ def done_of(timestep: Timestep) -> jax.Array:
     return rules.done_from(timestep.terminated, timestep.truncated)
 
 
-def reward_shape_of(env: Any) -> tuple[int, ...]:
+def reward_shape_of(env: Any) -> RewardShape:
     """Give the shape of the rewards of an env, () if it declares none."""
-    return tuple(getattr(env, "reward_shape", ()))
+    shape = getattr(env, "reward_shape", ())
+    return shape if isinstance(shape, Mapping) else tuple(shape)
 
 
-def normalize(timestep: Timestep, reward_shape: tuple[int, ...] = ()) -> Timestep:
+def action_masks_of(env: Any) -> tuple[tuple[Path, Path], ...]:
+    """Give the actions of an env that have a mask, each with the path of that mask; none if it declares none."""
+    return tuple(getattr(env, "action_masks", ()))
+
+
+def normalize(timestep: Timestep, reward_shape: RewardShape = ()) -> Timestep:
     """Give every field of one environment's ``timestep`` its fixed dtype and shape.
 
-    A reward that is a single number counts for every component.
+    A reward that is a single number counts for every component, and for every name.
 
     Raises:
         StateStructureError: terminated or truncated is not a scalar (one element counts), or the reward is
@@ -196,7 +216,9 @@ def normalize(timestep: Timestep, reward_shape: tuple[int, ...] = ()) -> Timeste
     )
 
 
-def _reward(value: Any, shape: tuple[int, ...]) -> jax.Array:
+def _reward(value: Any, shape: RewardShape) -> Any:
+    if isinstance(shape, Mapping):
+        return _named_rewards(value, shape)
     array = jnp.asarray(value)
     if not shape:
         return _scalar(array, jnp.float32, "reward")
@@ -206,6 +228,16 @@ def _reward(value: Any, shape: tuple[int, ...]) -> jax.Array:
             "that, or one number for all components."
         )
     return jnp.broadcast_to(strong(array), shape).astype(jnp.float32)
+
+
+def _named_rewards(value: Any, shapes: Mapping[str, RewardShape]) -> dict[str, Any]:
+    given = value if isinstance(value, Mapping) else dict.fromkeys(shapes, value)
+    if set(given) != set(shapes):
+        raise StateStructureError(
+            f"the rewards are {sorted(given)}, but the environment declares reward_shape={dict(shapes)}. Return "
+            "one for each of its names, or one number for all."
+        )
+    return {name: _reward(given[name], shape) for name, shape in shapes.items()}
 
 
 def _scalar(value: Any, dtype: Any, name: str) -> jax.Array:

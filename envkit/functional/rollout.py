@@ -58,7 +58,7 @@ class _RowsEnv(Protocol):
 
     def restart_where(self, mask: jax.Array, state: Any, timestep: Timestep) -> Carry: ...
 
-    def sample_action(self, key: jax.Array, num_rows: int) -> Any: ...
+    def sample_action(self, key: jax.Array, num_rows: int, observation: Any) -> Any: ...
 
     def pack(self, state: Any) -> dict[str, jax.Array]: ...
 
@@ -82,11 +82,14 @@ class Transition:
 
 
 def random_policy(env: _RowsEnv) -> Policy:
-    """Make a policy that draws from the action space; row i's draws do not depend on the batch."""
+    """Make a policy that draws from the action space; row i's draws do not depend on the batch.
+
+    Where the env has masks of actions, the draws are among the options that they allow.
+    """
 
     def act(params: Any, observation: Any, key: jax.Array) -> Any:
         num_rows = jax.tree.leaves(observation)[0].shape[0]
-        return env.sample_action(key, num_rows)
+        return env.sample_action(key, num_rows, observation)
 
     return act
 

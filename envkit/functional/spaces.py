@@ -6,11 +6,15 @@ spaces into those.
 Conventions
     space      `Box`, `Discrete`, `MultiDiscrete`, or a dict, tuple or list of spaces.
     bounds     inclusive on both sides, for integers too.
+    path       tuple of names of a space within a tree of spaces; () where it stands alone.
+    mask       bool, shape (*batch, options): which options of a choice are allowed; those of several side by side.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import jax
@@ -18,9 +22,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from envkit.arrays.integers import as_int
-from envkit.errors import ArgumentError
+from envkit.errors import ArgumentError, StateStructureError
+from envkit.functional.structure import name_of
 
-__all__ = ["Box", "Discrete", "MultiDiscrete", "as_space", "sample_space"]
+__all__ = ["Box", "Discrete", "MultiDiscrete", "as_space", "choose_allowed", "sample_space"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,19 +148,81 @@ def as_space(space: Any) -> Any:
     return MultiDiscrete(tuple(space.nvec.tolist())) if kind == "MultiDiscrete" else space
 
 
-def sample_space(space: Any, key: jax.Array, batch: tuple[int, ...] = ()) -> Any:
+def sample_space(
+    space: Any,
+    key: jax.Array,
+    batch: tuple[int, ...] = (),
+    masked: Collection[tuple[str, ...]] = (),
+) -> Any:
     """Draw from a space or from every space of a tree, each from a key of its own.
+
+    Spaces whose path is in ``masked`` give 32 random bits for each choice, of which `choose_allowed` makes one.
 
     With ``batch=(n,)`` n times, of which the first are the same for every n: each number is hashed from the key and
     its place, as JAX does unless ``jax_threefry_partitionable`` is off, so here it is on. See
     https://docs.jax.dev/en/latest/jep/263-prng.html.
     """
-    leaves, treedef = jax.tree.flatten(space, is_leaf=lambda node: hasattr(node, "sample"))
+    found, treedef = jax.tree_util.tree_flatten_with_path(space, is_leaf=_is_space)
+    is_single = treedef == jax.tree.structure(0)
+    drawn = []
     with jax.threefry_partitionable(True):
-        if treedef == jax.tree.structure(0):
-            return leaves[0].sample(key, batch)
-        drawn = [leaf.sample(jax.random.fold_in(key, i), batch) for i, leaf in enumerate(leaves)]
+        for number, (path, leaf) in enumerate(found):
+            own = key if is_single else jax.random.fold_in(key, number)
+            drawn.append(
+                jax.random.bits(own, (*batch, *leaf.shape), jnp.uint32)
+                if name_of(path) in masked
+                else leaf.sample(own, batch)
+            )
     return jax.tree.unflatten(treedef, drawn)
+
+
+def choose_allowed(space: Any, drawn: Any, masks: Mapping[tuple[str, ...], jax.Array]) -> Any:
+    """Choose among the options that masks allow, each with equal probability.
+
+    An option of n is chosen by 32 bits: some are likelier than others by n / 2^32 at most. Where a mask allows none,
+    all of them may be chosen.
+
+    Args:
+        space: a space, or a tree of spaces.
+        drawn: what `sample_space` gave, with the keys of ``masks`` as ``masked``.
+        masks: by path; shape (rows, options), or any of as many elements a row.
+
+    Raises:
+        StateStructureError: a mask has not one flag for each option.
+    """
+    if not masks:
+        return drawn
+
+    def chosen(path: Any, member: Any, value: jax.Array) -> jax.Array:
+        mask = masks.get(name_of(path))
+        return value if mask is None else _chosen(member, value, mask)
+
+    return jax.tree_util.tree_map_with_path(chosen, space, drawn, is_leaf=_is_space)
+
+
+def _is_space(node: Any) -> bool:
+    return hasattr(node, "sample")
+
+
+def _chosen(space: Discrete | MultiDiscrete, bits: jax.Array, mask: jax.Array) -> jax.Array:
+    sizes = (space.n,) if isinstance(space, Discrete) else space.nvec
+    rows = mask.shape[0]
+    if mask.size != rows * sum(sizes):
+        raise StateStructureError(
+            f"the mask of an action has shape {mask.shape[1:]} in each row, but the action has {sum(sizes)} options. "
+            "Observe one flag for each option."
+        )
+    parts = jnp.split(mask.reshape(rows, sum(sizes)), list(accumulate(sizes))[:-1], -1)
+    most = max(sizes)
+    filled = [
+        jnp.pad(part | ~part.any(-1, keepdims=True), ((0, 0), (0, most - part.shape[-1])))
+        for part in parts
+    ]
+    allowed = jnp.cumsum(jnp.stack(filled, 1), -1, dtype=jnp.int32)  # (rows, choices, options)
+    number = bits.reshape(rows, len(sizes)) % allowed[..., -1].astype(jnp.uint32)
+    # The option that has so many allowed ones before it: as many as do not exceed that number stand before it.
+    choice = (allowed <= number[..., None].astype(jnp.int32)).sum(-1, dtype=jnp.int32)
+    return choice.reshape(bits.shape)
 
 
 def _sample_integers(key: jax.Array, box: Box, shape: tuple[int, ...]) -> jax.Array:

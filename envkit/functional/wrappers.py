@@ -101,7 +101,8 @@ class FrameSkip(EnvWrapper):
             state, timestep = carry
             after, new = conform(self._frame(state, action), template, what="")
             over = done_of(timestep)
-            new = replace(new, reward=timestep.reward + new.reward)
+            paid = jax.tree.map(jnp.add, timestep.reward, new.reward)
+            new = replace(new, reward=paid)
             kept = jax.tree.map(
                 lambda old, fresh: rules.choose(over, old, fresh), carry, (after, new)
             )

@@ -35,9 +35,10 @@ from envkit.functional import (
     sample_space,
 )
 from envkit.functional.core import done_of
+from envkit.functional.spaces import choose_allowed
 from envkit.functional.structure import conform
 from envkit.specs import Bounded
-from tests.zoo.jax_envs import Countdown, NoisyWalk, Pendulum, Sled, Team
+from tests.zoo.jax_envs import Countdown, Nim, NoisyWalk, Pendulum, Sled, Team
 
 KEY = jax.random.PRNGKey(0)
 
@@ -371,6 +372,60 @@ def test_a_number_counts_for_every_component_and_another_shape_is_refused():
         normalize(Timestep(0.0, reward=jnp.zeros(2)), (3,))
     with pytest.raises(StateStructureError, match=r"reward_shape = \(k,\)"):
         normalize(Timestep(0.0, reward=jnp.zeros(2)))
+
+
+def test_rewards_by_name_go_through_wrappers_and_other_names_are_refused():
+    env = FrameSkip(TimeLimit(Nim(stones=6), limit=20), frames=2)
+
+    state, _ = env.reset(KEY)
+    _, timestep = env.step(state, 2)
+
+    turn = int(state.inner["turn"])
+    assert env.reward_shape == {"reward": (), "paid": {"player": (2,)}}
+    assert timestep.terminated and timestep.reward["reward"] == 1
+    assert timestep.reward["paid"]["player"].tolist() == ([-1, 1] if turn == 0 else [1, -1])
+    assert normalize(Timestep(0.0), {"a": (), "b": (2,)}).reward["b"].tolist() == [0, 0]
+    with pytest.raises(StateStructureError, match=r"rewards are \['c'\].*Return one for each"):
+        normalize(Timestep(0.0, {"c": 1.0}), {"a": (), "b": (2,)})
+
+
+def allowed_draws(space, masks, rows=4000):
+    return choose_allowed(space, sample_space(space, KEY, (rows,), masks), masks)
+
+
+def test_of_a_choice_with_a_mask_every_allowed_option_is_equally_likely():
+    flags = jnp.array([[1, 0, 0, 1, 1, 0, 0, 0, 0, 1, 1, 1, 1]] * 4000, bool)
+    space = {"many": MultiDiscrete((3, 6, 4)), "free": Discrete(2)}
+
+    drawn = allowed_draws(space, {("many",): flags})
+
+    counts = [np.bincount(column, minlength=6) / 4000 for column in drawn["many"].T]
+    assert drawn["many"].dtype == jnp.int32 and drawn["many"].shape == (4000, 3)
+    np.testing.assert_allclose(counts[0][:3], [1, 0, 0], atol=0.03)
+    np.testing.assert_allclose(counts[1], [1 / 2, 1 / 2, 0, 0, 0, 0], atol=0.03)
+    np.testing.assert_allclose(counts[2][:4], [1 / 4] * 4, atol=0.03)
+    assert (drawn["free"] == sample_space(space, KEY, (4000,))["free"]).all()
+
+
+def test_where_a_mask_allows_no_option_all_of_them_may_be_drawn():
+    drawn = allowed_draws(Discrete(3), {(): jnp.zeros((4000, 3), bool)})
+
+    np.testing.assert_allclose(np.bincount(drawn) / 4000, [1 / 3] * 3, atol=0.03)
+
+
+def test_masked_draws_of_a_row_do_not_depend_on_how_many_rows_there_are():
+    flags = jax.random.bernoulli(KEY, 0.5, (50, 7))
+
+    few, many = (allowed_draws(Discrete(7), {(): flags[:rows]}, rows) for rows in (3, 50))
+
+    assert np.array_equal(few, many[:3]) and len(np.unique(many)) > 3
+
+
+def test_a_mask_of_another_size_is_refused():
+    with pytest.raises(
+        StateStructureError, match=r"shape \(4,\) in each row.* 3 options\. Observe"
+    ):
+        allowed_draws(Discrete(3), {(): jnp.ones((2, 4), bool)}, 2)
 
 
 def test_several_choices_are_drawn_each_within_its_own_options():

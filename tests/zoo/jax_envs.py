@@ -3,6 +3,8 @@
 Conventions
     Countdown(start)  observation float32 (): what is left; reward 1, terminated at 0. No randomness.
     NoisyWalk()       starts at a random place in a dict observation; terminated outside [-2, 2].
+    Nim(stones)       two players take one to three stones in turn, the last stone wins. It masks its actions, and pays
+                      who moved ("reward") and each player ("paid", "player"). Too many taken lose the game.
     Pendulum()        the classic one in 15 lines; never ends.
     Team(end)         two agents choose of 3 and of 2; each is paid what it chose, every step. Terminated at ``end``.
     Sled(model)       pushed along a line; its model holds mass, friction of two runners, and the steps of an episode.
@@ -82,6 +84,29 @@ class Team:
     def step(self, state, action):
         state = state + 1
         return state, Timestep(state.astype(jnp.float32), action, state >= self.end)
+
+
+@dataclass(frozen=True)
+class Nim:
+    stones: int
+    action_space = Discrete(3)
+    reward_shape = {"reward": (), "paid": {"player": (2,)}}
+    action_masks = (((), ("allowed", "takes")),)
+
+    def reset(self, key):
+        state = {"left": jnp.int32(self.stones), "turn": jax.random.randint(key, (), 0, 2)}
+        return state, Timestep(self.observe(state))
+
+    def step(self, state, action):
+        left, turn = state["left"] - action - 1, state["turn"]
+        state = {"left": jnp.maximum(left, 0), "turn": 1 - turn}
+        paid = jnp.where(left > 0, 0.0, jnp.where(left == 0, 1.0, -1.0))
+        reward = {"reward": paid, "paid": {"player": jnp.full(2, -paid).at[turn].set(paid)}}
+        return state, Timestep(self.observe(state), reward, left <= 0)
+
+    def observe(self, state):
+        left = state["left"]
+        return {"left": left, "allowed": {"takes": jnp.arange(1, 4) <= left}}
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ of fused transforms. When something begins anew, and in which order, is decided 
 what a transform computes stands in the transform. No torch here.
 
 Conventions
-    path      tuple of names; a leaf has shape (rows, *event), done flags (rows, 1), rewards too unless the env has several.
+    path      tuple of names; a leaf has shape (rows, *event), done flags (rows, 1), rewards that are one number too.
     memory    leaves that transforms read at the root of a step, see `FusableTransform`.
     shared    one mapping for each transform, by name: what all rows share and what is seen of them changes,
               such as running statistics (the `state` of a `FusableTransform`).
@@ -32,6 +32,7 @@ from envkit import rules
 from envkit.arrays.leaves import Changes, Leaves, with_changes
 from envkit.errors import KeyCollisionError
 from envkit.functional import BatchedEnv, Origin, Timestep, done_of, name_of, sample_space
+from envkit.functional.structure import nested
 from envkit.transforms.core.kept_memory import KeptMemory, inwards, memory_of
 
 if TYPE_CHECKING:
@@ -103,9 +104,9 @@ class NamedRows:
 
     # ------------------------------------------------------------------------ what a rollout needs
 
-    def sample_action(self, key: jax.Array, num_rows: int) -> Any:
-        """Draw one action a row from the action space; that of row i depends on ``key`` and i only."""
-        return self.env.sample_action(key, num_rows)
+    def sample_action(self, key: jax.Array, num_rows: int, observation: ByPath) -> Any:
+        """Draw one action a row; see `BatchedEnv.sample_action`. A mask that a transform has taken away allows all."""
+        return self.env.sample_action(key, num_rows, nested(observation))
 
     def pack(self, state: RowState) -> dict[str, jax.Array]:
         """Lay the state of the env out in its buffers."""
@@ -117,7 +118,7 @@ class NamedRows:
 
     def unstepped(self, state: RowState, rows: int) -> tuple[RowState, Timestep]:
         """Give what `step` gives in form, but no step is made: the state stays, what is shown means nothing."""
-        blank = _named(self._blank(rows)) | {_REWARD: self._unpaid(rows)}
+        blank = _named(self._blank(rows)) | self._unpaid(rows)
         following, shared = self._stepped(state.memory, blank, state.shared)
         following |= {path: state.memory[path] for path in self._carried}
         return self._moment(state.inner, following, shared)
@@ -197,8 +198,7 @@ class NamedRows:
         begun = self._begun(blank, shared)[0]
         leaves = begun | given | dict(zip(FLAGS, flags, strict=True))
         state, root = self._moment(inner, leaves, shared)
-        reward = {_REWARD: self._unpaid(flags.shape[1])}
-        following = self._stepped(state.memory, blank | reward, shared)
+        following = self._stepped(state.memory, blank | self._unpaid(flags.shape[1]), shared)
         _, shown = self._moment(inner, *following)
         return state, Timestep(root.observation, shown.reward, root.terminated, root.truncated)
 
@@ -220,7 +220,7 @@ class NamedRows:
     ) -> tuple[RowState, Timestep]:
         acted = action if isinstance(action, Acted) else Acted(action, {}, {})
         inner, timestep = self.env.step(state.inner, acted.action)
-        following = {**_named(timestep), _REWARD: self._as_leaf(timestep.reward)}
+        following = _named(timestep) | _rewards(timestep.reward)
         memory = _overwritten(state.memory, acted.written)
         following, shared = self._stepped(memory, following, state.shared, mask)
         following |= {path: memory[path] for path in self._carried}
@@ -281,12 +281,8 @@ class NamedRows:
         like = self.env.template[1]
         return jax.tree.map(lambda leaf: jnp.zeros((rows, *leaf.shape), leaf.dtype), like)
 
-    def _unpaid(self, rows: int) -> jax.Array:
-        return self._as_leaf(jnp.zeros((rows, *self.env.reward_shape), jnp.float32))
-
-    def _as_leaf(self, reward: jax.Array) -> jax.Array:
-        """Give a single reward its trailing axis; several have one."""
-        return reward if self.env.reward_shape else reward[..., None]
+    def _unpaid(self, rows: int) -> ByPath:
+        return _rewards(self._blank(rows).reward)
 
     @cached_property
     def _shown_by_reset(self) -> set[Path]:
@@ -324,6 +320,14 @@ def _leaves(timestep: Timestep) -> ByPath:
     return {
         **timestep.observation,
         **{path: flag[..., None] for path, flag in zip(FLAGS, flags, strict=True)},
+    }
+
+
+def _rewards(reward: Any) -> ByPath:
+    """Name the rewards of rows, "reward" where there is one; single numbers are given a trailing axis."""
+    found = jax.tree_util.tree_flatten_with_path(reward)[0]
+    return {
+        name_of(path) or _REWARD: leaf if leaf.ndim > 1 else leaf[..., None] for path, leaf in found
     }
 
 

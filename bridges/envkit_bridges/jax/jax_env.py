@@ -42,11 +42,9 @@ from envkit.env.runs import Run
 from envkit.env.seeding import checked_seed, drawn_seed
 from envkit.env.tickets import Ticket
 from envkit.errors import ArgumentError, ArgumentTypeError, GradientError, MissingKeyError
-from envkit.functional import (
-    StatelessEnv,
-)
+from envkit.functional import RewardShape, StatelessEnv
 from envkit.rules import DONE_LEAVES
-from envkit.specs import Composite, Unbounded
+from envkit.specs import Composite, TensorSpec, Unbounded
 from envkit.specs.annotations import Destination, Device, EnvData, as_device, destination
 from envkit.transforms.core.fusable import FusableTransform
 from envkit.transforms.core.kept_memory import memory_of
@@ -210,8 +208,10 @@ class JaxEnv(EnvBase):
         self.full_action_spec = action_composite(
             rows.action_space, batch, device, categorical=self.categorical_action_encoding
         )
-        reward = (*batch, *(rows.reward_shape or (1,)))
-        self.reward_spec = Unbounded(reward, device=device, dtype=torch.float32)
+        self.reward_spec = _reward_spec(rows.reward_shape, batch, device)
+        self._action_masks = tuple(
+            (as_key(("action", *action)), as_key(mask)) for action, mask in rows.action_masks
+        )
         self.done_spec = done_composite(batch, device)
 
     # ------------------------------------------------------------------------------ resets
@@ -540,6 +540,7 @@ class FusedEnv(Wrapper, JaxEnv):  # type: ignore[misc] # a wrapper reads flags o
         inputs, outputs = fusion.inputs, fusion.outputs
         Wrapper.__init__(self, env)
         self._batch_size, self._device = env.batch_size, env.device
+        self._action_masks = env._action_masks
         self._declared.hold(inputs, outputs)
         self._declared.added_flags = env._declared.added_flags
         self._own_books, self._own_infos = fusion.books, fusion.infos
@@ -572,6 +573,14 @@ class FusedEnv(Wrapper, JaxEnv):  # type: ignore[misc] # a wrapper reads flags o
         fusion = _plan_fusion(self.base_env, self.base_env._engine, [*own, *transforms])
         more = 0 if fusion is None else len(fusion.taken) - len(own)
         return (FusedEnv(self.base_env, fusion), more) if fusion and more > 0 else (self, 0)
+
+
+def _reward_spec(shape: RewardShape, batch: torch.Size, device: torch.device | None) -> TensorSpec:
+    """Declare a reward, or those of several names."""
+    if not isinstance(shape, Mapping):
+        return Unbounded((*batch, *(shape or (1,))), device=device, dtype=torch.float32)
+    members = {name: _reward_spec(member, batch, device) for name, member in shape.items()}
+    return Composite(members, shape=batch, device=device)
 
 
 def _require_entries(td: TensorDictBase, keys: Sequence[Key], expected: str) -> None:

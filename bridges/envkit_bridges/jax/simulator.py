@@ -16,13 +16,43 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, Unpack
 import jax
 
 from envkit.env.wrapper_hints import called_here
-from envkit.functional import Box, Timestep, WithoutInfo
+from envkit.functional import Box, Timestep, WithoutInfo, WrapperState
 from envkit.specs.annotations import Device
 from envkit_bridges.jax.jax_env import JaxEnv
 from envkit_bridges.jax.options import JaxOptions
 from envkit_bridges.libraries import EnvNames, quietly, require_name
 
-__all__ = ["EnvNames", "ModelledCore", "SimulatorCore", "SimulatorEnv", "quietly", "require_name"]
+__all__ = [
+    "DrawingState",
+    "EnvNames",
+    "ModelledCore",
+    "SimulatorCore",
+    "SimulatorEnv",
+    "quietly",
+    "require_name",
+]
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class DrawingState(WrapperState[Any]):
+    """A library's own state, and what the random numbers of its steps come from, where the library takes a key a step.
+
+    ``draws``: raw PRNG key of the episode. ``moves``: steps taken, int32; that of step i is drawn from both. So XLA
+    drops the draw where an env ignores it.
+    """
+
+    draws: jax.Array
+    moves: jax.Array
+
+    @property
+    def key(self) -> jax.Array:
+        """The key of the next step."""
+        return jax.random.fold_in(self.draws, self.moves)
+
+    def after(self, inner: Any) -> DrawingState:
+        """Give the state one step later."""
+        return DrawingState(inner, self.draws, self.moves + 1)
 
 
 @dataclass(frozen=True)

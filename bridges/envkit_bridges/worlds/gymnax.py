@@ -22,26 +22,14 @@ import numpy as np
 from envkit.data.arguments import as_bool
 from envkit.data.keywords import Default
 from envkit.errors import ArgumentError, ArgumentTypeError, SpecTypeError, UnsupportedError
-from envkit.functional import Box, Discrete, Timestep, WrapperState
+from envkit.functional import Box, Discrete, Timestep
 from envkit.specs.annotations import Device
 from envkit_bridges.jax.options import JaxOptions
-from envkit_bridges.jax.simulator import SimulatorCore, SimulatorEnv
+from envkit_bridges.jax.simulator import DrawingState, SimulatorCore, SimulatorEnv
 from envkit_bridges.libraries import EnvNames, fetched, no_object_of, quietly, require, require_name
 from envkit_bridges.offscreen import in_memory
 
 __all__ = ["GymnaxCore", "GymnaxEnv", "GymnaxWrapper", "build", "env_names", "fetching_names"]
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class GymnaxState(WrapperState[Any]):
-    """gymnax's own state, and what the random numbers of the steps come from.
-
-    ``draws``: raw PRNG key of the episode. ``moves``: steps taken, int32; that of step i is drawn from both.
-    """
-
-    draws: jax.Array
-    moves: jax.Array
 
 
 @dataclass(frozen=True)
@@ -69,21 +57,19 @@ class GymnaxCore(SimulatorCore):
         """Give the same env with other params."""
         return replace(self, params=model)
 
-    def reset(self, key: jax.Array) -> tuple[GymnaxState, Timestep]:
+    def reset(self, key: jax.Array) -> tuple[DrawingState, Timestep]:
         """Reset by the library's ``reset_env``."""
         episode, draws = jax.random.split(key)
         observation, state = self.env.reset_env(episode, self.params)
-        return GymnaxState(state, draws, jnp.int32(0)), Timestep(observation)
+        return DrawingState(state, draws, jnp.int32(0)), Timestep(observation)
 
-    def step(self, state: GymnaxState, action: jax.Array) -> tuple[GymnaxState, Timestep]:
+    def step(self, state: DrawingState, action: jax.Array) -> tuple[DrawingState, Timestep]:
         """Step by the library's ``step_env``."""
-        key = jax.random.fold_in(state.draws, state.moves)
         observation, inner, reward, terminated, info = self.env.step_env(
-            key, state.inner, action, self.params
+            state.key, state.inner, action, self.params
         )
         truncated = self.env.is_truncated(inner, self.params) & jnp.logical_not(terminated)
-        after = GymnaxState(inner, state.draws, state.moves + 1)
-        return after, Timestep(observation, reward, terminated, truncated, info)
+        return state.after(inner), Timestep(observation, reward, terminated, truncated, info)
 
     def render(self, states: Sequence[Any]) -> list[np.ndarray]:
         """Draw by gymnax's own visualizer, with matplotlib; classic control is drawn by Gymnasium and pygame.

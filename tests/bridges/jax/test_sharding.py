@@ -22,6 +22,7 @@ from envkit_bridges.jax.jax_env import JaxEnv
 from envkit_bridges.jax.policy.jax_policy import JaxPolicy
 from envkit_bridges.worlds.gymnax import GymnaxEnv
 from tests.bridges.compare import assert_close, assert_same
+from tests.zoo.jax_envs import Nim
 from tests.zoo.walkers import Pendulum, Steered, Walker
 
 pytestmark = pytest.mark.rounding
@@ -95,6 +96,19 @@ def test_steps_and_masks_are_those_of_one_device(pair):
         moved.append(env.reset(td))
 
     assert_close(*moved)
+
+
+@on_four
+def test_random_actions_that_a_mask_allows_are_those_of_one_device():
+    runs = [
+        seeded(JaxEnv(Nim(stones=7), batch_size=[8], devices=devices)).rollout(
+            20, break_when_any_done=False
+        )
+        for devices in (None, jax.devices()[:SHARDS])
+    ]
+
+    assert not (runs[0]["next", "reward"] < 0).any()
+    assert_same(*runs)
 
 
 @on_four
