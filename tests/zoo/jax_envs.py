@@ -15,7 +15,7 @@ Conventions
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -90,7 +90,7 @@ class Team:
 class Nim:
     stones: int
     action_space = Discrete(3)
-    reward_shape = {"reward": (), "paid": {"player": (2,)}}
+    reward_shape: ClassVar = {"reward": (), "paid": {"player": (2,)}}
     action_masks = (((), ("allowed", "takes")),)
 
     def reset(self, key):
