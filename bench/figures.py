@@ -1,21 +1,28 @@
-"""Draw what `bench.scaling` recorded: steps per second against batch size, and what one step costs."""
+"""Draw recorded figures: steps per second against batch size, and ratios to the bare simulator.
+
+Each picture is drawn twice, with dark and with light lines on a transparent ground: the site shows the one that suits its mode.
+"""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from bench.report import Figure
+    from bench.report import Figure, Row
 
 FOLDER = Path(__file__).parents[1] / "docs" / "figures"
 _TITLE = re.compile(r"(\w+) spring x (\d+) on \w+, against batch size")
-_COLOURS = {"bare": "0.45", "envkit": "C0", "TorchRL": "C3"}
+_MODES = {"": ("0.15", "0.45"), "_dark": ("0.85", "0.6")}  # colour of text, and of the simulator
+_COLOURS = {"envkit": "#2a87d0", "TorchRL": "#d9534f", "gymnasium": "#c98a00"}
 
 
-def draw(figures: list[Figure]) -> None:
-    """Write docs/figures/scaling.png and costs.png; the machine with most batch sizes is drawn."""
+def draw(figures: list[Figure], rows: list[Row]) -> None:
+    """Write docs/figures/scaling.svg and ratios.svg, and both for dark pages.
+
+    ``figures`` are the last of each work: of them, the machine with most batch sizes is drawn. ``rows`` are the lines of the table of speeds.
+    """
     lines = [
         (figure, found)
         for figure in figures
@@ -28,29 +35,42 @@ def draw(figures: list[Figure]) -> None:
         if figure.machine == machine:
             by_work.setdefault(figure.work, {})[int(found[2])] = figure
     title = f"Brax {lines[0][1][1]} (spring), {machine}"
-    _draw_speeds(by_work, title)
-    _draw_costs(by_work, title)
+    for mode, (text, bare) in _MODES.items():
+        _draw_speeds(by_work, title, mode, text, bare)
+        _draw_ratios(rows, mode, text, bare)
 
 
-def _axes(title: str, height: float):
+def _axes(title: str, height: float, text: str) -> tuple[Any, Any]:
+    import matplotlib
     from matplotlib.figure import Figure as Sheet
 
-    sheet = Sheet(figsize=(6.4, height), dpi=130, layout="constrained")
-    axes = sheet.subplots()
-    axes.set_title(title, fontsize=10)
-    axes.spines[["top", "right"]].set_visible(False)
+    names = ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color")
+    with matplotlib.rc_context(dict.fromkeys(names, text)):
+        sheet = Sheet(figsize=(6.4, height), layout="constrained")
+        axes = sheet.subplots()
+        axes.set_title(title, fontsize=10)
+        axes.spines[["top", "right"]].set_visible(False)
     return sheet, axes
 
 
-def _draw_speeds(by_work: dict[str, dict[int, Figure]], title: str) -> None:
-    sheet, axes = _axes(title, 4.2)
+def _save(sheet: Any, name: str) -> None:
+    import matplotlib
+
+    with matplotlib.rc_context({"svg.hashsalt": "envkit"}):  # equal figures give equal files
+        sheet.savefig(FOLDER / f"{name}.svg", transparent=True, metadata={"Date": None})
+
+
+def _draw_speeds(
+    by_work: dict[str, dict[int, Figure]], title: str, mode: str, text: str, bare: str
+) -> None:
+    sheet, axes = _axes(title, 4.2, text)
     for work, line in by_work.items():
         rows = sorted(line)
         axes.plot(
             rows,
             [line[size].speed or 0.0 for size in rows],
             label=work,
-            color=_COLOURS[work.split()[0]],
+            color=_COLOURS.get(work.split()[0], bare),
             linestyle="-" if "scan" in work or "unroll" in work else "--",
             marker="o" if work.startswith("envkit") else "",
             markersize=4,
@@ -63,35 +83,39 @@ def _draw_speeds(by_work: dict[str, dict[int, Figure]], title: str) -> None:
     axes.legend(
         frameon=False,
         fontsize=8,
+        labelcolor=text,
         title="solid: one program, dashed: step by step",
         title_fontsize=8,
-    )
-    sheet.savefig(FOLDER / "scaling.png", metadata={"Software": None})
+    ).get_title().set_color(text)
+    _save(sheet, f"scaling{mode}")
 
 
-def _draw_costs(by_work: dict[str, dict[int, Figure]], title: str) -> None:
-    """Stack shares of envkit's step; what comes out below nothing is noise, and drawn as nothing."""
-    scan, loop, ours = (
-        by_work[name] for name in ("bare lax.scan", "bare jit + dlpack loop", "envkit stepwise")
-    )
-    sizes = sorted(set(scan) & set(loop) & set(ours))
-    step_us = {size: size / speed * 1e6 for size in sizes if (speed := ours[size].speed)}
-    simulator = [min(ours[size].value, 1.0) for size in sizes]  # ratios are those to the scan
-    bare = [min(ours[size].value / loop[size].value, 1.0) for size in sizes]
-    parts = {
-        "simulator (lax.scan)": simulator,
-        "hand-off (bare jit + dlpack loop)": [max(b - s, 0.0) for b, s in zip(bare, simulator, strict=True)],
-        "Python (envkit)": [1 - max(b, s) for b, s in zip(bare, simulator, strict=True)],
-    }  # fmt: skip
-    sheet, axes = _axes(f"What a step costs: {title}", 3.6)
-    bottom = [0.0] * len(sizes)
-    for (name, shares), colour in zip(parts.items(), ("0.6", "C1", "C0"), strict=True):
-        axes.bar(range(len(sizes)), shares, bottom=bottom, width=0.7, label=name, color=colour)
-        bottom = [low + share for low, share in zip(bottom, shares, strict=True)]
-    axes.set(
-        ylabel="share of one envkit step", ylim=(0, 1), xlabel="batch size (one step of the batch)"
-    )
-    labels = [f"{size:,}\n{step_us[size] / 1e3:.1f} ms" for size in sizes]
-    axes.set_xticks(range(len(sizes)), labels)
-    axes.legend(frameon=False, fontsize=8, ncols=3, loc="lower center", bbox_to_anchor=(0.5, 1.08))
-    sheet.savefig(FOLDER / "costs.png", metadata={"Software": None})
+def _draw_ratios(rows: list[Row], mode: str, text: str, bare: str) -> None:
+    """Draw a line for each row that has a bare simulator: a dot for each library, a bar for its spread over rounds."""
+    sheet, axes = _axes("Speed relative to the bare simulator, 2 CPU cores", 4.6, text)
+    shown = [row for row in rows if row.cells[0] is not None][::-1]
+    for place, name in ((1, "envkit"), (2, "gymnasium"), (3, "TorchRL")):
+        found = [(y, one) for y, row in enumerate(shown) if (one := row.cells[place])]
+        values = [one.value for _, one in found]
+        spread = [
+            [one.value - one.low for _, one in found],
+            [one.high - one.value for _, one in found],
+        ]
+        axes.errorbar(
+            values,
+            [y for y, _ in found],
+            xerr=spread,
+            fmt="o",
+            markersize=5,
+            elinewidth=1,
+            color=_COLOURS[name],
+            label=name,
+        )
+    axes.axvline(1.0, color=bare, linewidth=1, linestyle="--")
+    axes.set(xscale="log", xlim=(0.01, 2.5), xlabel="1 is the bare simulator")
+    axes.set_xticks([0.01, 0.1, 0.5, 1, 2], ["0.01", "0.1", "0.5", "1", "2"])
+    axes.minorticks_off()
+    axes.set_yticks(range(len(shown)), [row.label.replace("`", "") for row in shown], fontsize=8)
+    axes.grid(alpha=0.3, axis="x")
+    axes.legend(frameon=False, fontsize=8, labelcolor=text, loc="lower left")
+    _save(sheet, f"ratios{mode}")

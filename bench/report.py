@@ -3,8 +3,9 @@
 Of each comparison on each machine the last recorded line counts, work by work: a short run that left out a peer
 does not hide what was measured of it before. Nothing is measured here.
 
-Run: ``python -m bench.report`` (``make bench`` does at its end); writes docs/benchmarks.md, the table of README.md
-between its markers, that of docs/install.md, and docs/figures/scaling.png and costs.png.
+Run: ``python -m bench.report`` (``make bench`` does at its end); writes docs/benchmark_log.md, the table of
+speeds between its markers in README.md and docs/benchmarks.md, that of tested versions in docs/install.md, and
+docs/figures/scaling*.svg and ratios*.svg.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ from bench.targets import TARGETS, Target
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "bench" / "results"
-PAGE = ROOT / "docs" / "benchmarks.md"
+PAGE = ROOT / "docs" / "benchmark_log.md"
 README = ROOT / "README.md"
+SUMMARY = ROOT / "docs" / "benchmarks.md"
 BEGIN, END = "<!-- speeds, by python -m bench.report -->", "<!-- end of speeds -->"
 INSTALL = ROOT / "docs" / "install.md"
 BEGIN_TESTED, END_TESTED = (
@@ -183,22 +185,23 @@ def _against(target: Target) -> str:
 
 
 def page(figures: list[Figure]) -> str:
-    """Write docs/benchmarks.md."""
+    """Write docs/benchmark_log.md."""
     judged = judge(figures)
     missed = sum(not one.met for one in judged)
     parts = [
-        "# Benchmarks\n",
+        "---\nnosearch: true\n---\n",
+        "# Benchmark log\n",
         "<!-- Written by `python -m bench.report` from bench/results: do not edit. -->\n",
-        "Ratios are speeds over that of the reference, measured in turns in the same run: trust them, not the seconds. "
-        "The value is the median over rounds, the spread its lowest and highest round. `make bench` measures "
-        "anew, adds lines to `bench/results/` and renews this page; versions and all older lines are there.\n",
-        "![Steps per second against batch size](figures/scaling.png)\n",
-        "![What a step costs: simulator, hand-off, Python](figures/costs.png)\n",
-        "The simulator's part is `lax.scan` with the policy in it; hand-off is what a bare loop takes more that calls the jitted step and "
-        "a torch policy and hands arrays over by DLPack; Python is what envkit's step takes more than that, checks and resets included.\n",
+        "This page lists the last recorded figure of each work on each kind of machine. "
+        "[Performance](benchmarks.md) is the short version.\n",
+        "A ratio is a speed divided by that of the reference, measured in turns in the same run. "
+        "The value is the median over rounds; the spread is its lowest and highest round. "
+        "Compare ratios, not seconds: the machines are shared, and machines with the same number of cores may differ.\n",
+        "`make bench` measures again, adds lines to `bench/results/` and writes this page. "
+        "The lines there hold the versions of the libraries and all older figures.\n",
         "## Targets\n",
-        f"{len(judged) - missed} of {len(judged)} are met. A work that was measured on several machines has a line for each. "
-        "What holds those that miss, and what was tried: [performance](performance.md).\n",
+        f"{len(judged) - missed} of {len(judged)} are met. A work that was measured on several kinds of machine has a line for each. "
+        "[Performance notes](performance.md) say why the others miss, and what was tried.\n",
         "| | work | machine | target | measured | spread |\n| --- | --- | --- | --- | --- | --- |",
         *(
             f"| {'met' if one.met else '**missed**'} | {one.title}: {one.target.work}{_against(one.target)} | {one.machine} | "
@@ -287,33 +290,58 @@ _README_ROWS = (
 )  # fmt: skip
 
 
-def table(figures: list[Figure]) -> str:
-    """Write the table of README.md: of the machine without a GPU that measured most.
+@dataclass(frozen=True)
+class Row:
+    """One line of the table of speeds: a run, and the figures of the works that the table shows of it."""
 
-    The cells of a row come from one run, the newest of those that measured most of its works. What that run left out
-    stays empty.
+    label: str
+    cells: tuple[Figure | None, ...]  # the simulator alone, envkit, gymnasium, TorchRL
+    ours: Figure
+
+
+def rows_of_table(figures: list[Figure]) -> list[Row]:
+    """Choose the figures of the table of speeds, on the machine without a GPU that measured most.
+
+    The cells of a row come from one run, the newest of those that measured most of its works. A cell is None where
+    that run did not measure it.
     """
     cores = [f.machine for f in figures if f.machine.endswith(" cores")]
     machine = max(dict.fromkeys(cores), key=cores.count)
-    rows = [
-        "| steps per second | bare simulator | envkit | gymnasium | TorchRL | measured |",
-        "| --- | --- | --- | --- | --- | --- |",
-    ]
+    rows = []
     for label, bench, title, *works in _README_ROWS:
         runs: dict[str, dict[str, Figure]] = {}
         for figure in figures:
             if (figure.bench, figure.title, figure.machine) == (bench, title, machine):
                 runs.setdefault(figure.run, {})[figure.work] = figure
-        found = max(
-            runs.items(), key=lambda run: (len(run[1].keys() & set(works)), run[0]), default=None
+        _, found = max(
+            runs.items(),
+            key=lambda run: (len(run[1].keys() & set(works)), run[0]),
+            default=("", {}),
         )
-        if found is None or works[1] not in found[1]:
+        if works[1] not in found:
             raise SystemExit(
                 f"README's table wants {works[1]!r} of {title!r}: run python -m bench.{bench}, or change _README_ROWS."
             )
-        cells = [_cell(found[1].get(work)) for work in works]
-        rows.append(" | ".join([f"| {label}", *cells, found[0][:10]]) + " |")
-    return "\n".join(rows)
+        rows.append(Row(label, tuple(found.get(work) for work in works), found[works[1]]))
+    return rows
+
+
+def table(figures: list[Figure]) -> str:
+    """Write the table of speeds; a target is judged by the run of its row."""
+    lines = [
+        "| steps per second | bare simulator | envkit | gymnasium | TorchRL | target of envkit | measured |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for row in rows_of_table(figures):
+        cells = [*map(_cell, row.cells), _aim(row.ours), f"{row.ours.date}, {row.ours.machine}"]
+        lines.append(f"| {row.label} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _aim(figure: Figure) -> str:
+    """Write the least ratio that a work is to reach, and whether this run of it does."""
+    one = next((one for one in judge([figure]) if not one.target.rows), None)
+    return f"{_wanted(one.target)} {'met' if one.met else '**missed**'}" if one else ""
 
 
 def _cell(figure: Figure | None) -> str:
@@ -326,7 +354,7 @@ def _cell(figure: Figure | None) -> str:
 
 
 def with_table(readme: str, folder: Path = RESULTS) -> str:
-    """Put the table of what was recorded between the markers of a README."""
+    """Put the table of what was recorded between the markers of a page."""
     return _between(readme, BEGIN, table(list(recorded(folder))), END)
 
 
@@ -382,9 +410,10 @@ def main() -> None:
     found = read()
     tell(judge(found))
     PAGE.write_text(page(found))
-    README.write_text(with_table(README.read_text()))
+    for shown in (README, SUMMARY):
+        shown.write_text(with_table(shown.read_text()))
     INSTALL.write_text(with_tested(INSTALL.read_text()))
-    figures.draw(found)
+    figures.draw(found, rows_of_table(list(recorded())))
 
 
 if __name__ == "__main__":

@@ -9,29 +9,55 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
+import zlib
 from pathlib import Path
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))  # the envkit of this tree, wherever another is installed
 README = HERE.parent / "README.md"
+CHANGELOG = HERE.parent / "CHANGELOG.md"
+PROJECT = tomllib.loads((HERE.parent / "pyproject.toml").read_text())["project"]
 TUTORIALS = HERE / "tutorials"  # copies: Sphinx reads below its own folder only
 GENERATED = HERE / "reference" / "generated"  # a page for each public name, by autosummary
-for folder in (TUTORIALS, GENERATED):  # else pages of what is gone would stay
+INVENTORIES = HERE / "inventories"
+for folder in (TUTORIALS, GENERATED, INVENTORIES):  # else pages of what is gone would stay
     shutil.rmtree(folder, ignore_errors=True)
 shutil.copytree(HERE.parent / "notebooks", TUTORIALS, ignore=shutil.ignore_patterns(".*"))
 
 project = "envkit"
 author = copyright = "the envkit authors"
-extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.autosummary", "sphinx.ext.napoleon"]
+version = release = PROJECT["version"]
+extensions = [
+    "myst_nb",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
+    "sphinx.ext.intersphinx",
+    "sphinx.ext.napoleon",
+    "sphinx_copybutton",
+]
 templates_path = ["_templates"]
+smartquotes = False  # they make one dash of the two in front of an option
 html_theme = "furo"
-html_title = "envkit"
+html_title = f"envkit {version}"
 html_copy_source = False
 html_static_path = ["_static"]
-html_css_files = ["wide.css"]
+html_css_files = ["site.css"]
+html_theme_options = {"navigation_with_keys": True}
+if repository := PROJECT.get("urls", {}).get("Repository"):
+    html_theme_options |= {
+        "source_repository": repository,
+        "source_branch": "main",
+        "source_directory": "docs/",
+    }
 
 myst_heading_anchors = 4
+myst_enable_extensions = ["deflist"]
+myst_html_meta = {"description": PROJECT["description"]}
 nb_execution_mode = "off"
+copybutton_prompt_text = r">>> |\.\.\. |\$ "
+copybutton_prompt_is_regexp = True
+copybutton_selector = "div:not(.output) > div.highlight:not(.highlight-text) > pre"
 
 default_role = "py:obj"  # code in single backquotes leads to what bears that name, if anything does
 add_module_names = False
@@ -39,6 +65,87 @@ python_maximum_signature_line_length = 88
 napoleon_use_ivar = True
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
+
+# Names of other libraries that signatures show, by the page that documents them. Their own inventories would have to be fetched.
+_ELSEWHERE_ON_THE_WEB = {
+    "torch": (
+        "https://docs.pytorch.org/docs/stable/",
+        {
+            "torch.Generator": "generated/torch.Generator.html",
+            "torch.Size": "size.html",
+            "torch.Tensor": "tensors.html",
+            "torch.device": "tensor_attributes.html",
+            "torch.dtype": "tensor_attributes.html",
+            "torch.nn.Module": "generated/torch.nn.Module.html",
+        },
+    ),
+    "tensordict": (
+        "https://docs.pytorch.org/tensordict/stable/reference/",
+        {
+            "tensordict.LazyStackedTensorDict": "generated/tensordict.LazyStackedTensorDict.html",
+            "tensordict.TensorDict": "generated/tensordict.TensorDict.html",
+            "tensordict.TensorDictBase": "generated/tensordict.TensorDictBase.html",
+            "tensordict.nn.TensorDictModule": "generated/tensordict.nn.TensorDictModule.html",
+        },
+    ),
+    "gymnasium": (
+        "https://gymnasium.farama.org/api/",
+        {
+            "gymnasium.Env": "env/",
+            "gymnasium.Wrapper": "wrappers/",
+            "gymnasium.spaces.Space": "spaces/",
+            "gymnasium.vector.VectorEnv": "vector/",
+        },
+    ),
+    "jax": (
+        "https://docs.jax.dev/en/latest/_autosummary/",
+        {"jax.Array": "jax.Array.html", "jax.jit": "jax.jit.html"},
+    ),
+    "numpy": (
+        "https://numpy.org/doc/stable/reference/",
+        {"numpy.ndarray": "generated/numpy.ndarray.html"},
+    ),
+}
+# What those classes are called where they are defined, which is what annotations say.
+_ALIASES = {
+    "tensordict._lazy.LazyStackedTensorDict": "tensordict.LazyStackedTensorDict",
+    "tensordict._td.TensorDict": "tensordict.TensorDict",
+    "tensordict.base.TensorDictBase": "tensordict.TensorDictBase",
+    "tensordict.nn.common.TensorDictModule": "tensordict.nn.TensorDictModule",
+    "torch._C.Generator": "torch.Generator",
+    "torch._tensor.Tensor": "torch.Tensor",
+    "torch.nn.modules.module.Module": "torch.nn.Module",
+    "gymnasium.core.Env": "gymnasium.Env",
+    "gymnasium.core.Wrapper": "gymnasium.Wrapper",
+    "gymnasium.spaces.space.Space": "gymnasium.spaces.Space",
+    "gymnasium.vector.vector_env.VectorEnv": "gymnasium.vector.VectorEnv",
+    "jax.jaxlib._jax.Array": "jax.Array",
+    "jaxlib._jax.Array": "jax.Array",
+    "np.ndarray": "numpy.ndarray",
+    "TensorDict": "tensordict.TensorDict",
+    "TensorDictBase": "tensordict.TensorDictBase",
+    "Tensor": "torch.Tensor",
+}
+
+
+def _write_inventories():
+    """Write an inventory for each library above, and name it to intersphinx."""
+    INVENTORIES.mkdir()
+    mapping = {}
+    for library, (address, pages) in _ELSEWHERE_ON_THE_WEB.items():
+        names = {name: name for name in pages}
+        names |= {alias: name for alias, name in _ALIASES.items() if name in pages}
+        lines = [f"{name} py:class 1 {pages[to]}#{to} {to}\n" for name, to in sorted(names.items())]
+        head = f"# Sphinx inventory version 2\n# Project: {library}\n# Version: \n"
+        head += "# The remainder of this file is compressed using zlib.\n"
+        file = INVENTORIES / f"{library}.inv"
+        file.write_bytes(head.encode() + zlib.compress("".join(lines).encode()))
+        mapping[library] = (address, str(file.relative_to(HERE)))
+    return mapping
+
+
+intersphinx_mapping = _write_inventories()
+intersphinx_disabled_reftypes = ["std:*"]
 
 # Classes whose members stand on their own page alone, each with what it is put together from; no page shows the general ones.
 _PARTS = {
@@ -68,22 +175,24 @@ for name in ("absl", "jax"):  # what they log while they are imported is no news
 def setup(app):
     """Say what is changed between the files as they are kept and what Sphinx reads."""
     app.connect("source-read", _read)
+    app.connect("autodoc-process-docstring", _keep_colons, priority=400)  # before Napoleon
     app.connect("autodoc-process-docstring", _mark_shapes)
     app.connect("missing-reference", _to_keywords)
 
 
 def _read(app, docname, source):
-    """Put the README on the home page and options into the list of commands; lead links to where the site has it."""
+    """Put README and changelog on their pages, options into the list of commands; lead links to where the site has them."""
     text = source[0]
     if docname == "index":
-        text = (
-            README.read_text().replace("](docs/", "](").replace("](notebooks/", "](tutorials/")
-            + text
-        )
+        text = README.read_text() + text
+    elif docname == "changelog":
+        text = CHANGELOG.read_text()
     elif docname == "command_line":
         text += _options_of_commands()
     elif docname.startswith("tutorials/"):
         text = text.replace("](../docs/", "](../")
+    if docname in ("index", "changelog"):
+        text = text.replace("](docs/", "](").replace("](notebooks/", "](tutorials/")
     source[0] = text.replace("](../notebooks/", "](tutorials/")
 
 
@@ -94,7 +203,16 @@ def _options_of_commands():
     told = re.sub(
         r"\*\*Commands\*\*:.*?(?=\n## )", "", told, count=1, flags=re.DOTALL
     )  # cut short there
+    told = re.sub(r"\[/?\w*\]", "", told)  # markup of the terminal
     return "\n## Options\n" + told.partition("\n")[2].replace("\n## ", "\n### ")
+
+
+def _keep_colons(app, what, name, obj, options, lines):
+    """Begin docstrings of attributes with an empty line: Napoleon takes what comes before a colon in their first line for a type."""
+    if what in ("attribute", "data", "property"):
+        lines.insert(0, "")
+    elif what == "module":  # written for those who change it; the page has a beginning of its own
+        lines.clear()
 
 
 def _mark_shapes(app, what, name, obj, options, lines):

@@ -20,21 +20,20 @@ from tests.zoo.ray_cluster import begin_ray
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
+DOCS = ROOT / "docs"
+COMING_FROM = sorted(DOCS.glob("from_*.md"))  # their code and ours
+ON_RAY = DOCS / "distributed.md"
+ELSEWHERE = (
+    "compiled_policies.md",
+    "custom_envs.md",
+    "gpu.md",
+    "gradients.md",
+)  # other tests run these
 GUIDES = [
-    ROOT / "docs" / name
-    for name in (
-        "batched_envs.md",
-        "collectors.md",
-        "datasets.md",
-        "getting_started.md",
-        "interop.md",
-        "resume.md",
-        "states_and_seeds.md",
-        "transforms.md",
-        "worlds.md",
-    )
+    page
+    for page in sorted(DOCS.glob("*.md"))
+    if page not in (*COMING_FROM, ON_RAY) and page.name not in ELSEWHERE
 ]
-COMING_FROM = sorted((ROOT / "docs").glob("from_*.md"))  # their code and ours
 LONG = ("interop.md", "worlds.md")  # load the library of every world, compile, train
 COMPILED = (
     "Write your own stateless env",
@@ -42,8 +41,8 @@ COMPILED = (
     "Inside the program",
     "One that fuses",
 )
-ON_RAY = ROOT / "docs" / "distributed.md"
-FIRST_STEPS = ROOT / "docs" / "getting_started.md"
+FIRST_STEPS = DOCS / "getting_started.md"
+WIDEST = 88  # columns that the site shows without scrolling
 
 
 def blocks(document: Path) -> dict[str, str]:
@@ -57,7 +56,7 @@ def blocks(document: Path) -> dict[str, str]:
     return found
 
 
-FIRST = blocks(README)["envkit"]
+(FIRST,) = blocks(README).values()
 
 
 def execute(code: str) -> dict:
@@ -69,6 +68,28 @@ def execute(code: str) -> dict:
         for env in [value for value in names.values() if isinstance(value, EnvBase)]:
             env.close(raise_if_closed=False)
     return names
+
+
+def drawn_layout() -> dict[tuple[str, ...], tuple[str, list[int]]]:
+    """Read the tensors that the README draws as a tree: dtype and shape by key."""
+    (tree,) = re.findall(r"```text\n(.*?)```", README.read_text(), re.DOTALL)
+    drawn: dict[tuple[str, ...], tuple[str, list[int]]] = {}
+    for line in tree.splitlines():
+        found = re.match(r"( +)?(?:├|└)── (\w+) +(\w+) \[([\d, ]+)\]", line)
+        if found:
+            below, name, dtype, shape = found.groups()
+            key = ("next", name) if below else (name,)
+            drawn[key] = (dtype, [int(size) for size in shape.split(",")])
+    return drawn
+
+
+def layout_of(td) -> dict[tuple[str, ...], tuple[str, list[int]]]:
+    """Give dtype and shape of the entries of a rollout that the README draws."""
+    shown = {}
+    for key in drawn_layout():
+        leaf = td[key]
+        shown[key] = (str(leaf.dtype).removeprefix("torch."), list(leaf.shape))
+    return shown
 
 
 def is_long(guide: Path, heading: str) -> bool:
@@ -137,6 +158,7 @@ def test_the_first_example_gives_one_layout_for_both_worlds():
 
     names = execute(FIRST.replace("# Both as one batch", f"{each}# Both as one batch", 1))
 
+    assert drawn_layout() == layout_of(names["td"])
     rollouts = [names[name] for name in ("brax_td", "gym_td", "td")]
     brax, gym, both = (
         {key: (leaf.dtype, leaf.shape[2:]) for key, leaf in td.items(True, True)} for td in rollouts
@@ -156,8 +178,16 @@ def test_both_simulators_of_the_readme_take_as_many_actions_a_second():
 
 
 def test_the_code_of_the_readme_fits_the_width_of_the_site():
-    assert list(blocks(README)) == ["envkit"]
-    assert max(map(len, FIRST.splitlines())) <= 88
+    assert max(map(len, FIRST.splitlines())) <= WIDEST
+
+
+def test_both_commands_are_on_the_first_screen_of_the_readme():
+    first = README.read_text().splitlines()[:16]
+
+    assert [line for line in first if line.startswith("make ")] == [
+        line for line in README.read_text().splitlines() if re.match("make (demo|test)\\b", line)
+    ]
+    assert len([line for line in first if line.startswith("make ")]) == 2
 
 
 def test_writing_a_stateless_env_takes_at_most_15_lines():

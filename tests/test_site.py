@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -31,11 +32,28 @@ def test_every_public_name_is_in_the_reference_once():
 
 
 def test_every_page_is_in_the_contents():
-    contents = (DOCS / "index.md").read_text().split()
+    blocks = [
+        block
+        for page in DOCS.glob("*.md")
+        for block in re.findall(r"^```\{toctree\}(.*?)^```", page.read_text(), re.M | re.S)
+    ]
+    listed = [word for block in blocks for word in block.split()]
 
-    missing = {page.stem for page in DOCS.glob("*.md")} - {"index", *contents}
+    pages = {page.stem for page in DOCS.glob("*.md")} - {"index"}
+    assert not pages - set(listed), (
+        "name them in a toctree of docs/index.md or of the page they belong to"
+    )
+    assert not [name for name in pages if listed.count(name) > 1]
 
-    assert not missing, "name them in docs/index.md"
+
+def test_pages_for_developers_are_not_searched():
+    below = re.search(r"```\{toctree\}(.*?)```", (DOCS / "contributing.md").read_text(), re.S)
+    assert below
+
+    pages = [DOCS / f"{name}.md" for name in below[1].split() if not name.startswith(":")]
+
+    assert pages
+    assert not [page for page in pages if not page.read_text().startswith("---\nnosearch: true")]
 
 
 def messages() -> list[str]:
@@ -73,7 +91,8 @@ def test_the_benchmarks_are_those_that_were_recorded_last():
 
     renew = "python -m bench.report"
     assert report.PAGE.read_text() == report.page(figures), renew
-    assert report.README.read_text() == report.with_table(report.README.read_text()), renew
+    for shown in (report.README, report.SUMMARY):
+        assert shown.read_text() == report.with_table(shown.read_text()), renew
     assert report.INSTALL.read_text() == report.with_tested(report.INSTALL.read_text()), renew
 
 
@@ -113,9 +132,26 @@ def test_a_row_of_the_readme_takes_its_cells_from_one_run(monkeypatch):
     newer = figures("2026-01-02T10", bare=4e6, ours=5e6)
 
     assert report.table(both + newer).endswith(
-        "| label | 1.0 M | 2.0 M (0.50) |  | 3.0 M (0.50) | 2026-01-01 |"
+        "| label | 1.0 M | 2.0 M (0.50) |  | 3.0 M (0.50) |  | 2026-01-01, 2 cores |"
     )
-    assert report.table(newer).endswith("| label | 4.0 M | 5.0 M (0.50) |  |  | 2026-01-02 |")
+    assert report.table(newer).endswith(
+        "| label | 4.0 M | 5.0 M (0.50) |  |  |  | 2026-01-02, 2 cores |"
+    )
+
+
+def test_a_row_of_the_readme_says_that_its_run_missed_the_target(monkeypatch):
+    monkeypatch.setattr(
+        report,
+        "_README_ROWS",
+        (("label", "gym_pool", "CartPole-v1 x 32", "bare", "envkit ParallelEnv", "", ""),),
+    )
+    figure = report.Figure(
+        "gym_pool", "CartPole-v1 x 32", "2 cores", "2026-01-01T10", "envkit ParallelEnv",
+        1e6, 0.79, 0.7, 0.9, "bare",
+    )  # fmt: skip
+
+    assert "| ≥ 0.8 **missed** |" in report.table([figure])
+    assert "| ≥ 0.8 met |" in report.table([replace(figure, value=0.81)])
 
 
 def test_lines_that_compare_nothing_give_their_numbers(tmp_path):
@@ -172,3 +208,8 @@ def test_the_site_builds_without_a_warning(tmp_path):
     pages = {page.stem for page in (tmp_path / "reference" / "generated").glob("*.html")}
     assert {f"envkit.{name}" for name in envkit._HOME_OF} <= pages
     assert (tmp_path / "tutorials" / "01_first_rollouts.html").exists()
+    page = (tmp_path / "reference" / "generated" / "envkit.EnvBase.html").read_text()
+    assert (
+        "docs.pytorch.org/tensordict/stable/reference/generated/tensordict.TensorDictBase" in page
+    )
+    assert "decisions" not in (tmp_path / "searchindex.js").read_text().partition("titles:")[0]
