@@ -158,6 +158,7 @@ def test_the_first_example_gives_one_layout_for_both_worlds():
 
     names = execute(FIRST.replace("# Both as one batch", f"{each}# Both as one batch", 1))
 
+    assert len(drawn_layout()) == 8
     assert drawn_layout() == layout_of(names["td"])
     rollouts = [names[name] for name in ("brax_td", "gym_td", "td")]
     brax, gym, both = (
