@@ -209,6 +209,8 @@ from envkit_bridges.libraries import get_available_libraries as get_available_li
 from envkit_bridges.policy.compiled import compile_policy as compile_policy
 from envkit_bridges.worlds.brax import BraxEnv as BraxEnv
 from envkit_bridges.worlds.brax import BraxWrapper as BraxWrapper
+from envkit_bridges.worlds.craftax import CraftaxEnv as CraftaxEnv
+from envkit_bridges.worlds.craftax import CraftaxWrapper as CraftaxWrapper
 from envkit_bridges.worlds.dm_control import DMControlEnv as DMControlEnv
 from envkit_bridges.worlds.dm_control import DMControlWrapper as DMControlWrapper
 from envkit_bridges.worlds.envpool.multithreaded_env import MultiThreadedEnv as MultiThreadedEnv
@@ -229,6 +231,8 @@ from envkit_bridges.worlds.playground import MujocoPlaygroundEnv as MujocoPlaygr
 from envkit_bridges.worlds.playground import MujocoPlaygroundWrapper as MujocoPlaygroundWrapper
 from envkit_bridges.worlds.playground import PlaygroundEnv as PlaygroundEnv
 from envkit_bridges.worlds.playground import PlaygroundWrapper as PlaygroundWrapper
+from envkit_bridges.worlds.xminigrid import XMiniGridEnv as XMiniGridEnv
+from envkit_bridges.worlds.xminigrid import XMiniGridWrapper as XMiniGridWrapper
 
 __version__: str
 filter_warnings_subprocess: bool

@@ -44,6 +44,7 @@ __all__ = [
 LIBRARIES = {
     "brax": "brax",
     "chess": "chess",
+    "craftax": "craftax",
     "dm_control": "dm_control",
     "envpool": "envpool",
     "gymnasium": "gym",
@@ -63,6 +64,7 @@ LIBRARIES = {
     "stable_baselines3": "sb3",
     "torchrl": "torchrl",
     "tqdm": "viz",
+    "xminigrid": "xminigrid",
 }
 """Library name to the extra that brings it."""
 

@@ -34,7 +34,7 @@ __all__ = ["Finding", "examine"]
 LIBRARIES = (
     *("torch", "tensordict", "numpy", "jax", "jaxlib", "brax", "playground", "gymnax", "jumanji"),
     *("mujoco", "mujoco-mjx", "gymnasium", "dm-control", "pettingzoo", "envpool", "ray", "torchrl"),
-    *("stable-baselines3", "minari", "pyarrow", "h5py"),
+    *("craftax", "xminigrid", "stable-baselines3", "minari", "pyarrow", "h5py"),
 )
 """Distributions whose versions are told."""
 
@@ -82,6 +82,14 @@ def _versions() -> Iterator[Finding]:
         told = f"the distribution 'envkit' {stranger} is installed beside {DISTRIBUTION}: both bring a package envkit"
         cure = "pip uninstall envkit, then in the folder of your clone: pip install -e ."
         yield Finding("versions", "broken", told, cure)
+
+
+def _two_pygames() -> Iterator[Finding]:
+    """Tell of pygame and pygame-ce side by side: they bring the same folder, and whichever goes takes files of both."""
+    if all(map(_version_of, ("pygame", "pygame-ce"))):
+        told = "pygame and pygame-ce are both installed, in one folder; uninstalling one of them breaks the other"
+        cure = "pip uninstall pygame, then pip install --force-reinstall --no-deps pygame-ce"
+        yield Finding("pygame", "note", told, cure)
 
 
 def _requirements_of(distribution: str) -> list[Requirement]:
@@ -277,6 +285,7 @@ def _worlds() -> Iterator[Finding]:
 _CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
     _versions,
     _bounds,
+    _two_pygames,
     _devices,
     _memory,
     _processes,

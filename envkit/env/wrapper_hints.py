@@ -6,6 +6,7 @@ __all__ = ["called_here", "known_wrapping_of", "wrapping_of"]
 
 _WRAPPERS = {
     "brax": "BraxWrapper",
+    "craftax": "CraftaxWrapper",
     "dm_control": "DMControlWrapper",
     "gymnasium": "GymWrapper",
     "gymnax": "GymnaxWrapper",
@@ -14,6 +15,7 @@ _WRAPPERS = {
     "mujoco_playground": "PlaygroundWrapper",
     "pettingzoo": "PettingZooWrapper",
     "torchrl": "TorchRLWrapper",
+    "xminigrid": "XMiniGridWrapper",
 }
 
 _MEMBERS = {

@@ -534,6 +534,17 @@ def test_a_backend_that_was_chosen_and_does_not_draw_is_broken(no_opengl, chosen
     assert "unset MUJOCO_GL" in finding.cure
 
 
+def test_two_pygames_in_one_folder_are_told(monkeypatch):
+    installed = {"pygame-ce": "2.5.8"}
+    monkeypatch.setattr(doctor, "_version_of", installed.get)
+    assert list(doctor._two_pygames()) == []
+
+    installed["pygame"] = "2.6.1"
+    (finding,) = doctor._two_pygames()
+
+    assert finding.state == "note" and "--force-reinstall --no-deps pygame-ce" in finding.cure
+
+
 # -------------------------------------------------------------------------------- nothing but the core
 
 CORE_ONLY = """
@@ -543,7 +554,7 @@ CORE = {"envkit-rl", "array-api-compat", "cloudpickle", "numpy", "packaging", "r
 GONE = {
     *("brax", "chess", "dm_control", "envpool", "gymnasium", "gymnax", "h5py", "imageio", "imageio_ffmpeg", "jax"),
     *("jaxlib", "jumanji", "matplotlib", "minari", "mujoco", "mujoco_playground", "pettingzoo", "pyarrow", "ray"),
-    *("stable_baselines3", "torchrl", "tqdm"),
+    *("craftax", "stable_baselines3", "torchrl", "tqdm", "xminigrid"),
 }
 find, version = importlib.machinery.PathFinder.find_spec, importlib.metadata.version
 

@@ -20,6 +20,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from envkit.functional import BatchedEnv, EnvWrapper
+from envkit_bridges.jax.compilation import simulator_name
+
 __all__ = ["key_of", "split", "unkeyed_draws"]
 
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
@@ -68,12 +71,12 @@ _DRAWS = frozenset(("random_bits", "threefry2x32", "rng_bit_generator", "random_
 
 
 def unkeyed_draws(env: Any) -> Iterator[str]:
-    """Tell when the innermost ``reset`` draws numbers that its key does not decide.
+    """Tell when ``reset`` draws numbers that its key does not decide; envkit's own wrappers are left out.
 
     Args:
         env: a `StatelessEnv`, or one that holds another as ``env``.
     """
-    while hasattr(env, "env"):
+    while isinstance(env, BatchedEnv | EnvWrapper):
         env = env.env
     program = jax.make_jaxpr(env.reset)(jax.random.PRNGKey(0)).jaxpr
     keyed = set(program.invars)
@@ -82,7 +85,7 @@ def unkeyed_draws(env: Any) -> Iterator[str]:
             keyed.update(equation.outvars)
         elif _draws(equation):
             yield (
-                f"reset of {type(env).__name__} draws random numbers from another key than it is given, so "
+                f"reset of {simulator_name(env)} draws random numbers from another key than it is given, so "
                 "all episodes begin alike: draw from that, split where several are needed"
             )
             return

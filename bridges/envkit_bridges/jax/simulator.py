@@ -9,13 +9,17 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Self, Unpack
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, Unpack
 
 import jax
+import jax.numpy as jnp
 
+from envkit.data.arguments import as_bool
+from envkit.data.keywords import Default
 from envkit.env.wrapper_hints import called_here
+from envkit.errors import ArgumentError, ArgumentTypeError
 from envkit.functional import Box, Timestep, WithoutInfo, WrapperState
 from envkit.specs.annotations import Device
 from envkit_bridges.jax.jax_env import JaxEnv
@@ -26,6 +30,9 @@ __all__ = [
     "DrawingState",
     "EnvNames",
     "ModelledCore",
+    "ParamsCore",
+    "ParamsEnv",
+    "ParamsOptions",
     "SimulatorCore",
     "SimulatorEnv",
     "quietly",
@@ -138,6 +145,111 @@ class ModelledCore(SimulatorCore):
 _PUTTING = threading.RLock()
 
 
+@dataclass(frozen=True)
+class ParamsCore(SimulatorCore):
+    """Core of an env object that is handed its numbers, the params, at every call: they are its model.
+
+    ``params``: any pytree. ``action_space``: that of the params it was made with. ``form``: structure, shapes and
+    dtypes of these, which programs depend on; of their values they do not.
+    """
+
+    params: Any = None
+    action_space: Any = None
+    form: Hashable = None
+    model_name: ClassVar[str] = "params"
+
+    @classmethod
+    def of(
+        cls, env: Any, default: Any, params: Any = None, *, make: Callable[[], Any] | None = None
+    ) -> Self:
+        """Wrap an env object, stepped with ``params``; None takes ``default``.
+
+        Raises:
+            ArgumentTypeError: the params are not of the kind of ``default``.
+            SpecTypeError: the action space is none that an env over JAX takes.
+        """
+        if params is None:
+            params = default
+        else:
+            _require_kind(params, default)
+        core = cls(env, make, params, form=_form_of(params))
+        return dataclasses.replace(core, action_space=core.space_of(params))
+
+    def space_of(self, params: Any) -> Any:
+        """Give the action space that the env has with ``params``, as one of envkit's."""
+        raise NotImplementedError
+
+    @property
+    def model(self) -> Any:
+        """The params it is stepped with."""
+        return self.params
+
+    @property
+    def model_argument(self) -> Any:
+        """The params: other ones compile nothing anew."""
+        return self.params
+
+    def with_model(self, model: Any) -> Self:
+        """Give the same env with other params."""
+        return dataclasses.replace(self, params=model)
+
+
+def _form_of(params: Any) -> Hashable:
+    leaves = [jnp.asarray(leaf) for leaf in jax.tree.leaves(params)]
+    return str(jax.tree.structure(params)), tuple((leaf.shape, leaf.dtype) for leaf in leaves)
+
+
+def _require_kind(params: Any, like: Any) -> None:
+    """Check that params are of the class of others, with the same leaves; what is no leaf may differ.
+
+    Raises:
+        ArgumentTypeError: they are not.
+    """
+    given, wanted = (
+        [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(one)]
+        for one in (params, like)
+    )
+    if type(params) is not type(like) or given != wanted:
+        raise ArgumentTypeError(
+            f"params are {jax.tree.structure(params)}, but this env has {jax.tree.structure(like)}. Pass "
+            "env.params.replace(...)."
+        )
+
+
+def _require_like(params: Any, like: Any) -> None:
+    """Check that params are those of an env, in their shapes too.
+
+    Raises:
+        ArgumentTypeError: they are not.
+    """
+    given, wanted = jax.tree.structure(params), jax.tree.structure(like)
+    if given != wanted:
+        raise ArgumentTypeError(
+            f"params are {given}, but this env has {wanted}. Pass env.params.replace(...) with other numbers, or "
+            "make another env."
+        )
+    for (path, leaf), other in zip(
+        jax.tree_util.tree_leaves_with_path(params), jax.tree.leaves(like), strict=True
+    ):
+        one, two = jnp.asarray(leaf), jnp.asarray(other)
+        if one.shape != two.shape or one.dtype != two.dtype:
+            raise ArgumentTypeError(
+                f"params{jax.tree_util.keystr(path)} is {one.dtype}{list(one.shape)}, but was {two.dtype}"
+                f"{list(two.shape)}. Pass one of the same shape and dtype, or make another env."
+            )
+
+
+class ParamsOptions(JaxOptions, total=False):
+    """Keywords of envs that are stepped with params, those of every env over JAX (`envkit_bridges.jax.options.JaxOptions`) included.
+
+    Args:
+        params_per_row: put the params into the state of each row, as ("state", "params") where it is nested or
+            unpacked. Each row is stepped with its own, and keeps them from episode to episode.
+    """
+
+    params_per_row: Annotated[bool, Default(False)]
+
+
 class SimulatorEnv(JaxEnv):
     """An env object of a library as a `JaxEnv`; unknown public attributes are looked up on the object.
 
@@ -188,3 +300,56 @@ class SimulatorEnv(JaxEnv):
                     f"neither {type(self).__name__} nor its simulator {type(core.env).__name__} has an "
                     f"attribute {name!r}{called_here(name)}"
                 ) from error
+
+
+class ParamsEnv(SimulatorEnv):
+    """An env object that is handed params at every call, see `ParamsCore`.
+
+    Args:
+        core: how it resets and steps.
+        device, **options: of `JaxEnv`; ``params_per_row`` of `ParamsOptions`.
+    """
+
+    _core: ParamsCore
+
+    def __init__(
+        self, core: ParamsCore, *, device: Device | None = None, **options: Unpack[ParamsOptions]
+    ):
+        given: dict[str, Any] = dict(options)
+        if as_bool("params_per_row", given.pop("params_per_row", False)):
+            given["randomize_at"] = given.get("randomize_at") or "construction"
+            given["randomize"] = _of_every_leaf(given.get("randomize"))
+        super().__init__(core, device=device, **given)
+        self._params = core.params
+        self._engine.settings.model = jax.tree.map(jnp.asarray, core.params)
+
+    @property
+    def params(self) -> Any:
+        """What the env is stepped with.
+
+        Others can be assigned, of the same structure; nothing is compiled anew. Rows with params of their own
+        (``params_per_row``) keep them: assigned ones are for rows that begin without state.
+        """
+        return self._params
+
+    @params.setter
+    def params(self, params: object) -> None:
+        _require_like(params, self._params)
+        space = self._core.space_of(params)
+        if space != self._core.action_space:
+            raise ArgumentError(
+                f"the params would change the action space from {self._core.action_space} to {space}, which this "
+                f"env has declared. Make another env: {type(self).__name__}(..., env_params=params)."
+            )
+        self._params = params
+        self._engine.settings.model = jax.tree.map(jnp.asarray, params)
+
+
+def _of_every_leaf(randomize: Callable[[jax.Array, Any], Any] | None) -> Callable[..., Any]:
+    """Have rows keep every leaf of the params, also those that are not drawn."""
+
+    def copied(key: jax.Array, params: object) -> Any:
+        drawn = params if randomize is None else randomize(key, params)
+        return jax.tree.map(jnp.copy, drawn)
+
+    return copied

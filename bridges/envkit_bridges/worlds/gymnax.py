@@ -10,22 +10,19 @@ Conventions
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from types import ModuleType
-from typing import Annotated, Any, ClassVar, Self, Unpack
+from typing import Any, ClassVar, Unpack
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from envkit.data.arguments import as_bool
-from envkit.data.keywords import Default
-from envkit.errors import ArgumentError, ArgumentTypeError, SpecTypeError, UnsupportedError
+from envkit.errors import ArgumentError, SpecTypeError, UnsupportedError
 from envkit.functional import Box, Discrete, Timestep
 from envkit.specs.annotations import Device
-from envkit_bridges.jax.options import JaxOptions
-from envkit_bridges.jax.simulator import DrawingState, SimulatorCore, SimulatorEnv
+from envkit_bridges.jax.simulator import DrawingState, ParamsCore, ParamsEnv, ParamsOptions
 from envkit_bridges.libraries import EnvNames, fetched, no_object_of, quietly, require, require_name
 from envkit_bridges.offscreen import in_memory
 
@@ -33,29 +30,12 @@ __all__ = ["GymnaxCore", "GymnaxEnv", "GymnaxWrapper", "build", "env_names", "fe
 
 
 @dataclass(frozen=True)
-class GymnaxCore(SimulatorCore):
-    """A gymnax env as a `StatelessEnv`; what it gives as info are infos.
+class GymnaxCore(ParamsCore):
+    """A gymnax env as a `StatelessEnv`; what it gives as info are infos."""
 
-    ``params``: its model. ``action_space``: that of the params it was made with.
-    """
-
-    params: Any = None
-    action_space: Any = None
-    model_name: ClassVar[str] = "params"
-
-    @property
-    def model(self) -> Any:
-        """The params it is stepped with."""
-        return self.params
-
-    @property
-    def model_argument(self) -> Any:
-        """The params: other ones compile nothing anew."""
-        return self.params
-
-    def with_model(self, model: Any) -> Self:
-        """Give the same env with other params."""
-        return replace(self, params=model)
+    def space_of(self, params: Any) -> Any:
+        """Read the library's action space."""
+        return _space_of(self.env.action_space(params))
 
     def reset(self, key: jax.Array) -> tuple[DrawingState, Timestep]:
         """Reset by the library's ``reset_env``."""
@@ -117,25 +97,14 @@ def _space_of(space: Any) -> Any:
     )
 
 
-class GymnaxOptions(JaxOptions, total=False):
-    """Keywords of gymnax's envs, those of every env over JAX (`envkit_bridges.jax.options.JaxOptions`) included.
-
-    Args:
-        params_per_row: put the params into the state of each row, as ("state", "params") where it is nested or
-            unpacked. Each row is stepped with its own, and keeps them from episode to episode.
-    """
-
-    params_per_row: Annotated[bool, Default(False)]
-
-
-class GymnaxWrapper(SimulatorEnv):
+class GymnaxWrapper(ParamsEnv):
     """A gymnax env object behind the TensorDict interface; batch-unlocked.
 
     Args:
         env: an env of gymnax, without the library's wrappers.
         env_params: what it is stepped with; None takes ``env.default_params``. Can be assigned later as `params`.
         device: where data and simulation are; None takes the CPU.
-        **options: see `envkit_bridges.worlds.gymnax.GymnaxOptions`.
+        **options: see `envkit_bridges.jax.simulator.ParamsOptions`.
 
     Unknown public attributes are looked up on the gymnax env.
 
@@ -145,7 +114,6 @@ class GymnaxWrapper(SimulatorEnv):
     """
 
     libname = "gymnax"
-    _core: GymnaxCore
 
     def __init__(
         self,
@@ -154,52 +122,11 @@ class GymnaxWrapper(SimulatorEnv):
         env_params: Any = None,
         device: Device | None = None,
         _make: Callable[[], Any] | None = None,
-        **options: Unpack[GymnaxOptions],
+        **options: Unpack[ParamsOptions],
     ):
         _require_bare(env)
-        given: dict[str, Any] = dict(options)
-        if as_bool("params_per_row", given.pop("params_per_row", False)):
-            given["randomize_at"] = given.get("randomize_at") or "construction"
-            given["randomize"] = _of_every_leaf(given.get("randomize"))
-        self._params = env.default_params
-        if env_params is not None:
-            _require_like(env_params, self._params, same_leaves=False)
-            self._params = env_params
-        space = _space_of(env.action_space(self._params))
-        core = GymnaxCore(env, _make, self._params, space)
-        super().__init__(core, device=device, **given)
-        self._engine.settings.model = jax.tree.map(jnp.asarray, self._params)
-
-    @property
-    def params(self) -> Any:
-        """What the env is stepped with.
-
-        Others can be assigned, of the same structure; nothing is compiled anew. Rows with params of their own
-        (``params_per_row``) keep them: assigned ones are for rows that begin without state.
-        """
-        return self._params
-
-    @params.setter
-    def params(self, params: object) -> None:
-        _require_like(params, self._params, same_leaves=True)
-        space = _space_of(self._env.action_space(params))
-        if space != self._core.action_space:
-            raise ArgumentError(
-                f"the params would change the action space from {self._core.action_space} to {space}, which this "
-                "env has declared. Make another env: GymnaxEnv(name, env_params=params)."
-            )
-        self._params = params
-        self._engine.settings.model = jax.tree.map(jnp.asarray, params)
-
-
-def _of_every_leaf(randomize: Callable[[jax.Array, Any], Any] | None) -> Callable[..., Any]:
-    """Have rows keep every leaf of the params, also those that nobody draws."""
-
-    def copied(key: jax.Array, params: object) -> Any:
-        drawn = params if randomize is None else randomize(key, params)
-        return jax.tree.map(jnp.copy, drawn)
-
-    return copied
+        core = GymnaxCore.of(env, env.default_params, env_params, make=_make)
+        super().__init__(core, device=device, **options)
 
 
 def _require_bare(env: object) -> None:
@@ -215,30 +142,6 @@ def _require_bare(env: object) -> None:
     raise no_object_of(
         "an env object of gymnax, the first of what gymnax.make gives", "Gymnax", env
     )
-
-
-def _require_like(params: object, like: object, *, same_leaves: bool) -> None:
-    """Check that params are those of an env; ``same_leaves``: in their shapes too.
-
-    Raises:
-        ArgumentTypeError: they are not.
-    """
-    given, wanted = jax.tree.structure(params), jax.tree.structure(like)
-    if given != wanted:
-        raise ArgumentTypeError(
-            f"params are {given}, but this env has {wanted}. Pass env.params.replace(...)."
-        )
-    if not same_leaves:
-        return
-    for (path, leaf), other in zip(
-        jax.tree_util.tree_leaves_with_path(params), jax.tree.leaves(like), strict=True
-    ):
-        one, two = jnp.asarray(leaf), jnp.asarray(other)
-        if one.shape != two.shape or one.dtype != two.dtype:
-            raise ArgumentTypeError(
-                f"params{jax.tree_util.keystr(path)} is {one.dtype}{list(one.shape)}, but was {two.dtype}"
-                f"{list(two.shape)}. Pass one of the same shape and dtype, or make another env."
-            )
 
 
 _FETCHING = frozenset(("MNISTBandit-bsuite",))
@@ -265,7 +168,7 @@ class GymnaxEnv(GymnaxWrapper):
     Args:
         env_name: registered name, e.g. "CartPole-v1".
         env_params, device: of `GymnaxWrapper`.
-        **options: see `envkit_bridges.worlds.gymnax.GymnaxOptions`.
+        **options: see `envkit_bridges.jax.simulator.ParamsOptions`.
 
     Raises:
         ArgumentError: (a ValueError) gymnax has no env of that name.
@@ -280,7 +183,7 @@ class GymnaxEnv(GymnaxWrapper):
         *,
         env_params: object = None,
         device: Device | None = None,
-        **options: Unpack[GymnaxOptions],
+        **options: Unpack[ParamsOptions],
     ):
         require_name("gymnax", env_name, env_names())
         make = partial(_environment, env_name)

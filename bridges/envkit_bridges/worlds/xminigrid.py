@@ -1,0 +1,250 @@
+"""Grids of XLand-MiniGrid as stateless envs.
+
+Conventions
+    state    the library's ``State``; what its ``TimeStep`` has beside it is what a step shows.
+    end      a step of type LAST is terminated where its discount is 0, else truncated: the library's time limit,
+             ``params.max_steps``.
+    params   sizes and limits, which programs are made for, and of XLand the ruleset: arrays, which programs take as an
+             argument. A row keeps the ruleset of its episode in its state.
+    ruleset  goal, production rules and objects of a task, ``xminigrid.types.RuleSet``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from types import ModuleType
+from typing import Any, ClassVar, Unpack
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from envkit.errors import ArgumentError, ArgumentTypeError, OptionError, UnknownEnvError
+from envkit.functional import Discrete, Timestep
+from envkit.specs.annotations import Device
+from envkit_bridges.jax.simulator import ParamsCore, ParamsEnv, ParamsOptions
+from envkit_bridges.libraries import (
+    EnvNames,
+    fetched,
+    no_object_of,
+    quietly,
+    require,
+    require_name,
+)
+
+__all__ = ["XMiniGridCore", "XMiniGridEnv", "XMiniGridWrapper", "build", "env_names", "fetching_names"]
+
+
+@dataclass(frozen=True)
+class XMiniGridCore(ParamsCore):
+    """A grid as a `StatelessEnv`; its discount is its info."""
+
+    def space_of(self, params: Any) -> Discrete:
+        """Count the library's actions."""
+        return Discrete(self.env.num_actions(params))
+
+    def reset(self, key: jax.Array) -> tuple[Any, Timestep]:
+        """Reset by the library's ``reset``."""
+        return _shown(self.env.reset(self.params, key))
+
+    def step(self, state: Any, action: jax.Array) -> tuple[Any, Timestep]:
+        """Step by the library's ``step``."""
+        return _shown(self.env.step(self.params, _moment_of(state), action))
+
+    def render(self, states: Sequence[Any]) -> list[np.ndarray]:
+        """Draw the whole grid by the library's own renderer; what the agent sees is lighter.
+
+        Raises:
+            ArgumentError: ``params.render_mode`` asks for text.
+        """
+        if self.params.render_mode != "rgb_array":
+            raise ArgumentError(
+                f"params.render_mode is {self.params.render_mode!r}; expected 'rgb_array', which gives pictures. Pass "
+                "env_params=env.params.replace(render_mode='rgb_array')."
+            )
+        return [self.env.render(self.params, _moment_of(state)) for state in states]
+
+
+def _moment_of(state: Any) -> Any:
+    """Put a state where the library's ``step`` reads it."""
+    types = require("xminigrid.types")
+    return types.TimeStep(
+        state=state,
+        step_type=types.StepType.MID,
+        reward=jnp.float32(0),
+        discount=jnp.float32(1),
+        observation=None,
+    )
+
+
+def _shown(moment: Any) -> tuple[Any, Timestep]:
+    is_last, is_over = moment.last(), moment.discount == 0
+    info = {"discount": moment.discount}
+    ends = is_last & is_over, is_last & ~is_over
+    return moment.state, Timestep(moment.observation, moment.reward, *ends, info)
+
+
+class XMiniGridWrapper(ParamsEnv):
+    """A grid of XLand-MiniGrid behind the TensorDict interface; batch-unlocked.
+
+    Args:
+        env: a ``xminigrid.environment.Environment``; those of its wrappers that change what is observed are fine.
+        env_params: what it is stepped with; None takes ``env.default_params()``. Others of the same sizes can be
+            assigned later as `params`.
+        device: where data and simulation are; None takes the CPU.
+        **options: see `envkit_bridges.jax.simulator.ParamsOptions`.
+
+    Unknown public attributes are looked up on the env object.
+
+    Raises:
+        ArgumentTypeError: (a TypeError) ``env`` is no env of the library, or ``env_params`` are not of its kind.
+        ArgumentError: (a ValueError) it is a wrapper that resets episodes by itself.
+    """
+
+    libname = "xminigrid"
+
+    def __init__(
+        self,
+        env: Any,
+        *,
+        env_params: Any = None,
+        device: Device | None = None,
+        _make: Callable[[], Any] | None = None,
+        **options: Unpack[ParamsOptions],
+    ):
+        _require_bare(env)
+        core = XMiniGridCore.of(env, env.default_params(), env_params, make=_make)
+        super().__init__(core, device=device, **options)
+
+
+def _require_bare(env: Any) -> None:
+    if not isinstance(env, require("xminigrid.environment").Environment):
+        raise no_object_of(
+            "an env object of XLand-MiniGrid, the first of what xminigrid.make gives", "XMiniGrid", env
+        )
+    wrappers = require("xminigrid.wrappers")
+    inside = env
+    while isinstance(inside, wrappers.Wrapper):
+        if isinstance(inside, wrappers.GymAutoResetWrapper | wrappers.DmEnvAutoResetWrapper):
+            raise ArgumentError(
+                f"{type(inside).__name__} is a wrapper of XLand-MiniGrid that resets episodes itself. Pass the env "
+                "without it."
+            )
+        inside = inside._env
+
+
+def env_names() -> list[str]:
+    """List the registered envs, those that somebody else registered included."""
+    return sorted(_import_xminigrid().registered_environments())
+
+
+def fetching_names() -> frozenset[str]:
+    """Name the envs that are made from the network: none. Benchmarks of rulesets are fetched, see `XMiniGridEnv`."""
+    return frozenset()
+
+
+def build(name: str, **kwargs: Any) -> XMiniGridEnv:
+    """Build one env by its name; see `XMiniGridEnv` for keywords and errors."""
+    return XMiniGridEnv(name, **kwargs)
+
+
+class XMiniGridEnv(XMiniGridWrapper):
+    """A grid of XLand-MiniGrid by name; see `XMiniGridWrapper`.
+
+    Args:
+        env_name: registered name, e.g. "MiniGrid-Empty-8x8" or "XLand-MiniGrid-R4-13x13".
+        env_params: of `XMiniGridWrapper`; None takes those that the name stands for.
+        benchmark: rulesets of which every episode of a row draws one, a ``xminigrid.benchmarks.Benchmark`` or the name
+            of one of the library's, e.g. "trivial-21k". The library fetches those that are not on this machine yet.
+            For envs of XLand alone.
+        device: of `XMiniGridWrapper`.
+        **options: see `envkit_bridges.jax.simulator.ParamsOptions`.
+
+    Raises:
+        ArgumentError: (a ValueError) the library has no env or benchmark of that name, or the env has no rulesets.
+        ArgumentTypeError: (a TypeError) ``benchmark`` is none.
+        OptionError: (a TypeError) ``benchmark`` and ``randomize`` are both given.
+        FetchError: (an OSError) the benchmark is not here and could not be had from the network.
+    """
+
+    available_envs: ClassVar[Sequence[str]] = EnvNames(env_names)  # type: ignore[assignment]
+
+    def __init__(
+        self,
+        env_name: str,
+        *,
+        env_params: Any = None,
+        benchmark: Any = None,
+        device: Device | None = None,
+        **options: Unpack[ParamsOptions],
+    ):
+        require_name("XLand-MiniGrid", env_name, env_names())
+        make = partial(_environment, env_name)
+        if env_params is None:
+            env_params = _made(env_name)[1]
+        if benchmark is not None:
+            env_params, options = _with_tasks(env_name, env_params, benchmark, options)
+        super().__init__(make(), env_params=env_params, device=device, _make=make, **options)
+        self.env_name = env_name
+
+
+def _with_tasks(
+    env_name: str, params: Any, benchmark: Any, options: ParamsOptions
+) -> tuple[Any, ParamsOptions]:
+    """Let episodes draw their ruleset from a benchmark; gives params with the first one, and the options."""
+    if not hasattr(params, "ruleset"):
+        raise ArgumentError(
+            f"benchmark is given, but {env_name!r} has a task of its own. Leave benchmark out, or make an env whose "
+            "name begins with 'XLand'."
+        )
+    if options.get("randomize") is not None:
+        raise OptionError(
+            "benchmark and randomize both say how params are drawn. Pass one of them; a function of your own can "
+            "call benchmark.sample_ruleset(key)."
+        )
+    tasks = _benchmark(benchmark)
+    return params.replace(ruleset=tasks.get_ruleset(0)), {**options, "randomize": _Drawing(tasks)}
+
+
+@dataclass(frozen=True, eq=False)
+class _Drawing:
+    """Draw a ruleset of a benchmark."""
+
+    tasks: Any
+
+    def __call__(self, key: jax.Array, params: Any) -> Any:
+        return params.replace(ruleset=self.tasks.sample_ruleset(key))
+
+
+def _benchmark(given: Any) -> Any:
+    library = require("xminigrid.benchmarks")
+    if isinstance(given, library.Benchmark):
+        return given
+    if not isinstance(given, str):
+        raise ArgumentTypeError(
+            f"benchmark is {given!r}, of type {type(given).__name__}, but must be a Benchmark of XLand-MiniGrid or the "
+            f"name of one: {', '.join(library.registered_benchmarks())}."
+        )
+    known = library.registered_benchmarks()
+    if given not in known:
+        raise UnknownEnvError(
+            f"XLand-MiniGrid has no benchmark called {given!r}. Choose one of: {', '.join(known)}."
+        )
+    with fetched("XLand-MiniGrid", given, known), quietly():
+        return library.load_benchmark(given)
+
+
+def _import_xminigrid() -> ModuleType:
+    with quietly():
+        return require("xminigrid")
+
+
+def _made(name: str) -> tuple[Any, Any]:
+    with quietly():
+        return _import_xminigrid().make(name)
+
+
+def _environment(name: str) -> Any:
+    return _made(name)[0]
