@@ -27,6 +27,7 @@ from envkit import (
     SerialEnv,
     StepCounter,
     TransformedEnv,
+    XMiniGridEnv,
     check_env_specs,
 )
 from envkit.env.base import EnvBase
@@ -79,6 +80,9 @@ KINDS = {
     "jumanji": partial(
         JumanjiEnv, "SlidingTilePuzzle-v0", batch_size=[3], episode_length=5, metrics=True
     ),
+    "xminigrid": partial(
+        XMiniGridEnv, "XLand-MiniGrid-R1-9x9", batch_size=[3], episode_length=5, params_per_row=True
+    ),
     "threads of a library": partial(
         MultiThreadedEnv, 3, "CartPole-v1", create_env_kwargs={"max_episode_steps": 7}
     ),
@@ -96,7 +100,7 @@ KINDS = {
 
 
 SLOW = (
-    *("brax nested", "gymnax", "jumanji", "ray count", "ray cartpole"),
+    *("brax nested", "gymnax", "jumanji", "xminigrid", "ray count", "ray cartpole"),
     *("games in turns", "serial games", "parallel games", "serial control"),
 )
 

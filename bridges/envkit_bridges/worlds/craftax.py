@@ -69,7 +69,9 @@ class CraftaxCore(ParamsCore):
         constants = require(f"{folder}.constants")
         with quietly():
             sizes = sorted(constants.load_all_textures())
-        size = as_int("block_pixel_size", block_pixel_size, least=1, meaning="the pixels of a block")
+        size = as_int(
+            "block_pixel_size", block_pixel_size, least=1, meaning="the pixels of a block"
+        )
         if size not in sizes:
             raise ArgumentError(
                 f"block_pixel_size is {size}; expected one of {', '.join(map(str, sizes))}. Pass one of these."

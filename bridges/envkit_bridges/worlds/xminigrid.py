@@ -34,7 +34,14 @@ from envkit_bridges.libraries import (
     require_name,
 )
 
-__all__ = ["XMiniGridCore", "XMiniGridEnv", "XMiniGridWrapper", "build", "env_names", "fetching_names"]
+__all__ = [
+    "XMiniGridCore",
+    "XMiniGridEnv",
+    "XMiniGridWrapper",
+    "build",
+    "env_names",
+    "fetching_names",
+]
 
 
 @dataclass(frozen=True)
@@ -122,7 +129,9 @@ class XMiniGridWrapper(ParamsEnv):
 def _require_bare(env: Any) -> None:
     if not isinstance(env, require("xminigrid.environment").Environment):
         raise no_object_of(
-            "an env object of XLand-MiniGrid, the first of what xminigrid.make gives", "XMiniGrid", env
+            "an env object of XLand-MiniGrid, the first of what xminigrid.make gives",
+            "XMiniGrid",
+            env,
         )
     wrappers = require("xminigrid.wrappers")
     inside = env

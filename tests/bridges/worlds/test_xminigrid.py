@@ -61,9 +61,7 @@ def assert_equals_xminigrid(env, steps):
 
     def step(state, action):
         zero = jnp.float32(0)
-        before = TimeStep(
-            state=state, step_type=zero, reward=zero, discount=zero, observation=zero
-        )
+        before = TimeStep(state=state, step_type=zero, reward=zero, discount=zero, observation=zero)
         moment = bare.step(params, before, action)
         return moment.state, shown(moment)
 
@@ -264,7 +262,9 @@ def test_a_stored_state_is_drawn(grid):
 
     assert turned.shape == (256, 256, 3) and turned.dtype == torch.uint8
     assert not torch.equal(turned, went)
-    text = XMiniGridEnv("MiniGrid-Empty-8x8", env_params=grid.params.replace(render_mode="rich_text"))
+    text = XMiniGridEnv(
+        "MiniGrid-Empty-8x8", env_params=grid.params.replace(render_mode="rich_text")
+    )
     with pytest.raises(ArgumentError, match="expected 'rgb_array'"):
         text.render(text.reset())
 
