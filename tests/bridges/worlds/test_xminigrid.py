@@ -287,7 +287,7 @@ def test_wrong_names_keywords_and_objects_are_told(grid):
     with pytest.raises(ArgumentTypeError, match=r"env\.params\.replace"):
         grid.params = grid.params.replace(height=9)
     resetting = DirectionObservationWrapper(GymAutoResetWrapper(make("MiniGrid-Empty-8x8")[0]))
-    with pytest.raises(ArgumentError, match="GymAutoResetWrapper is a wrapper .* resets episodes"):
+    with pytest.raises(ArgumentError, match=r"GymAutoResetWrapper is a wrapper .* resets episodes"):
         XMiniGridWrapper(resetting)
     assert XMiniGridEnv.available_envs == env_names() and fetching_names() == frozenset()
 
@@ -302,7 +302,7 @@ def test_wrong_benchmarks_are_told_and_so_is_one_that_cannot_be_fetched(monkeypa
     monkeypatch.setattr(benchmarks.urllib.request, "urlretrieve", offline)
     with pytest.raises(FetchError, match=r"'trivial-21k' of XLand-MiniGrid is made.*no such host"):
         XMiniGridEnv(XLAND, benchmark="trivial-21k")
-    with pytest.raises(ArgumentError, match="no benchmark called 'trivial'.*small-1m"):
+    with pytest.raises(ArgumentError, match=r"no benchmark called 'trivial'.*small-1m"):
         XMiniGridEnv(XLAND, benchmark="trivial")
     with pytest.raises(ArgumentTypeError, match="benchmark is 3, of type int"):
         XMiniGridEnv(XLAND, benchmark=3)
