@@ -1,4 +1,4 @@
-"""The guide to custom envs runs as printed, and prints what it shows.
+"""The pages about writing environments run as printed, and print what they show.
 
 The python blocks of one chapter share their names and run in order. A text block shows what the python
 block before it prints.
@@ -14,26 +14,33 @@ import torch
 
 from envkit import EnvBase
 
-GUIDE = (Path(__file__).parent.parent / "docs" / "custom_envs.md").read_text()
-CHAPTERS = {text.partition("\n")[0]: text for text in GUIDE.split("\n## ")[1:]}
-COMPILED = ("A stateless env, in JAX",)
+DOCS = Path(__file__).parent.parent / "docs"
+PAGES = [DOCS / name for name in ("custom_envs.md", "env_features.md", "jax_envs.md")]
+CHAPTERS = {
+    (page.stem, text.partition("\n")[0]): text
+    for page in PAGES
+    for text in page.read_text().split("\n## ")[1:]
+    if "```" in text
+}
+COMPILED = {"jax_envs"}
 BLOCK = re.compile(r"```(python|text)\n(.*?)```", re.DOTALL)
 
 
 @pytest.mark.parametrize(
-    "title",
+    "chapter",
     [
-        pytest.param(title, marks=pytest.mark.slow if title in COMPILED else ())
-        for title, text in CHAPTERS.items()
-        if "```" in text
+        pytest.param(
+            chapter, id=" ".join(chapter), marks=pytest.mark.slow if chapter[0] in COMPILED else ()
+        )
+        for chapter in CHAPTERS
     ],
 )
-def test_a_chapter_runs_as_printed(title, capsys):
+def test_a_chapter_runs_as_printed(chapter, capsys):
     torch.manual_seed(1)  # the guide shows what random actions led to
     names = {"__name__": "__main__"}  # so that functions travel to workers by value
     shown, printed = [], ""
 
-    for kind, code in BLOCK.findall(CHAPTERS[title]):
+    for kind, code in BLOCK.findall(CHAPTERS[chapter]):
         if kind == "text":
             shown.append((code, printed))
         else:
@@ -46,10 +53,12 @@ def test_a_chapter_runs_as_printed(title, capsys):
     assert [text for text, _ in shown] == [printed for _, printed in shown]
 
 
-def test_every_output_is_shown():
-    blocks = BLOCK.findall(GUIDE)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_output_is_shown(page):
+    blocks = BLOCK.findall(page.read_text())
 
     kinds = [kind for kind, _ in blocks]
+    assert "python" in kinds
     for index, (kind, code) in enumerate(blocks):
         if kind == "python" and "print(" in code:
             assert kinds[index + 1] == "text"

@@ -23,25 +23,26 @@ README = ROOT / "README.md"
 DOCS = ROOT / "docs"
 COMING_FROM = sorted(DOCS.glob("from_*.md"))  # their code and ours
 ON_RAY = DOCS / "distributed.md"
-ELSEWHERE = (
+ELSEWHERE = (  # other tests run these
     "compiled_policies.md",
     "custom_envs.md",
+    "env_features.md",
     "gpu.md",
     "gradients.md",
-)  # other tests run these
+    "jax_envs.md",
+)
 GUIDES = [
     page
     for page in sorted(DOCS.glob("*.md"))
     if page not in (*COMING_FROM, ON_RAY) and page.name not in ELSEWHERE
 ]
-LONG = ("interop.md", "worlds.md")  # load the library of every world, compile, train
+LONG = ("evaluate.md", "interop.md", "record.md", "worlds.md")  # load the library of every world, compile, train
 COMPILED = (
-    "Write your own stateless env",
     "The whole rollout as one program",
     "Inside the program",
     "One that fuses",
 )
-FIRST_STEPS = DOCS / "getting_started.md"
+JAX_ENVS = DOCS / "jax_envs.md"
 WIDEST = 88  # columns that the site shows without scrolling
 
 
@@ -191,8 +192,17 @@ def test_both_commands_are_on_the_first_screen_of_the_readme():
     assert len([line for line in first if line.startswith("make ")]) == 2
 
 
+@pytest.mark.parametrize(
+    "page", [page for page in DOCS.glob("*.md") if page.stem != "worlds"], ids=lambda page: page.stem
+)
+def test_the_code_of_a_page_fits_the_width_of_the_site(page):
+    code = re.findall(r"^ *```(?:python|bash)\n(.*?)^ *```", page.read_text(), re.M | re.S)
+
+    assert not [line for block in code for line in block.splitlines() if len(line) > WIDEST]
+
+
 def test_writing_a_stateless_env_takes_at_most_15_lines():
-    code = blocks(FIRST_STEPS)["Write your own stateless env"]
+    code = re.findall(r"```python\n(.*?)```", JAX_ENVS.read_text(), re.DOTALL)[0]
     (env,) = [node for node in ast.parse(code).body if isinstance(node, ast.ClassDef)]
     source = ast.get_source_segment(code, env)
 

@@ -300,7 +300,7 @@ class EnvRunner:
         if kind := self.env._says_no_state:
             raise ResumeError(
                 f"{kind} is an env of your own, and does not say what it keeps of an episode, so its next steps could "
-                "not be those it would have made. Give it get_extra_state and set_extra_state (docs/custom_envs.md); "
+                "not be those it would have made. Give it get_extra_state and set_extra_state (docs/env_features.md); "
                 "where all is in the data, let the first return {} and the second do nothing."
             )
         policy = self.policy
