@@ -36,7 +36,12 @@ GUIDES = [
     for page in sorted(DOCS.glob("*.md"))
     if page not in (*COMING_FROM, ON_RAY) and page.name not in ELSEWHERE
 ]
-LONG = ("evaluate.md", "interop.md", "record.md", "worlds.md")  # load the library of every world, compile, train
+LONG = (
+    "evaluate.md",
+    "interop.md",
+    "record.md",
+    "worlds.md",
+)  # load the library of every world, compile, train
 COMPILED = (
     "The whole rollout as one program",
     "Inside the program",
@@ -193,7 +198,9 @@ def test_both_commands_are_on_the_first_screen_of_the_readme():
 
 
 @pytest.mark.parametrize(
-    "page", [page for page in DOCS.glob("*.md") if page.stem != "worlds"], ids=lambda page: page.stem
+    "page",
+    [page for page in DOCS.glob("*.md") if page.stem != "worlds"],
+    ids=lambda page: page.stem,
 )
 def test_the_code_of_a_page_fits_the_width_of_the_site(page):
     code = re.findall(r"^ *```(?:python|bash)\n(.*?)^ *```", page.read_text(), re.M | re.S)
