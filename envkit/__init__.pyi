@@ -227,6 +227,8 @@ from envkit_bridges.worlds.pettingzoo.pettingzoo_env import PettingZooEnv as Pet
 from envkit_bridges.worlds.pettingzoo.pettingzoo_wrapper import (
     PettingZooWrapper as PettingZooWrapper,
 )
+from envkit_bridges.worlds.pgx import PgxEnv as PgxEnv
+from envkit_bridges.worlds.pgx import PgxWrapper as PgxWrapper
 from envkit_bridges.worlds.playground import MujocoPlaygroundEnv as MujocoPlaygroundEnv
 from envkit_bridges.worlds.playground import MujocoPlaygroundWrapper as MujocoPlaygroundWrapper
 from envkit_bridges.worlds.playground import PlaygroundEnv as PlaygroundEnv

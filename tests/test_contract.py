@@ -23,6 +23,7 @@ from envkit import (
     MultiThreadedEnv,
     ParallelEnv,
     PettingZooEnv,
+    PgxEnv,
     RewardSum,
     SerialEnv,
     StepCounter,
@@ -83,6 +84,7 @@ KINDS = {
     "xminigrid": partial(
         XMiniGridEnv, "XLand-MiniGrid-R1-9x9", batch_size=[3], episode_length=5, params_per_row=True
     ),
+    "pgx": partial(PgxEnv, "tic_tac_toe", batch_size=[3]),
     "threads of a library": partial(
         MultiThreadedEnv, 3, "CartPole-v1", create_env_kwargs={"max_episode_steps": 7}
     ),
@@ -100,7 +102,7 @@ KINDS = {
 
 
 SLOW = (
-    *("brax nested", "gymnax", "jumanji", "xminigrid", "ray count", "ray cartpole"),
+    *("brax nested", "gymnax", "jumanji", "pgx", "xminigrid", "ray count", "ray cartpole"),
     *("games in turns", "serial games", "parallel games", "serial control"),
 )
 

@@ -59,6 +59,7 @@ LIBRARIES = {
     "mpe2": "pettingzoo",
     "mujoco_playground": "playground",
     "pettingzoo": "pettingzoo",
+    "pgx": "pgx",
     "pyarrow": "parquet",
     "ray": "ray",
     "stable_baselines3": "sb3",

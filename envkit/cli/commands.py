@@ -149,7 +149,7 @@ def _played(env: EnvBase, steps: int) -> Iterator[TensorDictBase]:
     data = env.rollout(steps, break_when_any_done=False)
     seconds = time.perf_counter() - begin
     print(f"{data.numel():,} steps in {seconds:.1f} s, compiling included")
-    print(_returns(data, env.reward_keys[0]))
+    print(_returns(data, "reward" if "reward" in env.reward_keys else env.reward_keys[0]))
     yield data
 
 

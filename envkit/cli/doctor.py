@@ -33,6 +33,7 @@ __all__ = ["Finding", "examine"]
 
 LIBRARIES = (
     *("torch", "tensordict", "numpy", "jax", "jaxlib", "brax", "playground", "gymnax", "jumanji"),
+    "pgx",
     *("mujoco", "mujoco-mjx", "gymnasium", "dm-control", "pettingzoo", "envpool", "ray", "torchrl"),
     *("craftax", "xminigrid", "stable-baselines3", "minari", "pyarrow", "h5py"),
 )

@@ -14,6 +14,7 @@ _WRAPPERS = {
     "mpe2": "PettingZooWrapper",
     "mujoco_playground": "PlaygroundWrapper",
     "pettingzoo": "PettingZooWrapper",
+    "pgx": "PgxWrapper",
     "torchrl": "TorchRLWrapper",
     "xminigrid": "XMiniGridWrapper",
 }

@@ -152,6 +152,7 @@ WORLDS: Mapping[str, World] = MappingProxyType(
             _ours("jumanji", "stateless", "jumanji", "jumanji", limit="episode_length"),
             _ours("craftax", "stateless", "craftax", "craftax", limit="episode_length"),
             _ours("xminigrid", "stateless", "xminigrid", "xminigrid", limit="episode_length"),
+            _ours("pgx", "stateless", "pgx", "pgx", limit="episode_length"),
             _ours("envkit", "stateless", "native"),
             _ours("dm_control", "stateful", "dm_control", "dm_control", "dm-control"),
             _ours("gym", "stateful", "gymnasium", "gymnasium", limit="max_episode_steps"),

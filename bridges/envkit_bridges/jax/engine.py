@@ -58,12 +58,14 @@ class Settings:
         requires_grad: gradients flow from what programs return to what they were given.
         categorical: actions that are choices come as integers.
         model: what programs take as an argument to step with; None where they take none.
+        illegal: entry of ``next`` whose flag is an error, see `ProgramEngine.require_legal`; None where none is.
     """
 
     batch_size: torch.Size
     requires_grad: bool
     categorical: bool
     model: Any = None
+    illegal: Key | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -484,6 +486,44 @@ class ProgramEngine:
             if rule.spells_choices and value.is_floating_point() and value.device.type == "cpu":
                 rule.take(value.detach(), data.batch_size)
 
+    def require_legal(
+        self, data: TensorDictBase, following: TensorDictBase, mask: torch.Tensor | None = None
+    ) -> None:
+        """Check that no action was one that the env does not allow, where that is an error; a card is waited for.
+
+        Args:
+            data: roots of a step or a run, with the actions.
+            following: their ``next``.
+            mask: rows of ``data`` that were stepped, bool; None: all.
+
+        Raises:
+            InputError: one was.
+        """
+        key = self.settings.illegal
+        if key is None:
+            return
+        flags = following.get(key).squeeze(-1)
+        flags = flags if mask is None else flags & mask
+        if not bool(flags.any()):
+            return
+        place = tuple(flags.nonzero()[0].tolist())
+        raise InputError(
+            f"{self._told_actions(data[place], _told_place(place, data))}. Choose among those that the mask in the data "
+            "allows, as env.rand_action(td) does. Or make the env with illegal='library': the library's own rule for "
+            f"illegal actions applies then, and next[{key!r}] says where."
+        )
+
+    def _told_actions(self, root: TensorDictBase, where: str) -> str:
+        """Say what one row chose, and what it might have chosen if its data shows that."""
+        told = []
+        for action, shown in self.programs.env.action_masks:
+            key = as_key(("action", *action))
+            value, mask = root.get(key), root.get(as_key(shown), None)
+            chosen = value.tolist() if self.settings.categorical else value.argmax(-1).tolist()
+            legal = "" if mask is None else f"; legal are {mask.nonzero().flatten().tolist()}"
+            told.append(f"{key!r}{where} is {chosen}, which is illegal{legal}")
+        return " and ".join(told)
+
     @cached_property
     def _action_rules(self) -> dict[Key, ActionInput]:
         """What actions of one row may be: the space says it, whatever batch the specs are of."""
@@ -557,3 +597,11 @@ class ProgramEngine:
                 leaf = leaf.reshape((*shape, *leaf.shape[1:])) if shape else leaf.squeeze(0)
             entries[path] = leaf
         return tensordict_of(entries, shape, self.device)
+
+
+def _told_place(place: tuple[int, ...], data: TensorDictBase) -> str:
+    """Say which row of a step or a run an index means; the last axis of a run is time."""
+    is_run = bool(data.names) and data.names[-1] == "time"
+    rows = place[:-1] if is_run else place
+    row = f" of row {rows[0] if len(rows) == 1 else rows}" if rows else ""
+    return f"{row} at step {place[-1]}" if is_run else row

@@ -276,6 +276,7 @@ class JaxEnv(EnvBase):
         if work is None:
             return super()._finish_step(ticket)
         following: TensorDictBase = self._engine.finish(work, td.batch_size)
+        self._engine.require_legal(td, following, mask)
         if not ticket.restarts:
             following = self._accepted(following, td)
         return following if mask is None else self._kept_where_skipped(td, mask, following)
@@ -294,7 +295,9 @@ class JaxEnv(EnvBase):
         if self.cache_clear_frequency:
             self._count_steps(1)
         self._engine.begin(work, td.batch_size, mask, restarts=False)
-        return self._engine.finish(work, td.batch_size)
+        following = self._engine.finish(work, td.batch_size)
+        self._engine.require_legal(td, following, mask)
+        return following
 
     def _masked_next(self, td: TensorDictBase, mask: torch.Tensor) -> TensorDictBase:
         if not bool(mask.any()):
@@ -548,7 +551,7 @@ class FusedEnv(Wrapper, JaxEnv):  # type: ignore[misc] # a wrapper reads flags o
         self._engine = env._engine.behind(
             fusion.taken,
             [path for path in dict.fromkeys(shown) if path[0] != "state"],
-            _wide_integers(outputs),
+            {**env._engine.wide, **_wide_integers(outputs)},
         )
 
     def _after_init(self, spec_locked: bool) -> None:
@@ -645,7 +648,7 @@ def _plan_fusion(
             isinstance(transform, FusableTransform)
             and transform.fuses
             and _runs(engine, transform)
-            and _fits(env, inputs, outputs)
+            and _fits(env, engine, inputs, outputs)
         ):
             inputs, outputs = before
             break
@@ -664,13 +667,15 @@ def _runs(engine: ProgramEngine, transform: FusableTransform) -> bool:
     return keeps or not transform.state()
 
 
-def _fits(env: EnvBase, inputs: Composite, outputs: Composite) -> bool:
+def _fits(env: EnvBase, engine: ProgramEngine, inputs: Composite, outputs: Composite) -> bool:
     """Say whether programs of ``env`` can take and give what these specs declare."""
     shown, states = outputs["full_observation_spec"], inputs["full_state_spec"]
+    kept = [] if engine.settings.illegal is None else [engine.settings.illegal]
     state = [key for key in env.full_state_spec.keys(True, True) if as_path(key)[0] == "state"]
     return (
         inputs["full_action_spec"] == env.full_action_spec
         and set(outputs["full_done_spec"].keys(True, True)) == set(DONE_LEAVES)
+        and all(shown.get(key, None) == env.full_observation_spec[key] for key in kept)
         and all(
             spec.get(key, None) == env.full_state_spec[key]
             for key in state

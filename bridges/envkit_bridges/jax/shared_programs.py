@@ -52,7 +52,7 @@ _LIBRARIES = sys.stdlib_module_names - {"__main__"} | frozenset(
     )
 )
 _LIBRARIES |= {"brax", "gymnax", "jumanji", "ml_collections", "mujoco_playground"}
-_LIBRARIES |= {"craftax", "jaxmarl", "navix", "xminigrid"}
+_LIBRARIES |= {"craftax", "jaxmarl", "navix", "pgx", "xminigrid"}
 """Their functions read nothing that anybody changes."""
 _MOST, _DEEPEST = 100_000, 60  # objects that are looked at, and how far inside each other
 

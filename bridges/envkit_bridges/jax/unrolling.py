@@ -82,7 +82,7 @@ class Unrolling:
             nonlocal lent
             engine.without_shared(last)
             data = self._recorded(run, steps)
-            engine.require_choices(data)
+            self._require_right(data)
             lent = None  # until torch has what was made of it
             return data, self._following(last, run)
 
@@ -120,7 +120,7 @@ class Unrolling:
             engine.without_shared(last)
             count = int(stopped.made)
             piece = self._recorded(run, capacity).exclude(*hidden)[..., :count]
-            engine.require_choices(piece)
+            self._require_right(piece)
             if pieces:
                 self._repeat_ended(pieces[-1], piece)
             pieces.append(piece)
@@ -129,6 +129,11 @@ class Unrolling:
                 return pieces[0] if len(pieces) == 1 else TensorDict.cat(pieces, self._root.ndim)
             self._root = self._following(last, run)
             self._free = self._specs.free_entries(self._root)
+
+    def _require_right(self, data: TensorDict) -> None:
+        """Check what a policy chose in a program, which went on with it."""
+        self._engine.require_choices(data)
+        self._engine.require_legal(data, data.get("next"))
 
     def _refuse_leaks(self) -> None:
         """Refuse memory at the root that nobody begins anew where an episode begins."""
