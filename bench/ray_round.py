@@ -1,7 +1,9 @@
-"""What a round costs that does nothing: two Ray actors of this machine beside two worker processes, and bare Ray.
+"""What a round costs that does nothing: 1, 2 and 4 Ray actors of this machine beside as many worker processes, and bare Ray.
 
 Each worker holds two rows. In an empty round nothing moves but the order and the answer; in the others each
-row sends a megabyte back, which is what a few frames of video take. Ray's best is two bare calls, waited for.
+row sends 64 KiB or 1 MiB back, what the batch of a few hundred steps or a few frames of video take. Ray's best is a bare call
+of each actor, waited for. Of all these rounds a model is fitted: so much
+for a round, so much more for each actor, for each actor that sends data, and for each MiB.
 
 Run: ``python -m bench.ray_round [--quick]``
 """
@@ -16,17 +18,22 @@ from typing import Any
 import numpy as np
 import ray
 
-from bench.harness import compare
+from bench.harness import compare, record
 from envkit.transport import Field, Layout, Pool, Processes, Traffic
 from envkit_bridges.transports.ray import RayActors
 
-ROWS, WORKERS = 4, 2
-NOTHING, FRAMES = 1, 2
-LAYOUT = Layout(
-    (Field("order", (), "int64"), Field("frames", (2**20,), "uint8")),
-    ROWS,
-    {NOTHING: Traffic(), FRAMES: Traffic(("order",), ("frames",))},
-)
+ROWS = 2  # of each worker
+WORKERS = (1, 2, 4)
+NOTHING = 0
+SENT = {1: 2**16, 2: 2**20}  # bytes that a row sends back, by command
+SAID = {NOTHING: "empty", 1: "64 KiB back from each row", 2: "1 MiB back from each row"}
+
+
+def layout(rows: int) -> Layout:
+    """Describe rows that have a field for each size."""
+    fields = [Field(f"sent_{command}", (size,), "uint8") for command, size in SENT.items()]
+    traffic = {command: Traffic(("order",), (f"sent_{command}",)) for command in SENT}
+    return Layout((Field("order", (), "int64"), *fields), rows, {NOTHING: Traffic(), **traffic})
 
 
 class Idle:
@@ -40,16 +47,16 @@ class Idle:
 
     def bind(self, arrays: dict[str, np.ndarray], rows: range) -> None:
         """Take the arrays."""
-        self.order, self.frames = arrays["order"], arrays["frames"]
+        self.arrays = arrays
 
     def call(self, method: str, /, *args: Any, **kwargs: Any) -> None:
         """Nothing is asked."""
 
     def run(self, command: int, rows: list[int]) -> None:
-        """Fill the frames of each row with what was ordered."""
+        """Fill what each row sends with what was ordered."""
         for row in rows:
-            if command == FRAMES:
-                self.frames[row] = self.order[row]
+            if command != NOTHING:
+                self.arrays[f"sent_{command}"][row] = self.arrays["order"][row]
 
     def close(self) -> None:
         """Nothing to give back."""
@@ -73,9 +80,9 @@ def rounds(pool: Any, command: int, count: int) -> Callable[[], None]:
     return work
 
 
-def bare_rounds(count: int) -> Callable[[], None]:
-    """Call two actors that are no part of envkit."""
-    actors: Any = [ray.remote(Bare).options(num_cpus=0).remote() for _ in range(WORKERS)]
+def bare_rounds(workers: int, count: int) -> Callable[[], None]:
+    """Call actors that are no part of envkit."""
+    actors: Any = [ray.remote(Bare).options(num_cpus=0).remote() for _ in range(workers)]
 
     def work() -> None:
         for _ in range(count):
@@ -84,37 +91,67 @@ def bare_rounds(count: int) -> Callable[[], None]:
     return work
 
 
-def main() -> None:
-    """Compare, print, and append one line to the results."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true")
-    count = 20 if parser.parse_args().quick else 200
-    ray.init(
-        num_cpus=WORKERS,
-        include_dashboard=False,
-        object_store_memory=150 * 2**20,
-        log_to_driver=False,
-    )
+def measure(workers: int, count: int) -> dict[int, float]:
+    """Compare the rounds of so many workers; give the seconds of a round on Ray, by command."""
     with ExitStack() as opened:
-        opened.callback(ray.shutdown)
         pools: dict[str, Any] = {
-            "processes": Pool(Processes(Idle, ROWS, WORKERS)),
-            "Ray": Pool(RayActors(Idle, ROWS, WORKERS)),
+            "processes": Pool(Processes(Idle, ROWS * workers, workers)),
+            "Ray": Pool(RayActors(Idle, ROWS * workers, workers)),
         }
-        works = {"bare Ray": bare_rounds(count)}
+        works = {"bare Ray": bare_rounds(workers, count)}
         for name, pool in pools.items():
             opened.callback(pool.close)
             pool.start()
-            pool.bind(LAYOUT)
-            works[f"{name}, empty"] = rounds(pool, NOTHING, count)
-            works[f"{name}, 1 MiB back from each row"] = rounds(pool, FRAMES, count)
-        compare(
-            f"a round of {ROWS} rows in {WORKERS} workers",
+            pool.bind(layout(ROWS * workers))
+            works |= {
+                f"{name}, {said}": rounds(pool, command, count) for command, said in SAID.items()
+            }
+        measured = compare(
+            f"a round of {ROWS * workers} rows in {workers} workers",
             works,
             steps=count,
             reference="processes, empty",
             rounds=5,
         )
+    speed = {one.work: one.steps_per_s for one in measured}
+    return {command: 1 / speed[f"Ray, {said}"] for command, said in SAID.items()}
+
+
+def fit(seconds: dict[tuple[int, int], float]) -> None:
+    """Fit a round on Ray by its actors and what they send, and record the model with its largest relative error."""
+    points = [
+        (1.0, workers, workers * (command in SENT), workers * ROWS * SENT.get(command, 0) / 2**20)
+        for workers, command in seconds
+    ]
+    terms, wanted = np.array(points), np.array(list(seconds.values()))
+    weights = 1 / wanted[:, None]  # relative errors count
+    found = np.linalg.lstsq(terms * weights, wanted * weights[:, 0], rcond=None)[0]
+    error = float(np.abs(terms @ found / wanted - 1).max())
+    names = ("round_ms", "ms_per_actor", "ms_per_actor_that_sends", "ms_per_MiB")
+    model = {name: round(1000 * float(value), 3) for name, value in zip(names, found, strict=True)}
+    print(f"\na round on Ray: {model}, largest error {error:.0%}")
+    record("model of a round on Ray", {**model, "largest_relative_error": round(error, 2)})
+
+
+def main() -> None:
+    """Compare, print, and append lines to the results."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true")
+    count = 20 if parser.parse_args().quick else 100
+    ray.init(
+        num_cpus=max(WORKERS),
+        include_dashboard=False,
+        object_store_memory=300 * 2**20,
+        log_to_driver=False,
+    )
+    with ExitStack() as opened:
+        opened.callback(ray.shutdown)
+        seconds = {
+            (workers, command): taken
+            for workers in WORKERS
+            for command, taken in measure(workers, count).items()
+        }
+    fit(seconds)
 
 
 if __name__ == "__main__":
