@@ -461,7 +461,9 @@ class OnRows(Actor):
     def close(self, start: int, slots: range) -> None:
         for path, actions in self._actions.items():
             ring = self._rows.rings.inputs[path][slots.start : slots.stop]
-            actions[start : start + len(slots)] = ring.reshape(len(slots), *actions.shape[1:])
+            actions[start : start + len(slots)] = ring.numpy().reshape(
+                len(slots), *actions.shape[1:]
+            )
 
     def written(self, count: int) -> dict[Path, torch.Tensor]:
         entries = {**self._written, **self._actions}

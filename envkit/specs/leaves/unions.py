@@ -27,6 +27,10 @@ from envkit.specs.shapes import Index, Reshape, ShapeOp, lead, names_after
 __all__ = ["Choice"]
 
 
+_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
+"""Of the same bits: ``torch.where`` of torch 2.11 and older takes no unsigned integers of more than one byte."""
+
+
 class Choice(LeafSpec):
     """Describe the values of any of several leaves.
 
@@ -184,10 +188,11 @@ class Choice(LeafSpec):
         """Take each value from the member whose number stands there."""
         if isinstance(values[0], Tensor):
             member = member.to(values[0].device)
-            picked = values[0]
+            signed = _SIGNED.get(dtype := values[0].dtype, dtype)
+            picked = values[0].view(signed)
             for i, value in enumerate(values[1:], 1):
-                picked = torch.where(member == i, value, picked)
-            return picked
+                picked = torch.where(member == i, value.view(signed), picked)
+            return picked.view(dtype)
         if not member.ndim:
             return values[int(member)]
         rows = ([value[i] for value in values] for i in range(len(member)))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from inspect import signature
+
 import numpy as np
 import pytest
 import torch
@@ -221,6 +223,12 @@ def test_values_read_from_rows_are_copies():
 # ------------------------------------------------------------------------------------------ specs
 
 
+NARROW = []
+if "dtype" in signature(spaces.Discrete).parameters:  # from Gymnasium 1.3 on
+    narrow = spaces.Discrete(3, dtype=np.int32)
+    NARROW = [(narrow, OneHot(3, dtype=torch.int64), Categorical(3, shape=(), dtype=torch.int32))]
+
+
 @pytest.mark.parametrize(
     ("space", "one_hot", "categorical"),
     [
@@ -234,11 +242,7 @@ def test_values_read_from_rows_are_copies():
             OneHot(3, dtype=torch.int64),
             Categorical(3, shape=(), dtype=torch.int64),
         ),
-        (
-            spaces.Discrete(3, dtype=np.int32),
-            OneHot(3, dtype=torch.int64),
-            Categorical(3, shape=(), dtype=torch.int32),
-        ),
+        *NARROW,
         (
             spaces.MultiDiscrete([2, 3]),
             MultiOneHot([2, 3], dtype=torch.int64),
