@@ -56,6 +56,19 @@ def test_pages_for_developers_are_not_searched():
     assert not [page for page in pages if not page.read_text().startswith("---\nnosearch: true")]
 
 
+def test_decisions_are_numbered_in_the_order_of_their_dates():
+    titles = re.findall(r"^## (.*)$", (DOCS / "decisions.md").read_text(), re.M)
+    numbered = [re.fullmatch(r"(\d+)\. .+ \((\d{4}-\d\d-\d\d)\)", title) for title in titles]
+
+    old = [found for found in numbered if found]
+    new = titles[len(old) :]
+    assert [int(found[1]) for found in old] == list(range(1, len(old) + 1)), (
+        "only new entries have no number"
+    )
+    assert [found[2] for found in old] == sorted(found[2] for found in old)
+    assert all(re.search(r"\d{4}-\d\d-\d\d", title) for title in new)
+
+
 def messages() -> list[str]:
     """List all texts of the source, with a mark where an f-string puts something in."""
     found = []
