@@ -1,10 +1,10 @@
 """Brax on a graphics card: stepwise and whole rollouts of ant against a bare scan, and what the hand-off of a step costs.
 
-Nothing is measured without a card. The stepwise loop hands observation, reward and done to torch and the
-action back at each step; the bare scan is one program with the same network in it. Both also run with all rows reset at
-each step, for which the host is asked nothing. On a CPU each work runs once, on few rows, which shows that it runs.
+Nothing is measured without a card; ``python -m bench.gpu_day --rehearse`` shows that the works run. The stepwise loop
+hands observation, reward and done to torch and the action back at each step; the bare scan is one program with the
+same network in it. Both also run with all rows reset at each step, for which the host is asked nothing.
 
-Run: ``python -m bench.gpu [--quick] [--device cpu]``
+Run: ``python -m bench.gpu [--quick] [--rows 4096]``
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ import jax
 import jax.numpy as jnp
 import torch
 
-from bench.brax_scan import acting_like, bare_scan, envkit_unroll
+from bench.brax_scan import acting_like, backend_of, bare_scan, envkit_unroll
 from bench.brax_step import envkit_loop, policy_for
-from bench.harness import compare, record
+from bench.harness import accelerator, compare, is_rehearsal, record
 from envkit import BraxEnv, JaxPolicy, compile_policy, configure_gpu
 from envkit_bridges.dlpack import number_to_jit, to_jit, to_torch
 from envkit_bridges.jax.programs import RESTART
 
 WORKS = (("ant", 4096, 50), ("ant", 16384, 25))
-ON_CPU = ("inverted_pendulum", 8, 3)
+REHEARSED = (("fast", 8, 3),)
 
 
 def synchronised(work: Callable[[], object]) -> Callable[[], None]:
@@ -36,7 +36,8 @@ def synchronised(work: Callable[[], object]) -> Callable[[], None]:
     def run() -> None:
         result = work()
         jax.block_until_ready(jnp.zeros(()))
-        torch.cuda.synchronize()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
         del result
 
     return run
@@ -44,7 +45,7 @@ def synchronised(work: Callable[[], object]) -> Callable[[], None]:
 
 def works_of(name: str, rows: int, steps: int, device: str) -> dict[str, Callable[[], Any]]:
     """Make ways to step one env at one batch size."""
-    how = {"backend": "spring", "batch_size": [rows], "device": device}
+    how = {**backend_of(name), "batch_size": [rows], "device": device}
     env, every = BraxEnv(name, **how), BraxEnv(name, reset_rows="all", **how)
     first, first_of_all = (one.reset() for one in (env, every))
     size = env.observation_spec["observation"].shape[-1]
@@ -62,18 +63,18 @@ def works_of(name: str, rows: int, steps: int, device: str) -> dict[str, Callabl
     }
 
 
-def measure(name: str, rows: int, steps: int, rounds: int) -> None:
+def measure(name: str, rows: int, steps: int, rounds: int, device: str) -> None:
     """Compare ways to step one env at one batch size."""
-    works = works_of(name, rows, steps, "cuda")
+    works, where = works_of(name, rows, steps, device), accelerator() or "a CPU"
     compare(
-        f"{name} spring x {rows} on {torch.cuda.get_device_name()}",
+        f"{' '.join((name, *backend_of(name).values()))} x {rows} on {where}",
         {title: synchronised(work) for title, work in works.items()},
         steps=steps * rows,
         reference="bare lax.scan",
         rounds=rounds,
     )
-    title = f"hand-off of a step, {rows} rows on {torch.cuda.get_device_name()}"
-    env = BraxEnv(name, backend="spring", batch_size=[rows], device="cuda")
+    title = f"hand-off of a step, {rows} rows on {where}"
+    env = BraxEnv(name, **backend_of(name), batch_size=[rows], device=device)
     record(title, {"rounds": 200, **handoff_of(env, title, rounds=200)})
 
 
@@ -107,31 +108,25 @@ def handoff_of(env: BraxEnv, title: str, rounds: int) -> dict[str, float]:
     return {"total_us": total, **medians, **leaves}
 
 
-def run_on_cpu() -> None:
-    """Run each work once, to show that it runs; speeds of a CPU stand elsewhere."""
-    name, rows, steps = ON_CPU
-    for title, work in works_of(name, rows, steps, "cpu").items():
-        work()
-        print(f"{title}: runs")
-    env = BraxEnv(name, backend="spring", batch_size=[rows], device="cpu")
-    handoff_of(env, f"hand-off of a step, {rows} rows on a CPU", rounds=5)
-
-
 def main() -> None:
     """Run everything, if there is a card."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--quick", action="store_true", help="fewer rounds, the smaller batch")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument(
+        "--rows", type=int, choices=[rows for _, rows, _ in WORKS], help="only these"
+    )
     options = parser.parse_args()
-    if options.device == "cpu":
-        run_on_cpu()
+    if is_rehearsal():
+        for work in REHEARSED:
+            measure(*work, rounds=1, device="cpu")
         return
     if not torch.cuda.is_available():
-        print("no CUDA device: nothing was measured (--device cpu shows that the works run)")
+        print("no CUDA device: nothing was measured (python -m bench.gpu_day --rehearse)")
         return
     configure_gpu(0.6)
-    for name, rows, steps in WORKS[:1] if options.quick else WORKS:
-        measure(name, rows, steps, rounds=5 if options.quick else 7)
+    works = [work for work in WORKS if options.rows in (None, work[1])]
+    for work in works[:1] if options.quick else works:
+        measure(*work, rounds=5 if options.quick else 7, device="cuda")
 
 
 if __name__ == "__main__":

@@ -1,14 +1,14 @@
 """Facts of a graphics card that JAX and torch share, which our rules of memory and order rest on.
 
-Each probe forces one of them and prints what it saw; what is wanted stands beside it. They take minutes on a card, and
-run on a CPU too, where they show that they run. `bench.gpu` says how fast things are.
+Each probe forces one of them and prints what it saw; what is wanted stands beside it. They take minutes on a card;
+``python -m bench.gpu_day --rehearse`` shows without one that they run. `bench.gpu` says how fast things are, and
+`bench.gpu_parity` whether rollouts agree with those of the CPU.
 
-Run: ``python -m bench.gpu_probe [--device cpu]``
+Run: ``python -m bench.gpu_probe``
 """
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
 from collections.abc import Callable
@@ -20,10 +20,9 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
-from bench.harness import record
+from bench.harness import accelerator, is_rehearsal, record
 from envkit import configure_gpu
 from envkit_bridges.dlpack import to_jax, to_jit, to_torch
-from envkit_bridges.jax.jax_env import JaxEnv
 
 ROUNDS = 10
 
@@ -172,21 +171,6 @@ def precision(place: Place) -> dict[str, Any]:
     return found
 
 
-def rollouts_agree_with_the_cpu(place: Place) -> dict[str, Any]:
-    """Roll an env out with masks on the device and on the CPU, and give the largest differences."""
-    from tests.zoo.walkers import Walker  # opens JAX's devices, so only after configure_gpu
-
-    def run(device: torch.device) -> Any:
-        env = JaxEnv(Walker(), batch_size=[256], device=device, episode_length=50)
-        env.set_seed(3)
-        action = torch.full((256, 2), 0.05, device=device)
-        return env.rollout(60, lambda td: td.set("action", action), break_when_all_done=True)
-
-    here, there = run(place.device).cpu(), run(torch.device("cpu"))
-    keys = [("next", "reward"), "action"]
-    return {str(key): float((here[key] - there[key]).abs().max()) for key in keys}
-
-
 PROBES: dict[str, Callable[[Place], dict[str, Any]]] = {
     "lent memory dropped early": lent_memory_dies_early,
     "lent memory kept": lent_memory_is_kept,
@@ -196,17 +180,14 @@ PROBES: dict[str, Callable[[Place], dict[str, Any]]] = {
     "another stream": another_stream,
     "microseconds": microseconds,
     "errors of float32 products": precision,
-    "masked rollouts against the CPU": rollouts_agree_with_the_cpu,
 }
 
 
 def main() -> None:
-    """Run every probe; one that raises is printed, and does not stop the others."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--device", default="cuda")
-    place = Place(torch.device(parser.parse_args().device))
+    """Run every probe; one that raises is printed and does not stop the others, but the exit code is 1."""
+    place = Place(torch.device("cpu" if is_rehearsal() else "cuda"))
     if place.is_card and not torch.cuda.is_available():
-        print("no CUDA device: nothing was probed (--device cpu shows that the probes run)")
+        print("no CUDA device: nothing was probed (python -m bench.gpu_day --rehearse)")
         return
     if place.is_card:
         configure_gpu(0.6)
@@ -217,8 +198,8 @@ def main() -> None:
         except Exception as error:
             results[name] = {"raised": f"{type(error).__name__}: {str(error)[:300]}"}
         print(f"{name}: {results[name]}", flush=True)
-    if place.is_card:
-        record(f"facts of {torch.cuda.get_device_name()}", results)
+    record(f"facts of {accelerator() or 'a CPU'}", results)
+    raise SystemExit(int(any("raised" in found for found in results.values())))
 
 
 if __name__ == "__main__":

@@ -31,7 +31,9 @@ from envkit.installing import DISTRIBUTION
 __all__ = [
     "LoopsTogether",
     "Measured",
+    "accelerator",
     "compare",
+    "is_rehearsal",
     "machine",
     "python_path",
     "record",
@@ -41,6 +43,8 @@ __all__ = [
 
 _ROUND = 0.2  # seconds: shorter ones show what else the machine did
 RESULTS = Path(__file__).parent / "results"
+INTO = "BENCH_RESULTS"  # environment variable: the folder that lines go to instead
+REHEARSAL = "BENCH_REHEARSAL"  # environment variable: set where `bench.gpu_day` rehearses on a CPU
 _LIBRARIES = (DISTRIBUTION, "jax", "torch", "tensordict", "numpy", "brax", "gymnasium", "mujoco")
 _LIBRARIES += ("torchrl",)
 
@@ -184,19 +188,29 @@ def stepped(env: Any, steps: int) -> Callable[[], None]:
     return run
 
 
+def is_rehearsal() -> bool:
+    """Return whether this only shows that works run: on the CPU, on few rows, and lines are marked."""
+    return REHEARSAL in os.environ
+
+
 def record(title: str, result: dict) -> None:
-    """Append one JSON line, with date, machine and versions, to the file of the running script."""
+    """Append one JSON line, with date, machine and versions, to the file of the running script.
+
+    A line of a rehearsal has ``"rehearsal": true``, and `bench.report` skips it.
+    """
     import __main__
 
     name = Path(getattr(__main__, "__file__", "bench")).stem
     line = {
         "title": title,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        **({"rehearsal": True} if is_rehearsal() else {}),
         **machine(),
         **result,
     }
-    RESULTS.mkdir(exist_ok=True)
-    with (RESULTS / f"{name}.jsonl").open("a") as file:
+    folder = Path(os.environ.get(INTO, RESULTS))
+    folder.mkdir(exist_ok=True)
+    with (folder / f"{name}.jsonl").open("a") as file:
         file.write(json.dumps(line) + "\n")
 
 
@@ -210,8 +224,6 @@ def python_path(checkout: Path) -> str:
 
 def machine() -> dict:
     """Describe the machine and the versions measured."""
-    import os
-
     versions = {}
     for library in _LIBRARIES:
         try:
@@ -221,12 +233,13 @@ def machine() -> dict:
     return {
         "python": platform.python_version(),
         "cores": os.cpu_count(),
-        "accelerator": _accelerator(),
+        "accelerator": accelerator(),
         "versions": versions,
     }
 
 
-def _accelerator() -> str | None:
+def accelerator() -> str | None:
+    """Return the name of the GPU, or None where torch sees none."""
     import torch
 
     return torch.cuda.get_device_name() if torch.cuda.is_available() else None

@@ -33,7 +33,7 @@ BEGIN_TESTED, END_TESTED = (
     "<!-- end of tested versions -->",
 )
 _TESTED = ("torch", "tensordict", "jax", "numpy", "brax", "gymnasium", "mujoco", "torchrl")
-_NO_SPEEDS = {"demo", "matrix", "mutate"}  # what these record is no speed
+_NO_SPEEDS = {"demo", "gpu_day", "matrix", "mutate"}  # what these record is no speed
 _STEPS = re.compile(r", [\d,]+ steps (a round|a batch|in one program)")
 
 
@@ -83,7 +83,7 @@ def read(folder: Path = RESULTS) -> list[Figure]:
 
 
 def _figures(bench: str, line: dict[str, Any]) -> Iterator[Figure]:
-    if "title" not in line:
+    if "title" not in line or "rehearsal" in line:
         return
     machine = line.get("accelerator") or f"{line.get('cores')} cores"
     where = (bench, _STEPS.sub("", line["title"]), machine, line["date"])
