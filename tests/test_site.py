@@ -14,6 +14,7 @@ import pytest
 
 import envkit
 from bench import report
+from envkit_bridges.catalogue.ids import WORLDS
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -54,6 +55,14 @@ def test_pages_for_developers_are_not_searched():
 
     assert pages
     assert not [page for page in pages if not page.read_text().startswith("---\nnosearch: true")]
+
+
+def test_every_library_is_in_the_overview_with_its_kind():
+    page = (DOCS / "worlds.md").read_text()
+
+    shown = re.findall(r"^\| `(\w+)` \| \[.+\| (\w+) \|$", page, re.M)
+
+    assert sorted(shown) == sorted((name, world.kind) for name, world in WORLDS.items())
 
 
 def test_decisions_are_numbered_in_the_order_of_their_dates():
