@@ -25,6 +25,9 @@ from envkit.collectors.profiling import ProfileConfig as ProfileConfig
 from envkit.collectors.sync import SyncDataCollector as SyncDataCollector
 from envkit.data.episodes import split_trajectories as split_trajectories
 from envkit.data.resets import terminated_or_truncated as terminated_or_truncated
+from envkit.data.training import gae as gae
+from envkit.data.training import generalized_advantage_estimate as generalized_advantage_estimate
+from envkit.data.training import minibatches as minibatches
 from envkit.data.transition import step_mdp as step_mdp
 from envkit.env.base import EnvBase as EnvBase
 from envkit.env.checks import check_env_specs as check_env_specs

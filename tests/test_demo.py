@@ -48,11 +48,12 @@ def test_advantages_cut_at_done_and_look_beyond_a_truncation():
         ppo.critic[-1].bias.fill_(1.0)
     data = transitions([2.0, 2.0, 2.0], [False, True, False], [False, False, True])
 
-    advantage, target = ppo._advantages(data)
+    found = ppo._with_advantages(data)
 
     # error = (1 - gamma) * reward + gamma * alive * V' - V: 0.5, 0.0, 0.5
-    assert advantage.tolist() == [[0.5, 0.0, 0.5]]
-    assert target.tolist() == [[1.5, 1.0, 1.5]]
+    assert found["advantage"].tolist() == [[[0.5], [0.0], [0.5]]]
+    assert found["value_target"].tolist() == [[[1.5], [1.0], [1.5]]]
+    assert data["next", "reward"].tolist() == [[[2.0], [2.0], [2.0]]]
 
 
 def test_the_normalizer_knows_mean_and_deviation_of_all_it_saw():

@@ -44,6 +44,7 @@ COMPILED = (
     "The whole rollout as one program",
     "Inside the program",
     "One that fuses",
+    "A loop of your own",
 )
 JAX_ENVS = DOCS / "jax_envs.md"
 WIDEST = 88  # columns that the site shows without scrolling

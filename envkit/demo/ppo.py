@@ -3,22 +3,23 @@
 Conventions
     data    TensorDict [N, T] as `rollout` gives it, with what the policy wrote: ``raw_action``
             (before tanh), ``log_prob``.
-    Source  Schulman et al., "Proximal Policy Optimization Algorithms" (2017), eq. 7;
-            advantages: Schulman et al., "High-Dimensional Continuous Control Using Generalized
-            Advantage Estimation" (2016), eq. 16.
+    Source  Schulman et al., "Proximal Policy Optimization Algorithms" (2017), eq. 7.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDictBase
 from torch import nn
 from torch.distributions import Normal
 
+from envkit import gae, minibatches
+
 __all__ = ["PPO", "Actor", "PPOConfig"]
+
+_READ = ("observation", "raw_action", "log_prob", "advantage", "value_target")
 
 
 def mlp(inputs: int, outputs: int, hidden: int = 64) -> nn.Sequential:
@@ -128,22 +129,12 @@ class PPO:
 
     def update(self, data: TensorDictBase) -> None:
         """Take the optimiser steps for one rollout, ``data`` [N, T]."""
-        advantage, value_target = self._advantages(data)
-        samples = TensorDict(
-            {
-                "observation": data["observation"],
-                "raw_action": data["raw_action"],
-                "log_prob": data["log_prob"],
-                "advantage": (advantage - advantage.mean()) / (advantage.std() + 1e-8),
-                "value_target": value_target,
-            },
-            batch_size=data.batch_size,
-        ).reshape(-1)
-        size = -(-len(samples) // self.config.minibatches)
-        for _ in range(self.config.epochs):
-            order = torch.randperm(len(samples), device=data["observation"].device)
-            for rows in order.split(size):
-                self._step(samples[rows])
+        samples = self._with_advantages(data).select(*_READ)
+        advantage = samples["advantage"]
+        samples["advantage"] = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+        size = -(-samples.numel() // self.config.minibatches)
+        for part in minibatches(samples, size, epochs=self.config.epochs):
+            self._step(part)
         self.schedule.step()
         # Only now: the log-probabilities above belong to the moments the policy acted with.
         self.actor.normalizer.observe(data["observation"])
@@ -153,9 +144,9 @@ class PPO:
         log_prob = distribution.log_prob(samples["raw_action"]).sum(-1)
         ratio = (log_prob - samples["log_prob"]).exp()
         clipped = ratio.clamp(1 - self.config.clip, 1 + self.config.clip)
-        gain = torch.minimum(ratio * samples["advantage"], clipped * samples["advantage"])
-        value = self.value(samples["observation"])
-        value_loss = (value - samples["value_target"]).square().mean()
+        advantage = samples["advantage"].squeeze(-1)
+        gain = torch.minimum(ratio * advantage, clipped * advantage)
+        value_loss = (self.value(samples) - samples["value_target"]).square().mean()
         loss = value_loss - gain.mean()
         self.optimizer.zero_grad()
         loss.backward()
@@ -163,24 +154,13 @@ class PPO:
             nn.utils.clip_grad_norm_(group, self.config.max_grad_norm)
         self.optimizer.step()
 
-    def value(self, observation: torch.Tensor) -> torch.Tensor:
-        """Expected discounted return, shape (*batch,)."""
-        return self.critic(self.actor.normalizer(observation)).squeeze(-1)
+    def value(self, data: TensorDictBase) -> torch.Tensor:
+        """Expected discounted return, shape (*batch, 1)."""
+        return self.critic(self.actor.normalizer(data["observation"]))
 
-    @torch.no_grad()
-    def _advantages(self, data: TensorDictBase) -> tuple[torch.Tensor, torch.Tensor]:
-        """Advantages and value targets, each [N, T]; a time limit does not end the future."""
-        following: Any = data["next"]
-        value = self.value(data["observation"])
-        next_value = self.value(following["observation"])
-        alive = (~following["terminated"]).squeeze(-1).float()
-        same_episode = (~following["done"]).squeeze(-1).float()
-        config = self.config
-        reward = (1 - config.gamma) * following["reward"].squeeze(-1)  # values stay near 1
-        error = reward + config.gamma * alive * next_value - value
-        advantage = torch.zeros_like(error)
-        carried = torch.zeros_like(error[:, 0])
-        for t in reversed(range(error.shape[1])):
-            carried = error[:, t] + config.gamma * config.gae_lambda * same_episode[:, t] * carried
-            advantage[:, t] = carried
-        return advantage, advantage + value
+    def _with_advantages(self, data: TensorDictBase) -> TensorDictBase:
+        """Add advantages and value targets, each [N, T, 1]; a time limit does not end the future."""
+        config, data = self.config, data.copy()
+        reward = (1 - config.gamma) * data["next", "reward"]  # values stay near 1
+        data["next", "reward"] = reward
+        return gae(data, self.value, gamma=config.gamma, lmbda=config.gae_lambda)
