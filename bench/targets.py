@@ -66,6 +66,7 @@ TARGETS = [
     Target("cold", "first rollout of inverted_pendulum * without the cache", "call_s", 12, "most"),
     Target("cold", "first rollout of ant * without the cache", "call_s", 20, "most"),
     Target("cold", "first step of ant * with the cache", "call_s", 2.0, "most"),
+    Target("memory", "memory of a rollout, ant spring x 4096 on cpu*", "ratio", 1.15, "most"),
     # Pools
     Target("gym_pool", "CartPole-v1 x 32", "envkit ParallelEnv", 0.8),
     Target("gym_pool", "HalfCheetah-v5 x 8", "envkit ParallelEnv", 0.8),

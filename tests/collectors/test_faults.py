@@ -20,8 +20,10 @@ import pytest
 import torch
 
 from envkit import (
+    GymEnv,
     MultiaSyncDataCollector,
     MultiSyncDataCollector,
+    ParallelEnv,
     SerialEnv,
     SyncDataCollector,
 )
@@ -38,6 +40,7 @@ from tests.batched.test_faults import (
 )
 from tests.collectors.test_workers import Says, built, still  # noqa: F401
 from tests.zoo.envs import Count, obey, order_fault
+from tests.zoo.jax_drift import jax_rows
 
 IDS = ("collector", "traj_ids")
 TRUNCATED = ("next", "truncated")
@@ -544,17 +547,25 @@ def test_two_hundred_cycles_of_start_and_stop_leave_nothing(holdings):
 @pytest.mark.sweep
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    ("cls", "options"),
+    ("cls", "make", "policy", "options"),
     [
-        (SyncDataCollector, {"frames_per_batch": 4}),
-        (SyncDataCollector, {"frames_per_batch": 4, "reset_at_each_iter": True}),
-        (SyncDataCollector, {"trajs_per_batch": 2}),
-        (MultiSyncDataCollector, {"frames_per_batch": 4}),
-        (MultiaSyncDataCollector, {"frames_per_batch": 4}),
+        (SyncDataCollector, Count, still, {"frames_per_batch": 4}),
+        (SyncDataCollector, Count, still, {"frames_per_batch": 4, "reset_at_each_iter": True}),
+        (SyncDataCollector, Count, still, {"trajs_per_batch": 2}),
+        (MultiSyncDataCollector, [Count], still, {"frames_per_batch": 4}),
+        (MultiaSyncDataCollector, [Count], still, {"frames_per_batch": 4}),
+        (SyncDataCollector, partial(jax_rows, 2, limit=5), None, {"frames_per_batch": 8}),
+        (
+            SyncDataCollector,
+            partial(ParallelEnv, 2, partial(GymEnv, "CartPole-v1")),
+            None,
+            {"frames_per_batch": 8},
+        ),
     ],
+    ids=["one", "anew", "episodes", "sync", "async", "program", "pool"],
 )
-def test_memory_is_flat_over_ten_thousand_batches(built, cls, options):  # noqa: F811
-    collector = built(cls, Count if cls is SyncDataCollector else [Count], still, **options)
+def test_memory_is_flat_over_ten_thousand_batches(built, cls, make, policy, options):  # noqa: F811
+    collector = built(cls, make, policy, **options)
 
     def held() -> float:
         processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
