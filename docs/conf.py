@@ -208,9 +208,9 @@ def _options_of_commands():
 
 
 def _keep_colons(app, what, name, obj, options, lines):
-    """Begin docstrings of attributes with an empty line: Napoleon takes what comes before a colon in their first line for a type."""
+    """Begin docstrings of attributes with an escaped blank: Napoleon takes what comes before a colon in their first line for a type."""
     if what in ("attribute", "data", "property"):
-        lines.insert(0, "")
+        lines.insert(0, "\\ ")
     elif what == "module":  # written for those who change it; the page has a beginning of its own
         lines.clear()
 

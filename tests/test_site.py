@@ -234,4 +234,6 @@ def test_the_site_builds_without_a_warning(tmp_path):
     assert (
         "docs.pytorch.org/tensordict/stable/reference/generated/tensordict.TensorDictBase" in page
     )
+    page = (tmp_path / "reference" / "generated" / "envkit.ParallelEnv.html").read_text()
+    assert "Steps are made outside this process: sending them" in page
     assert "decisions" not in (tmp_path / "searchindex.js").read_text().partition("titles:")[0]
