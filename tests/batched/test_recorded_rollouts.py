@@ -18,6 +18,8 @@ from envkit import GymEnv, ParallelEnv, SerialEnv
 from envkit.batched.batched_env import BatchedEnv
 from envkit.batched.exchange.shared_rows import BufferExchange
 from envkit.errors import InputError, OptionError, WorkerError
+from envkit.specs import Unbounded
+from tests.batched.test_faults import interrupt_at_random
 from tests.bridges.compare import assert_same
 from tests.zoo.envs import Chaos, Count
 
@@ -207,7 +209,116 @@ def test_parts_of_the_rows_are_no_longer_made():
         cart_pole().rollout(3, pipeline=2)
 
 
+# -------------------------------------------------------------------------------------- large rows
+
+
+class Large(Count):
+    """Shows so much that memory is kept for only two moments of it."""
+
+    def __init__(self):
+        super().__init__(4)
+        self.observation_spec = self.observation_spec.set("view", Unbounded((300_000,)))
+        self.action_spec = Unbounded((1,))
+
+    def _out(self):
+        return super()._out().set("view", torch.full((300_000,), float(self.c)))
+
+
+@pytest.fixture(scope="module")
+def large_envs():
+    """Give an env without rows, and envs with large rows, by name."""
+    made = {
+        "slow": SerialEnv(2, Large, use_buffers=False),
+        "serial": SerialEnv(2, Large),
+        "parallel": ParallelEnv(2, Large, num_processes=2),
+    }
+    yield made
+    for env in made.values():
+        env.close(raise_if_closed=False)
+
+
+def look(count: torch.Tensor, view: torch.Tensor) -> torch.Tensor:
+    return view[..., :1] / 3 + count
+
+
+def look_at_tensordicts(td: TensorDictBase) -> TensorDictBase:
+    return td.update({"action": look(td["count"], td["view"]), "seen": td["view"][..., 1] + 1})
+
+
+@in_all_ways
+@pytest.mark.parametrize("stops", [True, False])
+@pytest.mark.parametrize("policy", [look, look_at_tensordicts, None])
+def test_rows_as_large_as_pictures_are_recorded_alike(large_envs, name, policy, stops):
+    def played(env: BatchedEnv) -> list[TensorDictBase]:
+        env.set_seed(SEED)
+        first = env.rollout(11, policy, break_when_any_done=stops)
+        return [first, env.rollout(2, policy, break_when_any_done=stops), env.rand_action()]
+
+    runs = [played(large_envs[which]) for which in (name, "slow")]
+
+    assert runs[0][0]["next", "done"].any()
+    for own, other in zip(*runs, strict=True):
+        assert_same(own, other)
+
+
 # ------------------------------------------------------------------------------------------ faults
+
+
+@pytest.fixture(scope="module")
+def counting():
+    env = ParallelEnv(ROWS, partial(Count, 1000), num_processes=2)
+    yield env
+    env.close(raise_if_closed=False)
+
+
+def idle(count: torch.Tensor) -> torch.Tensor:
+    return torch.zeros_like(count)
+
+
+class StopsError(Exception):
+    pass
+
+
+@pytest.mark.parametrize("error", [StopsError, KeyboardInterrupt])
+@pytest.mark.parametrize("call", [0, 1, 31, 32, 130])
+@pytest.mark.parametrize("reads", ["leaves", "TensorDicts"])
+def test_a_policy_that_raises_leaves_every_row_where_it_is(counting, reads, call, error):
+    calls = 0
+
+    def act(count: torch.Tensor) -> torch.Tensor:
+        nonlocal calls
+        if calls == call:
+            raise error
+        calls += 1
+        return idle(count)
+
+    def act_on_tensordicts(tensordict: TensorDictBase) -> TensorDictBase:
+        return tensordict.set("action", act(tensordict["count"]))
+
+    policy = act if reads == "leaves" else act_on_tensordicts
+    root = counting.fake_tensordict().exclude("next")
+    with pytest.raises(error):
+        counting.rollout(200, policy, **together)
+
+    assert list(counting.c) == [call] * ROWS
+    after = counting.step(root)
+    assert after["next", "count"].flatten().tolist() == [call + 1] * ROWS
+    begun = counting.reset(root.set("_reset", torch.tensor([[True], [False], [False], [False]])))
+    assert begun["count"][0].item() == 0 and list(counting.c) == [0, *[call + 1] * (ROWS - 1)]
+    data = counting.rollout(3, idle, **together)
+    assert data["next", "count"].squeeze(-1).tolist() == [[1, 2, 3]] * ROWS
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("policy", ACTS.values(), ids=ACTS)
+def test_ctrl_c_at_any_moment_of_a_rollout_leaves_a_pool_that_goes_on(envs, policy):
+    env = envs["parallel"]
+    env.rollout(60, policy, **together)  # what is imported is
+
+    times = 40
+    assert interrupt_at_random(lambda: env.rollout(60, policy, **together), times) > 0.8 * times
+
+    assert_same(rolled(env, policy), rolled(envs["slow"], policy))
 
 
 def planned(**faults: str) -> dict[tuple[int, int], str]:
