@@ -97,6 +97,10 @@ TARGETS = [
     # Worlds
     Target("worlds", "gymnax CartPole x4096, random actions", "envkit unroll", 0.9),
     Target("worlds", "Jumanji Snake x1024, random actions", "envkit unroll", 0.9),
+    Target("worlds", "Craftax-Classic symbolic x256, random actions", "envkit unroll", 0.9),
+    Target("worlds", "XLand-MiniGrid Empty-8x8 x1024, random actions", "envkit unroll", 0.9),
+    Target("worlds", "JaxMARL simple_spread x1024, random actions", "envkit unroll", 0.9),
+    Target("worlds", "JaxMARL simple_spread x1024, a torch policy*", "envkit unroll", 0.9),
     Target("worlds", "Playground CartpoleBalance x256, random actions", "envkit unroll", 0.9),
     Target("worlds", "dm_control cartpole swingup, one env", "envkit rollout", 0.5),
     Target("worlds", "dm_control cartpole swingup x8", "envkit ParallelEnv, rollout", 0.8),

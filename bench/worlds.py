@@ -155,7 +155,16 @@ def snake(quick: bool) -> None:
 
 
 def _against_scan(
-    title: str, env: Any, begin: Any, step: Any, params: Any, steps: int, quick: bool
+    title: str,
+    env: Any,
+    begin: Any,
+    step: Any,
+    params: Any,
+    steps: int,
+    quick: bool,
+    *,
+    policy: Any = None,
+    acts: str = "random actions",
 ) -> None:
     first = jax.jit(begin)(jax.random.PRNGKey(0))
 
@@ -168,17 +177,137 @@ def _against_scan(
     env.set_seed(0)
     root = env.reset()
     compare(
-        f"{title}, random actions, {steps} steps in one program",
+        f"{title}, {acts}, {steps} steps in one program",
         {
             "bare lax.scan": lambda: jax.block_until_ready(
                 scan(first, jax.random.PRNGKey(1), params)
             ),
-            "envkit unroll": lambda: env.unroll(root, steps),
+            "envkit unroll": lambda: env.unroll(root, steps, policy),
         },
         steps=env.numel() * steps,
         reference="bare lax.scan",
         rounds=5 if quick else 7,
     )
+
+
+# --------------------------------------------------------------- Craftax, XLand-MiniGrid, JaxMARL
+
+
+def craftax(quick: bool) -> None:
+    """Measure random runs of Craftax-Classic, symbols, x 256 against the library's own scan.
+
+    The bare scan is ``vmap(env.step)`` of the env that resets what has ended: a new world for every row at every
+    step. What is recorded is that of `cartpole`, but for the observation at the end of an episode, which it drops.
+    """
+    from craftax.craftax_env import make_craftax_env_from_name
+
+    from envkit import CraftaxEnv
+
+    rows, steps, name = 256, (5 if quick else 20), "Craftax-Classic-Symbolic-v1"
+    bare = make_craftax_env_from_name(name, auto_reset=True)
+    params = bare.default_params
+
+    def begin(key: jax.Array) -> Any:
+        return jax.vmap(bare.reset, in_axes=(0, None))(jax.random.split(key, rows), params)
+
+    def step(carry: Any, key: jax.Array, params: Any) -> Any:
+        seen, state = carry
+        act, draw = jax.random.split(key)
+        action = jax.random.randint(act, (rows,), 0, bare.num_actions)
+        following, state, reward, done, _ = jax.vmap(bare.step, in_axes=(0, 0, 0, None))(
+            jax.random.split(draw, rows), state, action, params
+        )
+        return (following, state), (seen, action, following, reward, done)
+
+    env = CraftaxEnv(name, batch_size=[rows], categorical_action_encoding=True)
+    _against_scan(f"Craftax-Classic symbolic x{rows}", env, begin, step, params, steps, quick)
+
+
+def grid(quick: bool) -> None:
+    """Measure random runs of XLand-MiniGrid's Empty-8x8 x 1024 against the library's own scan, as `craftax` is."""
+    from xminigrid.registration import make as make_grid
+    from xminigrid.wrappers import GymAutoResetWrapper
+
+    from envkit import XMiniGridEnv
+
+    rows, steps, name = 1024, 100, "MiniGrid-Empty-8x8"
+    made, params = make_grid(name)
+    bare = GymAutoResetWrapper(made)
+
+    def begin(key: jax.Array) -> Any:
+        return jax.vmap(bare.reset, in_axes=(None, 0))(params, jax.random.split(key, rows))
+
+    def step(before: Any, key: jax.Array, _: Any) -> Any:
+        action = jax.random.randint(key, (rows,), 0, made.num_actions(params))
+        after = jax.vmap(bare.step, in_axes=(None, 0, 0))(params, before, action)
+        ends = after.last() & (after.discount == 0), after.last() & (after.discount != 0)
+        return after, (before.observation, action, after.observation, after.reward, *ends)
+
+    env = XMiniGridEnv(name, batch_size=[rows], categorical_action_encoding=True)
+    _against_scan(f"XLand-MiniGrid Empty-8x8 x{rows}", env, begin, step, None, steps, quick)
+
+
+def team(quick: bool) -> None:
+    """Measure runs of JaxMARL's simple_spread x 1024 against the library's own scan, as `craftax` is.
+
+    With random actions, and with one torch policy for the group against the same network in JAX.
+    """
+    import jax.numpy as jnp
+    import jaxmarl
+    import torch
+    from tensordict.nn import TensorDictModule
+
+    from envkit import JaxMARLEnv, compile_policy
+
+    rows, steps, name = 1024, (20 if quick else 100), "MPE_simple_spread_v3"
+    bare = jaxmarl.make(name)
+    agents = bare.agents
+
+    def begin(key: jax.Array) -> Any:
+        return jax.vmap(bare.reset)(jax.random.split(key, rows))
+
+    def stepping(act: Callable[..., Any]) -> Callable[..., Any]:
+        def step(carry: Any, key: jax.Array, params: Any) -> Any:
+            seen, state = carry
+            acting, draw = jax.random.split(key)
+            action = act(params, jnp.stack([seen[agent] for agent in agents], 1), acting)
+            given = {agent: action[:, number] for number, agent in enumerate(agents)}
+            following, state, reward, done, _ = jax.vmap(bare.step)(
+                jax.random.split(draw, rows), state, given
+            )
+            return (following, state), (seen, action, following, reward, done)
+
+        return step
+
+    def at_random(params: Any, seen: Any, key: jax.Array) -> Any:
+        return jax.random.randint(key, (rows, len(agents)), 0, 5)
+
+    def by_network(params: Any, seen: Any, key: jax.Array) -> Any:
+        (weights, bias), (out, shift) = params
+        return jnp.argmax(jnp.tanh(seen @ weights + bias) @ out + shift, -1)
+
+    class Choice(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = torch.nn.Linear(18, 64), torch.nn.Linear(64, 5)
+
+        def forward(self, observation: torch.Tensor) -> torch.Tensor:
+            return self.last(torch.tanh(self.first(observation))).argmax(-1)
+
+    torch.manual_seed(0)
+    network = Choice()
+    params = [
+        (jnp.asarray(layer.weight.detach().numpy().T), jnp.asarray(layer.bias.detach().numpy()))
+        for layer in (network.first, network.last)
+    ]
+    policy = compile_policy(
+        TensorDictModule(network, [("agent", "observation")], [("agent", "action")])
+    )
+    env = JaxMARLEnv(name, batch_size=[rows])
+    title = f"JaxMARL simple_spread x{rows}"
+    _against_scan(title, env, begin, stepping(at_random), None, steps, quick)
+    works = stepping(by_network), params, steps, quick
+    _against_scan(title, env, begin, *works, policy=policy, acts="a torch policy for the group")
 
 
 # ------------------------------------------------------------------------- MuJoCo Playground, Brax
@@ -241,6 +370,9 @@ WORKS = {
     "control in workers": in_workers,
     "cartpole": cartpole,
     "snake": snake,
+    "craftax": craftax,
+    "grid": grid,
+    "team": team,
     "playground": playground,
     "randomized": randomized,
 }

@@ -18,6 +18,7 @@ from envkit import (
     GymEnv,
     GymnaxEnv,
     InitTracker,
+    JaxMARLEnv,
     JumanjiEnv,
     MixedEnv,
     MultiThreadedEnv,
@@ -81,6 +82,7 @@ KINDS = {
     "jumanji": partial(
         JumanjiEnv, "SlidingTilePuzzle-v0", batch_size=[3], episode_length=5, metrics=True
     ),
+    "jaxmarl": partial(JaxMARLEnv, "MPE_simple_adversary_v3", batch_size=[3], episode_length=5),
     "xminigrid": partial(
         XMiniGridEnv, "XLand-MiniGrid-R1-9x9", batch_size=[3], episode_length=5, params_per_row=True
     ),
@@ -102,7 +104,16 @@ KINDS = {
 
 
 SLOW = (
-    *("brax nested", "gymnax", "jumanji", "pgx", "xminigrid", "ray count", "ray cartpole"),
+    *(
+        "brax nested",
+        "gymnax",
+        "jumanji",
+        "pgx",
+        "jaxmarl",
+        "xminigrid",
+        "ray count",
+        "ray cartpole",
+    ),
     *("games in turns", "serial games", "parallel games", "serial control"),
 )
 

@@ -38,7 +38,7 @@ GUIDES = [
 ]
 LONG = {  # load the library of other environments, compile, train
     *("brax", "builtin", "craftax", "dm_control", "evaluate", "gymnax", "interop", "jax_libraries"),
-    *("jumanji", "models", "pettingzoo", "pgx", "playground", "record", "xminigrid"),
+    *("jaxmarl", "jumanji", "models", "pettingzoo", "pgx", "playground", "record", "xminigrid"),
 }
 COMPILED = (
     "The whole rollout as one program",

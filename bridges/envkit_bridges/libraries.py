@@ -53,6 +53,7 @@ LIBRARIES = {
     "imageio": "video",
     "imageio_ffmpeg": "video",
     "jax": "jax",
+    "jaxmarl": "jaxmarl",
     "jumanji": "jumanji",
     "matplotlib": "viz",
     "minari": "minari",

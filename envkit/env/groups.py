@@ -7,12 +7,13 @@ Conventions
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
+from typing import Any
 
-from envkit.errors import ArgumentError
+from envkit.errors import ArgumentError, ArgumentTypeError
 
-__all__ = ["MarlGroupMapType", "check_marl_grouping"]
+__all__ = ["GroupMap", "MarlGroupMapType", "check_marl_grouping", "complete_group_map"]
 
 
 class MarlGroupMapType(Enum):
@@ -54,3 +55,62 @@ def check_marl_grouping(group_map: Mapping[str, Sequence[str]], agent_names: Seq
             raise ArgumentError(
                 f"agent {name!r} is in {grouped[name]} groups of {dict(group_map)}. Put it into one."
             )
+
+
+GroupMap = MarlGroupMapType | Mapping[str, Sequence[str]]
+
+
+def complete_group_map(
+    names: Sequence[str], given: GroupMap | None, *, takes_turns: bool = False
+) -> dict[str, list[str]]:
+    """Complete and check a group map.
+
+    Args:
+        names: of all agents.
+        given: None for groups by name: ``name_<int>`` is in the group ``name``.
+        takes_turns: agents are alone where no map is given.
+
+    Raises:
+        ArgumentTypeError: it is no group map.
+        ArgumentError: see `check_marl_grouping`.
+    """
+    if given is None:
+        each_alone = MarlGroupMapType.ONE_GROUP_PER_AGENT
+        found = each_alone.get_group_map(names) if takes_turns else _by_name(names)
+    elif isinstance(given, MarlGroupMapType):
+        found = given.get_group_map(names)
+    elif isinstance(given, Mapping):
+        found = {group: _agents_of(group, agents) for group, agents in given.items()}
+    else:
+        raise ArgumentTypeError(
+            f"group_map is {given!r}, of type {type(given).__name__}, but must be a dict of groups to the names of "
+            "their agents, or a MarlGroupMapType. Leave it out for groups by name."
+        )
+    check_marl_grouping(found, names)
+    return found
+
+
+def _agents_of(group: str, agents: Any) -> list[str]:
+    """Give the agents of a group as a list; a string is no list of its letters."""
+    if isinstance(agents, str) or not isinstance(agents, Iterable):
+        raise ArgumentTypeError(
+            f"group_map has {agents!r} for the group {group!r}, but must have a list of agents. Pass [{agents!r}]."
+        )
+    return list(agents)
+
+
+def _by_name(names: Sequence[str]) -> dict[str, list[str]]:
+    """Put agents called ``name_<int>`` into the group ``name``, others into groups of their own."""
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        stem, _, number = name.rpartition("_")
+        groups.setdefault(stem if stem and _is_int(number) else name, []).append(name)
+    return groups
+
+
+def _is_int(text: str) -> bool:
+    try:
+        int(text)
+    except ValueError:
+        return False
+    return True

@@ -10,6 +10,7 @@ _WRAPPERS = {
     "dm_control": "DMControlWrapper",
     "gymnasium": "GymWrapper",
     "gymnax": "GymnaxWrapper",
+    "jaxmarl": "JaxMARLWrapper",
     "jumanji": "JumanjiWrapper",
     "mpe2": "PettingZooWrapper",
     "mujoco_playground": "PlaygroundWrapper",

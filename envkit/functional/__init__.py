@@ -21,6 +21,7 @@ from envkit.functional.core import (
     Timestep,
     WrapperState,
     done_of,
+    groups_of,
     normalize,
     reward_shape_of,
 )
@@ -36,11 +37,19 @@ from envkit.functional.rollout import (
     unroll,
     unroll_until,
 )
-from envkit.functional.spaces import Box, Discrete, MultiDiscrete, sample_space
+from envkit.functional.spaces import AgentsDiscrete, Box, Discrete, MultiDiscrete, sample_space
 from envkit.functional.structure import conform, name_of
-from envkit.functional.wrappers import FrameSkip, Metrics, TimeLimit, TimeLimitState, WithoutInfo
+from envkit.functional.wrappers import (
+    FrameSkip,
+    GroupEnds,
+    Metrics,
+    TimeLimit,
+    TimeLimitState,
+    WithoutInfo,
+)
 
 __all__ = [
+    "AgentsDiscrete",
     "BatchedEnv",
     "Box",
     "Discrete",
@@ -49,6 +58,7 @@ __all__ = [
     "Episodic",
     "Field",
     "FrameSkip",
+    "GroupEnds",
     "Metrics",
     "ModelledEnv",
     "MultiDiscrete",
@@ -71,6 +81,7 @@ __all__ = [
     "WrapperState",
     "conform",
     "done_of",
+    "groups_of",
     "name_of",
     "normalize",
     "random_policy",

@@ -23,7 +23,7 @@ same, and a state is complete without a copy of the state its episode began with
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -353,6 +353,10 @@ class BatchedEnv:
     @property
     def action_masks(self) -> tuple[tuple[Path, Path], ...]:
         return self.env.action_masks
+
+    @property
+    def groups(self) -> Mapping[str, int]:
+        return self.env.groups
 
     @cached_property
     def template(self) -> tuple[EpisodeState, Timestep]:

@@ -34,6 +34,7 @@ __all__ = [
     "WrapperState",
     "action_masks_of",
     "done_of",
+    "groups_of",
     "normalize",
     "reward_shape_of",
 ]
@@ -70,13 +71,17 @@ class Timestep:
 class StatelessEnv(Protocol):
     """One environment as two pure functions. It holds no episode; the caller holds the state.
 
-    It may also have an ``observation_space``, and two more:
+    It may also have an ``observation_space``, and three more:
 
     - ``reward_shape``: () where it is left out; ``(k,)`` for k components, one for each agent, say; or a dict of
       shapes by name, which are the entries that a `JaxEnv` gives, e.g. ``{"reward": (), "player_reward": (2,)}``.
     - ``action_masks``: pairs of paths, an action and the observation that says which of its options are allowed: one
       flag for each, those of a `MultiDiscrete` side by side. Random actions are drawn from these. The path of an action
       is () where the action space is a single one, e.g. ``(((), ("action_mask",)),)``.
+    - ``groups``: for an env of several agents, the number of agents by the name of their group. Observation, action space and
+      reward are dicts by group then, whose leaves have an axis for the agents in front: ``{"agent": {"observation":
+      (3, 18)}}``, ``{"agent": {"action": AgentsDiscrete.of(5, 3)}}``, ``{"agent": {"reward": (3, 1)}}``. See `GroupEnds` for
+      the flags of agents.
     """
 
     @property
@@ -134,6 +139,10 @@ class EnvWrapper:
     @property
     def action_masks(self) -> tuple[tuple[Path, Path], ...]:
         return action_masks_of(self.env)
+
+    @property
+    def groups(self) -> Mapping[str, int]:
+        return groups_of(self.env)
 
     @property
     def model(self) -> Any:
@@ -195,6 +204,11 @@ def reward_shape_of(env: Any) -> RewardShape:
 def action_masks_of(env: Any) -> tuple[tuple[Path, Path], ...]:
     """Give the actions of an env that have a mask, each with the path of that mask; none if it declares none."""
     return tuple(getattr(env, "action_masks", ()))
+
+
+def groups_of(env: Any) -> Mapping[str, int]:
+    """Give the number of agents in each group of an env; empty where it has none."""
+    return getattr(env, "groups", {})
 
 
 def normalize(timestep: Timestep, reward_shape: RewardShape = ()) -> Timestep:

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +25,15 @@ from envkit.arrays.integers import as_int
 from envkit.errors import ArgumentError, StateStructureError
 from envkit.functional.structure import name_of
 
-__all__ = ["Box", "Discrete", "MultiDiscrete", "as_space", "choose_allowed", "sample_space"]
+__all__ = [
+    "AgentsDiscrete",
+    "Box",
+    "Discrete",
+    "MultiDiscrete",
+    "as_space",
+    "choose_allowed",
+    "sample_space",
+]
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,6 +131,21 @@ class MultiDiscrete:
         """Draw every entry by itself, each of its integers with equal probability."""
         above = jnp.array(self.nvec, jnp.int32)
         return jax.random.randint(key, (*batch, *self.shape), 0, above, dtype=jnp.int32)
+
+
+@dataclass(frozen=True)
+class AgentsDiscrete(MultiDiscrete):
+    """One of ``n`` integers for each of several agents that are alike: int32, shape ``(agents,)``."""
+
+    @classmethod
+    def of(cls, n: int, agents: int) -> Self:
+        """Give the space of so many agents, each with ``n`` options."""
+        return cls((n,) * agents)
+
+    @property
+    def n(self) -> int:
+        """The options of one agent."""
+        return self.nvec[0]
 
 
 def as_space(space: Any) -> Any:

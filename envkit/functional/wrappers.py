@@ -29,7 +29,7 @@ from envkit.functional.core import (
 from envkit.functional.spaces import sample_space
 from envkit.functional.structure import conform, name_of, nested, strong
 
-__all__ = ["FrameSkip", "Metrics", "TimeLimit", "TimeLimitState", "WithoutInfo"]
+__all__ = ["FrameSkip", "GroupEnds", "Metrics", "TimeLimit", "TimeLimitState", "WithoutInfo"]
 
 S = TypeVar("S")
 
@@ -113,6 +113,45 @@ class FrameSkip(EnvWrapper):
     def _frame(self, state: Any, action: Any) -> tuple[Any, Timestep]:
         state, timestep = outcome_of(self.env.step(state, action), "step")
         return jax.tree.map(strong, state), normalize(timestep, self.reward_shape)
+
+
+@dataclass(frozen=True)
+class GroupEnds(EnvWrapper):
+    """Show which agents have ended, of an env with ``groups``: an agent's episode ends with the game at the latest.
+
+    The env observes below each group ``terminated`` and ``truncated`` of its agents, bool (agents, 1); those that it
+    leaves out are not set. They come out beside ``done``: set too for agents that live when the game ends, in the way
+    in which the game does. ``mask``, where the env observes it, becomes True for agents that go on.
+    """
+
+    def reset(self, key: jax.Array, /) -> tuple[Any, Timestep]:
+        """Start an episode."""
+        state, timestep = outcome_of(self.env.reset(key), "reset")
+        return state, self._shown(timestep)
+
+    def step(self, state: Any, action: Any, /) -> tuple[Any, Timestep]:
+        """Advance."""
+        state, timestep = outcome_of(self.env.step(state, action), "step")
+        return state, self._shown(timestep)
+
+    def _shown(self, timestep: Timestep) -> Timestep:
+        observed = dict(timestep.observation)
+        for group, agents in self.groups.items():
+            entries = dict(observed[group])
+            terminated, truncated = (
+                jnp.broadcast_to(jnp.asarray(entries.get(flag, False), bool), (agents, 1))
+                for flag in ("terminated", "truncated")
+            )
+            living = ~(terminated | truncated)
+            over = jnp.asarray(timestep.terminated, bool).reshape(())
+            terminated |= living & over
+            truncated |= living & ~over & jnp.asarray(timestep.truncated, bool).reshape(())
+            done = rules.done_from(terminated, truncated)
+            entries |= {"done": done, "terminated": terminated, "truncated": truncated}
+            if "mask" in entries:
+                entries["mask"] = ~done[:, 0]
+            observed[group] = entries
+        return replace(timestep, observation=observed)
 
 
 @dataclass(frozen=True)

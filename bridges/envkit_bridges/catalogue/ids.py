@@ -151,6 +151,7 @@ WORLDS: Mapping[str, World] = MappingProxyType(
             _ours("gymnax", "stateless", "gymnax", "gymnax", limit="episode_length"),
             _ours("jumanji", "stateless", "jumanji", "jumanji", limit="episode_length"),
             _ours("craftax", "stateless", "craftax", "craftax", limit="episode_length"),
+            _ours("jaxmarl", "stateless", "jaxmarl", "jaxmarl", limit="episode_length"),
             _ours("xminigrid", "stateless", "xminigrid", "xminigrid", limit="episode_length"),
             _ours("pgx", "stateless", "pgx", "pgx", limit="episode_length"),
             _ours("envkit", "stateless", "native"),

@@ -8,16 +8,19 @@ Conventions
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from itertools import accumulate
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
 
+from envkit.data.paths import Path, as_key
 from envkit.errors import SpecTypeError
-from envkit.functional import Box, Discrete, MultiDiscrete
+from envkit.functional import AgentsDiscrete, Box, Discrete, MultiDiscrete, RewardShape
+from envkit.functional.structure import nested
 from envkit.rules import DONE_LEAVES
 from envkit.specs import (
     Bounded,
@@ -33,12 +36,17 @@ from envkit_bridges.dlpack import torch_dtype_of
 
 __all__ = [
     "action_composite",
+    "action_path",
+    "action_tree",
+    "actions_by_path",
     "array_leaf",
     "done_composite",
     "encoded",
+    "grouped_composite",
     "integers_in_jax",
     "integers_of",
     "is_choice",
+    "reward_composite",
 ]
 
 
@@ -54,29 +62,92 @@ def array_leaf(
     return Unbounded((*batch, *shape), dtype=torch_dtype_of(dtype), device=device)
 
 
-def done_composite(batch: torch.Size, device: torch.device | None) -> Composite:
-    """Declare the three done flags."""
+def done_composite(
+    batch: torch.Size, device: torch.device | None, groups: Mapping[str, int] | None = None
+) -> Composite:
+    """Declare the three done flags, of the whole and of each agent of a group."""
     flag = Categorical(2, shape=(*batch, 1), dtype=torch.bool, device=device)
-    return Composite({name: flag.clone() for name in DONE_LEAVES}, shape=batch, device=device)
+    declared = Composite({name: flag.clone() for name in DONE_LEAVES}, shape=batch, device=device)
+    for name, agents in (groups or {}).items():
+        declared[name] = done_composite(torch.Size((*batch, agents)), device)
+    return declared
+
+
+def reward_composite(
+    shape: RewardShape,
+    batch: torch.Size,
+    device: torch.device | None,
+    groups: Mapping[str, int] | None = None,
+) -> TensorSpec:
+    """Declare a reward, or those of several names."""
+    if not isinstance(shape, Mapping):
+        return Unbounded((*batch, *(shape or (1,))), device=device, dtype=torch.float32)
+    declared = grouped_composite(groups or {}, batch, device)
+    for name, member in shape.items():
+        if not isinstance(member, Mapping):
+            declared[name] = reward_composite(member, batch, device)
+        for inner, own in member.items() if isinstance(member, Mapping) else ():
+            declared[name, inner] = reward_composite(own, batch, device)
+    return declared
+
+
+def action_path(path: Path) -> Path:
+    """Say where an action lies that has this path in a tree of spaces or actions: below "action", or below its group."""
+    return path if len(path) > 1 else ("action", *path)
+
+
+def actions_by_path(tree: Any) -> dict[Path, Any]:
+    """List spaces or actions, one or a dict of them, by where they lie in the data."""
+    return {action_path(path): leaf for path, leaf in _flat(tree, ())}
+
+
+def _flat(tree: Any, path: Path) -> Iterator[tuple[Path, Any]]:
+    if not isinstance(tree, Mapping):
+        yield path, tree
+        return
+    for name, member in tree.items():
+        yield from _flat(member, (*path, name))
+
+
+def action_tree(by_path: Mapping[Path, Any]) -> Any:
+    """Give actions by where they lie as the env takes them; the inverse of `actions_by_path`."""
+    if ("action",) in by_path:
+        return by_path["action",]
+    return nested(
+        {path[1:] if path[0] == "action" else path: leaf for path, leaf in by_path.items()}
+    )
 
 
 def action_composite(
-    space: object, batch: torch.Size, device: torch.device | None, *, categorical: bool
+    space: object,
+    batch: torch.Size,
+    device: torch.device | None,
+    *,
+    categorical: bool,
+    groups: Mapping[str, int] | None = None,
 ) -> Composite:
-    """Declare the actions of a space, or a dict of spaces, under "action".
+    """Declare the actions of a space, or of spaces by name, where `actions_by_path` says.
 
     Args:
         categorical: discrete actions as integers instead of one-hot.
+        groups: agents by the name of their node, whose batch size they are part of.
 
     Raises:
         SpecTypeError: a space is none of `Box`, `Discrete` and `MultiDiscrete`.
     """
+    composite = grouped_composite(groups or {}, batch, device)
+    for path, member in actions_by_path(space).items():
+        composite[as_key(path)] = _action_leaf(member, batch, device, categorical)
+    return composite
+
+
+def grouped_composite(
+    groups: Mapping[str, int], batch: torch.Size, device: torch.device | None
+) -> Composite:
+    """Declare nothing yet but the nodes of groups of agents."""
     composite = Composite(shape=batch, device=device)
-    if isinstance(space, Mapping):
-        for key, member in space.items():
-            composite[("action", key)] = _action_leaf(member, batch, device, categorical)
-    else:
-        composite["action"] = _action_leaf(space, batch, device, categorical)
+    for name, agents in groups.items():
+        composite[name] = Composite(shape=(*batch, agents), device=device)
     return composite
 
 
@@ -95,6 +166,10 @@ def _action_leaf(
         if categorical:
             return Categorical(space.n, shape=batch, device=device)
         return OneHot(space.n, shape=(*batch, space.n), device=device, dtype=torch.int64)
+    if isinstance(space, AgentsDiscrete):
+        return _action_leaf(
+            Discrete(space.n), torch.Size((*batch, *space.shape)), device, categorical
+        )
     if isinstance(space, MultiDiscrete):
         if categorical:
             return MultiCategorical(space.nvec, (*batch, len(space.nvec)), device)
@@ -112,14 +187,14 @@ def is_choice(space: object) -> bool:
 
 def integers_of(value: torch.Tensor, space: Discrete | MultiDiscrete) -> torch.Tensor:
     """Read one-hot choices as integers."""
-    if isinstance(space, Discrete):
+    if isinstance(space, Discrete | AgentsDiscrete):
         return value.argmax(-1)
     return torch.stack([part.argmax(-1) for part in value.split(space.nvec, -1)], -1)
 
 
 def integers_in_jax(value: jax.Array, space: Discrete | MultiDiscrete) -> jax.Array:
     """Read one-hot choices as integers, in a program."""
-    if isinstance(space, Discrete):
+    if isinstance(space, Discrete | AgentsDiscrete):
         return value.argmax(-1)
     parts = jnp.split(value, list(accumulate(space.nvec))[:-1], -1)
     return jnp.stack([part.argmax(-1) for part in parts], -1)

@@ -37,7 +37,14 @@ from envkit.specs.inputs import ActionInput, action_inputs
 from envkit.transforms.core.fusable import FusableTransform
 from envkit.transforms.core.kept_memory import memory_of
 from envkit_bridges.dlpack import adopted, number_to_jit, to_jit, to_torch, torch_dtype_of
-from envkit_bridges.jax.codecs import action_composite, integers_of, is_choice
+from envkit_bridges.jax.codecs import (
+    action_composite,
+    action_path,
+    action_tree,
+    actions_by_path,
+    integers_of,
+    is_choice,
+)
 from envkit_bridges.jax.gradients import Differentiable, Running, is_wanted, start
 from envkit_bridges.jax.options import padded_size
 from envkit_bridges.jax.programs import BEGIN, KEY, PACKED, RESTART, Constants, Programs
@@ -445,18 +452,29 @@ class ProgramEngine:
     def _action(
         self, td: TensorDictBase, stepped: list[int] | None
     ) -> torch.Tensor | np.ndarray | dict[str, torch.Tensor | np.ndarray]:
-        space = self.action_space
-        if not isinstance(space, Mapping):
-            return self._one_action(td, "action", space, stepped)
-        return {
-            name: self._one_action(td, ("action", name), member, stepped)
-            for name, member in space.items()
-        }
+        if self._single is not None:
+            return self._one_action(td, "action", self._single, stepped)
+        return action_tree(
+            {
+                path: self._one_action(td, as_key(path), member, stepped)
+                for path, member in self.action_spaces.items()
+            }
+        )
 
     @cached_property
-    def action_space(self) -> Any:
-        """The space of one row's action, several by name."""
-        return self.programs.env.action_space
+    def action_spaces(self) -> dict[Path, Any]:
+        """The spaces of one row's actions, by where they lie in the data."""
+        return actions_by_path(self.programs.env.action_space)
+
+    @cached_property
+    def _single(self) -> Any:
+        """The space of the only action, None where there are several by name."""
+        return self.action_spaces.get(("action",))
+
+    @cached_property
+    def groups(self) -> Mapping[str, int]:
+        """Agents by the name of their node in the data, whose batch size they are part of."""
+        return self.programs.env.groups
 
     def _one_action(
         self, td: TensorDictBase, key: Key, space: Any, stepped: list[int] | None
@@ -517,7 +535,7 @@ class ProgramEngine:
         """Say what one row chose, and what it might have chosen if its data shows that."""
         told = []
         for action, shown in self.programs.env.action_masks:
-            key = as_key(("action", *action))
+            key = as_key(action_path(action))
             value, mask = root.get(key), root.get(as_key(shown), None)
             chosen = value.tolist() if self.settings.categorical else value.argmax(-1).tolist()
             legal = "" if mask is None else f"; legal are {mask.nonzero().flatten().tolist()}"
@@ -528,7 +546,8 @@ class ProgramEngine:
     def _action_rules(self) -> dict[Key, ActionInput]:
         """What actions of one row may be: the space says it, whatever batch the specs are of."""
         categorical = self.settings.categorical
-        one = action_composite(self.action_space, torch.Size(), None, categorical=categorical)
+        space = self.programs.env.action_space
+        one = action_composite(space, torch.Size(), None, categorical=categorical)
         return action_inputs(one)
 
     # ---- what a root shows
@@ -596,7 +615,14 @@ class ProgramEngine:
             if not is_flat:
                 leaf = leaf.reshape((*shape, *leaf.shape[1:])) if shape else leaf.squeeze(0)
             entries[path] = leaf
-        return tensordict_of(entries, shape, self.device)
+        return self.grouped(tensordict_of(entries, shape, self.device))
+
+    def grouped(self, data: TensorDict) -> TensorDict:
+        """Give the nodes of groups of agents their batch size, in place."""
+        for name, agents in self.groups.items():
+            if (node := data.get(name, None)) is not None:
+                node.batch_size = (*data.batch_size, agents)
+        return data
 
 
 def _told_place(place: tuple[int, ...], data: TensorDictBase) -> str:

@@ -41,10 +41,16 @@ from envkit.env.policy import PolicyLike
 from envkit.env.runs import Run
 from envkit.env.seeding import checked_seed, drawn_seed
 from envkit.env.tickets import Ticket
-from envkit.errors import ArgumentError, ArgumentTypeError, GradientError, MissingKeyError
-from envkit.functional import RewardShape, StatelessEnv
+from envkit.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    GradientError,
+    MissingKeyError,
+    ResetMaskError,
+)
+from envkit.functional import StatelessEnv
 from envkit.rules import DONE_LEAVES
-from envkit.specs import Composite, TensorSpec, Unbounded
+from envkit.specs import Composite
 from envkit.specs.annotations import Destination, Device, EnvData, as_device, destination
 from envkit.transforms.core.fusable import FusableTransform
 from envkit.transforms.core.kept_memory import memory_of
@@ -52,7 +58,14 @@ from envkit.transforms.core.spec_hooks import books_of, infos_behind
 from envkit.transforms.core.transform import Transform
 from envkit.transforms.core.wrapper import Wrapper
 from envkit_bridges.dlpack import jax_device_of, torch_device_of, torch_dtype_of
-from envkit_bridges.jax.codecs import action_composite, array_leaf, done_composite
+from envkit_bridges.jax.codecs import (
+    action_composite,
+    action_path,
+    array_leaf,
+    done_composite,
+    grouped_composite,
+    reward_composite,
+)
 from envkit_bridges.jax.compilation import simulator_name
 from envkit_bridges.jax.device_memory import warn_if_full
 from envkit_bridges.jax.engine import ProgramEngine, Settings
@@ -196,23 +209,33 @@ class JaxEnv(EnvBase):
 
     def _declare(self) -> None:
         rows, batch, device = self._engine.programs.env, self.batch_size, self.device
-        state, observation = (Composite(shape=batch, device=device) for _ in range(2))
+        groups = rows.groups
+        state, observation = (
+            Composite(shape=batch, device=device),
+            grouped_composite(groups, batch, device),
+        )
         for path, like in self._engine.state_like().items():
             state[("state", *path)] = array_leaf(like.shape, like.dtype, batch, device)
         for path, like in observation_leaves(rows.template[1]).items():
+            if path[0] in groups and path[1:] in _FLAGS:
+                continue
             observation[as_key(path)] = array_leaf(like.shape, like.dtype, batch, device)
         for key, leaf in state.items(True, True):
             observation[key] = leaf.clone()
         self.state_spec = state
         self.observation_spec = observation
         self.full_action_spec = action_composite(
-            rows.action_space, batch, device, categorical=self.categorical_action_encoding
+            rows.action_space,
+            batch,
+            device,
+            categorical=self.categorical_action_encoding,
+            groups=groups,
         )
-        self.reward_spec = _reward_spec(rows.reward_shape, batch, device)
+        self.reward_spec = reward_composite(rows.reward_shape, batch, device, groups)
         self._action_masks = tuple(
-            (as_key(("action", *action)), as_key(mask)) for action, mask in rows.action_masks
+            (as_key(action_path(action)), as_key(mask)) for action, mask in rows.action_masks
         )
-        self.done_spec = done_composite(batch, device)
+        self.done_spec = done_composite(batch, device, groups)
 
     # ------------------------------------------------------------------------------ resets
 
@@ -242,7 +265,24 @@ class JaxEnv(EnvBase):
             return self._engine.begin_rows(shape, self._next_key())
         masks = collect_reset_masks(td, self.done_levels, self.full_done_spec)
         mask = masks.get((), torch.ones(shape, dtype=torch.bool, device=self.device))
+        if masks and () not in masks:
+            mask = self._wholly_selected(masks)
         return self._engine.restart(td, mask)
+
+    def _wholly_selected(self, masks: Mapping[Path, torch.Tensor]) -> torch.Tensor:
+        """Say which rows the masks of groups select, all agents of each.
+
+        Raises:
+            ResetMaskError: they select some agents of a row.
+        """
+        each = torch.cat([mask.flatten(len(self.batch_size)) for mask in masks.values()], -1)
+        mask = each.all(-1)
+        if len(masks) < len(self._engine.groups) or not torch.equal(mask, each.any(-1)):
+            raise ResetMaskError(
+                f"the reset masks of {sorted(map(as_key, masks), key=str)} select some agents, but a game cannot be reset in "
+                "part. Write '_reset' at the root, of the batch size, or set the masks of all agents alike."
+            )
+        return mask
 
     # ------------------------------------------------------------------------------- steps
 
@@ -578,14 +618,6 @@ class FusedEnv(Wrapper, JaxEnv):  # type: ignore[misc] # a wrapper reads flags o
         return (FusedEnv(self.base_env, fusion), more) if fusion and more > 0 else (self, 0)
 
 
-def _reward_spec(shape: RewardShape, batch: torch.Size, device: torch.device | None) -> TensorSpec:
-    """Declare a reward, or those of several names."""
-    if not isinstance(shape, Mapping):
-        return Unbounded((*batch, *(shape or (1,))), device=device, dtype=torch.float32)
-    members = {name: _reward_spec(member, batch, device) for name, member in shape.items()}
-    return Composite(members, shape=batch, device=device)
-
-
 def _require_entries(td: TensorDictBase, keys: Sequence[Key], expected: str) -> None:
     if missing := [key for key in keys if td.get(key, None) is None]:
         raise MissingKeyError(
@@ -595,6 +627,7 @@ def _require_entries(td: TensorDictBase, keys: Sequence[Key], expected: str) -> 
 
 
 _PROGRAM = frozenset(("_step",))
+_FLAGS = frozenset((name,) for name in DONE_LEAVES)
 
 
 _WIDE_FLOATS = (torch.float64, torch.complex128)
@@ -674,7 +707,7 @@ def _fits(env: EnvBase, engine: ProgramEngine, inputs: Composite, outputs: Compo
     state = [key for key in env.full_state_spec.keys(True, True) if as_path(key)[0] == "state"]
     return (
         inputs["full_action_spec"] == env.full_action_spec
-        and set(outputs["full_done_spec"].keys(True, True)) == set(DONE_LEAVES)
+        and set(outputs["full_done_spec"].keys(True, True)) == set(env.done_keys)
         and all(shown.get(key, None) == env.full_observation_spec[key] for key in kept)
         and all(
             spec.get(key, None) == env.full_state_spec[key]

@@ -18,6 +18,7 @@ from envkit.errors import ArgumentError, ArgumentTypeError, OptionError
 from envkit.functional import (
     BatchedEnv,
     FrameSkip,
+    GroupEnds,
     Metrics,
     Randomization,
     RandomizeAt,
@@ -25,6 +26,7 @@ from envkit.functional import (
     ResetMode,
     StatelessEnv,
     TimeLimit,
+    groups_of,
 )
 from envkit.functional.batch import ALL_ON_CARD, ALL_ON_HOST, ON_CARD, ON_HOST, Chunks
 
@@ -155,7 +157,7 @@ def chunks_on(device: torch.device | None, reset_rows: ResetRows) -> Chunks:
 def rows_of(
     env: StatelessEnv, given: SimpleNamespace, device: torch.device, *, axis: str | None
 ) -> BatchedEnv:
-    """Put what the keywords ask for around one env: metrics, then repeated actions, then the time limit."""
+    """Put what the keywords ask for around one env: metrics, then repeated actions, the time limit, the ends of agents."""
     drawn = None
     if given.randomize is not None:
         drawn = Randomization.of(env, given.randomize, given.randomize_at or "episode")
@@ -163,8 +165,9 @@ def rows_of(
         env = Metrics(env)
     if given.action_repeat != 1:
         env = FrameSkip(env, given.action_repeat)
+    env = TimeLimit(env, given.episode_length)
     return BatchedEnv(
-        TimeLimit(env, given.episode_length),
+        GroupEnds(env) if groups_of(env) else env,
         reset_mode=given.reset_mode,
         pool_size=given.pool_size,
         randomization=drawn,

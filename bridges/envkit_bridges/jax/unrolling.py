@@ -28,7 +28,7 @@ from envkit.env.rollout import unrecorded
 from envkit.env.runs import Run
 from envkit.errors import PolicyError
 from envkit_bridges.dlpack import adopted, number_to_jit, to_jit, to_torch
-from envkit_bridges.jax.codecs import encoded
+from envkit_bridges.jax.codecs import actions_by_path, encoded
 from envkit_bridges.jax.engine import ProgramEngine
 from envkit_bridges.jax.policy.inputs import PolicySpecs, actor_for
 
@@ -217,16 +217,12 @@ class Unrolling:
             side, name = (following, path[1:]) if path[0] == "next" else (root, path)
             side[name] = value
         entries = root | {("next", *path): leaf for path, leaf in following.items()}
-        data = tensordict_of(entries, torch.Size((*shape, steps)), engine.device)
+        data = engine.grouped(tensordict_of(entries, torch.Size((*shape, steps)), engine.device))
+        engine.grouped(data.get("next"))
         data.names = [*[None] * len(shape), "time"]
         return data
 
 
 def _acted(run: dict[str, Any]) -> Mapping[Path, torch.Tensor]:
     """List what a policy gave: all that it wrote, or else the action in the env's own encoding."""
-    action = run["action"]
-    if action is None:
-        return run["written"]
-    if not isinstance(action, dict):
-        return {("action",): action}
-    return {("action", name): leaf for name, leaf in action.items()}
+    return run["written"] if run["action"] is None else actions_by_path(run["action"])

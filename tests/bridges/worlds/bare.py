@@ -5,7 +5,8 @@ the size in which rows are reset: it is compared up to rounding, and both go on 
 
 Conventions
     state   the library's own, rows in front.
-    moment  dict of what a step shows: "observation" (a tree), "reward", "terminated", "truncated" and others.
+    moment  dict of what a step shows: "observation" (a tree), "reward", "terminated", "truncated" and others;
+            "rewards" (a tree) where there are several.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ import jax
 import numpy as np
 from tensordict import TensorDict
 
-from envkit.data.paths import as_key
-from envkit.functional import EpisodeState, TimeLimitState, Timestep, row_keys
+from envkit.data.paths import as_key, as_path
+from envkit.functional import EpisodeState, TimeLimitState, Timestep, name_of, row_keys
 from envkit_bridges.dlpack import to_jit
+from envkit_bridges.jax.codecs import action_tree
 from envkit_bridges.jax.fused_transforms import observation_leaves
 
 Moment = dict[str, Any]
@@ -41,9 +43,12 @@ def assert_shows(td: TensorDict, moment: Moment, *, close: bool = False) -> None
         assert found.dtype == leaf.dtype, (path, found.dtype, leaf.dtype)
         _compare(found, leaf, path, close)
     for name in moment:
-        if name != "observation":
+        if name not in ("observation", "rewards"):
             wanted = np.asarray(moment[name]).reshape(td[name].shape)
             _compare(td[name].numpy(), wanted.astype(td[name].numpy().dtype), name, close)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(moment.get("rewards", {})):
+        found = td[as_key(name_of(path))].numpy()
+        _compare(found, np.asarray(leaf, np.float32).reshape(found.shape), path, close)
 
 
 def _compare(found: Any, wanted: Any, what: Any, close: bool) -> None:
@@ -58,6 +63,8 @@ def assert_equals_bare(
     steps: int,
     reset: Callable[[jax.Array], Moment],
     step: Callable[[Any, Any], tuple[Any, Moment]],
+    *,
+    close: bool = False,
 ) -> int:
     """Play random actions with resets, and compare every step, state included, with the library.
 
@@ -66,6 +73,7 @@ def assert_equals_bare(
         steps: how many.
         reset: the library's own, jitted, from keys of the episodes, one a row.
         step: the library's own, jitted, from states and actions.
+        close: floats of one step may be rounded otherwise, where XLA fuses the two programs in two ways.
 
     Returns:
         How many episodes ended.
@@ -77,13 +85,14 @@ def assert_equals_bare(
     assert_shows(td, reset(episodes(row_keys(now, env.numel()))), close=True)
     state, _ = own_states(env, td)
     for _ in range(steps):
-        action = env.rand_action(td)["action"]
-        state, moment = step(state, action.numpy())
+        env.rand_action(td)
+        actions = action_tree({as_path(key): td[key].numpy() for key in env.action_keys})
+        state, moment = step(state, actions)
         data, td = env.step_and_maybe_reset(td)
-        assert_shows(data["next"], moment)
+        assert_shows(data["next"], moment, close=close)
         after, carried = own_states(env, data["next"])
         for one, other in zip(jax.tree.leaves(after), jax.tree.leaves(state), strict=True):
-            np.testing.assert_array_equal(one, other)
+            _compare(np.asarray(one), np.asarray(other), "state", close)
         state, _ = own_states(env, td)
         done = data["next", "done"][:, 0]
         ended += int(done.sum())

@@ -7,10 +7,11 @@ import pytest
 import torch
 from gymnasium import spaces
 
+from envkit.env.groups import complete_group_map
 from envkit.errors import ArgumentTypeError
 from envkit_bridges.gym.codecs import codec_of
 from envkit_bridges.worlds.pettingzoo.games import game_of
-from envkit_bridges.worlds.pettingzoo.groups import Agent, Group, Moment, complete_group_map
+from envkit_bridges.worlds.pettingzoo.groups import Agent, Group, Moment
 from tests.zoo.pettingzoo_games import Fading, fading_in_turns
 
 SEEN, ACTS = spaces.Box(-9.0, 9.0, (2,), np.float32), spaces.Discrete(3)
@@ -32,14 +33,14 @@ def moment(**seen: list[float] | None) -> Moment:
 def test_agents_of_one_name_share_a_group_where_all_act_at_once(make):
     game = game_of(make((3, 3)))
 
-    found = complete_group_map(game, None)
+    found = complete_group_map(game.names, None, takes_turns=not game.parallel)
 
     assert [*found.values()] == ([game.names] if game.parallel else [[name] for name in game.names])
 
 
 def test_a_string_is_no_list_of_agents():
     with pytest.raises(ArgumentTypeError, match=r"Pass \['agent_0'\]"):
-        complete_group_map(game_of(Fading((3, 3))), {"team": "agent_0"})
+        complete_group_map(["agent_0"], {"team": "agent_0"})
 
 
 def test_a_moment_lies_in_rows_as_in_a_tensordict():

@@ -33,7 +33,7 @@ from envkit.errors import (
 )
 from envkit.rules import DONE_LEAVES
 from envkit.specs import TensorSpec
-from envkit_bridges.jax.codecs import integers_in_jax, is_choice
+from envkit_bridges.jax.codecs import action_tree, integers_in_jax, is_choice
 from envkit_bridges.jax.engine import ProgramEngine
 from envkit_bridges.jax.fused_transforms import Acted
 from envkit_bridges.jax.policy.jax_policy import JaxPolicy, Places, act
@@ -275,12 +275,6 @@ class _ActionLeaf:
 
 
 def _action_leaves(env: EnvBase, engine: ProgramEngine) -> tuple[_ActionLeaf, ...]:
-    space = engine.action_space
-    members = (
-        {("action", name): member for name, member in space.items()}
-        if isinstance(space, Mapping)
-        else {("action",): space}
-    )
     batch = len(env.batch_size)
     return tuple(
         _ActionLeaf(
@@ -289,15 +283,8 @@ def _action_leaves(env: EnvBase, engine: ProgramEngine) -> tuple[_ActionLeaf, ..
             tuple(env.full_action_spec[as_key(path)].shape[batch:]),
             is_choice(member) and not engine.settings.categorical,
         )
-        for path, member in members.items()
+        for path, member in engine.action_spaces.items()
     )
-
-
-def _assembled(found: Mapping[Path, jax.Array]) -> jax.Array | dict[str, jax.Array]:
-    """Give a single action as it is, several as a dict by name."""
-    if ("action",) in found:
-        return found["action",]
-    return {path[-1]: leaf for path, leaf in found.items()}
 
 
 def _acted(
@@ -316,7 +303,7 @@ def _acted(
         for path, leaf in written.items()
         if path[0] != "next" or path[1:] not in following
     }
-    return Acted(_assembled(actions), recorded, following)
+    return Acted(action_tree(actions), recorded, following)
 
 
 @dataclass(frozen=True)

@@ -192,15 +192,16 @@ def act(
 def _by_path(given: object, actions: Sequence[Path]) -> dict[Path, Any]:
     """Name what a function returned: one action, actions by name, or outputs."""
     by_name = {path[-1]: path for path in actions}
+    names = sorted(by_name) if len(by_name) == len(actions) else [as_key(path) for path in actions]
     if given is None:
         raise PolicyError(
-            f"the JaxPolicy returned None, but the env takes the actions {sorted(by_name)}. Return the "
+            f"the JaxPolicy returned None, but the env takes the actions {names}. Return the "
             "action: the function does not write it anywhere."
         )
     if not isinstance(given, Mapping) and len(actions) == 1:
         return {actions[0]: given}
     written = dict(_flattened(given)) if isinstance(given, Mapping) else {}
-    if set(written) == {(name,) for name in by_name}:
+    if len(by_name) == len(actions) and set(written) == {(name,) for name in by_name}:
         return {by_name[path[0]]: value for path, value in written.items()}
     if missing := [as_key(path) for path in actions if path not in written]:
         got = list(map(as_key, written)) if isinstance(given, Mapping) else type(given).__name__
@@ -208,7 +209,7 @@ def _by_path(given: object, actions: Sequence[Path]) -> dict[Path, Any]:
         if len(actions) == 1:
             form = f"that array, or a dict with {missing[0]!r} and what else is to be recorded"
         raise PolicyError(
-            f"the JaxPolicy returned {got}, but the env takes the actions {sorted(by_name)}. Return {form}."
+            f"the JaxPolicy returned {got}, but the env takes the actions {names}. Return {form}."
         )
     return written
 

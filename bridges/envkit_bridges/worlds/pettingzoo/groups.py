@@ -13,7 +13,7 @@ Conventions
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -22,10 +22,8 @@ import torch
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 
 from envkit.data.paths import Path, as_path, nest
-from envkit.env.groups import MarlGroupMapType, check_marl_grouping
 from envkit.errors import (
     ArgumentError,
-    ArgumentTypeError,
     EncodingError,
     SpecError,
     UnsupportedError,
@@ -39,66 +37,14 @@ __all__ = [
     "FLAGS",
     "Agent",
     "Group",
-    "GroupMap",
     "Moment",
     "Rows",
     "Seat",
-    "complete_group_map",
     "flag_spec",
     "numbers_in",
     "state_codec",
     "state_spec",
 ]
-
-GroupMap = MarlGroupMapType | Mapping[str, Sequence[str]]
-
-
-def complete_group_map(game: Game, given: GroupMap | None) -> dict[str, list[str]]:
-    """Complete and check a group map.
-
-    Raises:
-        ArgumentTypeError: it is no group map.
-    """
-    if given is None:
-        each_alone = MarlGroupMapType.ONE_GROUP_PER_AGENT
-        found = _by_name(game.names) if game.parallel else each_alone.get_group_map(game.names)
-    elif isinstance(given, MarlGroupMapType):
-        found = given.get_group_map(game.names)
-    elif isinstance(given, Mapping):
-        found = {group: _agents_of(group, agents) for group, agents in given.items()}
-    else:
-        raise ArgumentTypeError(
-            f"group_map is {given!r}, of type {type(given).__name__}, but must be a dict of groups to the names of "
-            "their agents, or a MarlGroupMapType. Leave it out for groups by name."
-        )
-    check_marl_grouping(found, game.names)
-    return found
-
-
-def _agents_of(group: str, agents: Any) -> list[str]:
-    """Give the agents of a group as a list; a string is no list of its letters."""
-    if isinstance(agents, str) or not isinstance(agents, Iterable):
-        raise ArgumentTypeError(
-            f"group_map has {agents!r} for the group {group!r}, but must have a list of agents. Pass [{agents!r}]."
-        )
-    return list(agents)
-
-
-def _by_name(names: Sequence[str]) -> dict[str, list[str]]:
-    """Put agents called ``name_<int>`` into the group ``name``, others into groups of their own."""
-    groups: dict[str, list[str]] = {}
-    for name in names:
-        stem, _, number = name.rpartition("_")
-        groups.setdefault(stem if stem and _is_int(number) else name, []).append(name)
-    return groups
-
-
-def _is_int(text: str) -> bool:
-    try:
-        int(text)
-    except ValueError:
-        return False
-    return True
 
 
 def numbers_in(infos: Sequence[Mapping[str, Any]]) -> dict[str, TensorSpec]:

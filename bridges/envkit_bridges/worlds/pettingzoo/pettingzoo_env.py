@@ -17,10 +17,11 @@ from typing import Any, ClassVar
 
 from envkit.data.arguments import as_bool
 from envkit.data.keywords import refuse_unknown
+from envkit.env.groups import GroupMap
 from envkit.errors import ArgumentTypeError, OptionError, UnknownEnvError
 from envkit.specs.annotations import BatchSize, Device
 from envkit_bridges.libraries import require
-from envkit_bridges.worlds.pettingzoo.pettingzoo_wrapper import GroupMap, PettingZooWrapper
+from envkit_bridges.worlds.pettingzoo.pettingzoo_wrapper import PettingZooWrapper
 
 __all__ = [
     "PettingZooEnv",

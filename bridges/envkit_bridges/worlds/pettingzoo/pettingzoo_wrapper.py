@@ -21,6 +21,7 @@ from envkit import rules
 from envkit.data.arguments import as_batch_size, as_bool
 from envkit.data.paths import Key, Path, as_key, as_path
 from envkit.env.base import EnvBase
+from envkit.env.groups import GroupMap, complete_group_map
 from envkit.env.options import EnvOptions
 from envkit.errors import (
     ArgumentError,
@@ -41,17 +42,15 @@ from envkit_bridges.worlds.pettingzoo.groups import (
     FLAGS,
     Agent,
     Group,
-    GroupMap,
     Moment,
     Rows,
-    complete_group_map,
     flag_spec,
     numbers_in,
     state_codec,
     state_spec,
 )
 
-__all__ = ["GroupMap", "PettingZooWrapper"]
+__all__ = ["PettingZooWrapper"]
 
 
 class PettingZooWrapper(GymLikeEnv):
@@ -127,7 +126,7 @@ class PettingZooWrapper(GymLikeEnv):
                 f"the agents of {game} take turns, and nothing in the data would tell whose turn it is. Pass "
                 "use_mask=True."
             )
-        self.group_map = complete_group_map(game, group_map)
+        self.group_map = complete_group_map(game.names, group_map, takes_turns=not game.parallel)
         _, infos = game.reset(seed=seed)
         self._groups = [self._group(name, agents, infos) for name, agents in self.group_map.items()]
         self._group_of = {

@@ -1,0 +1,501 @@
+"""JaxMARL's games of several agents as stateless envs: agents in groups, each a node of the data.
+
+Which agents share a group, and what the entries of a group are called, is as with PettingZoo's games.
+
+Conventions
+    step     the library's ``step_env``: its own ``step`` resets what has ended by itself, and is not used.
+    agents   by name, in the library's order; a number n stands for "agent_n". Those of a group are alike.
+    end      of the game: ``dones["__all__"]``. It is truncated where as many steps were made as the library's limit
+             has, else terminated. An agent's flags stay as they were when it ended.
+    team     the reward under "__all__", which some games pay the team.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from types import ModuleType
+from typing import Annotated, Any, ClassVar, Self, Unpack
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from envkit.data.arguments import as_bool
+from envkit.data.keywords import Default
+from envkit.env.groups import GroupMap, complete_group_map
+from envkit.errors import ArgumentError, SpecError, SpecTypeError, UnsupportedError
+from envkit.functional import AgentsDiscrete, Box, Timestep
+from envkit.specs.annotations import Device
+from envkit_bridges.jax.options import JaxOptions
+from envkit_bridges.jax.simulator import DrawingState, SimulatorCore, SimulatorEnv
+from envkit_bridges.libraries import (
+    EnvNames,
+    keywords_told,
+    no_object_of,
+    parameters_of,
+    quietly,
+    require,
+    require_name,
+)
+from envkit_bridges.offscreen import in_memory
+
+__all__ = [
+    "JaxMARLCore",
+    "JaxMARLEnv",
+    "JaxMARLOptions",
+    "JaxMARLWrapper",
+    "build",
+    "env_names",
+    "fetching_names",
+]
+
+_TEAM = "__all__"
+_TAKEN = frozenset(
+    (
+        "action",
+        "done",
+        "info",
+        "metrics",
+        "next",
+        "reward",
+        "state",
+        "team_reward",
+        "terminated",
+        "truncated",
+    )
+)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class JaxMARLState(DrawingState):
+    """The library's own state, and which agents have ended before: bool (agents,), in the library's order."""
+
+    ended: jax.Array
+
+
+@dataclass(frozen=True)
+class JaxMARLCore(SimulatorCore):
+    """A game of JaxMARL as a `StatelessEnv`; made by `of`.
+
+    ``members``: numbers of agents by group. ``limit``: steps of an episode, None where the library has no limit.
+    ``masks``: the method that says which actions are allowed, "" where there is none.
+    """
+
+    action_space: Mapping[str, Any] | None = None
+    members: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    limit: int | None = None
+    masks: str = ""
+    use_mask: bool = False
+    pays_team: bool = False
+
+    @classmethod
+    def of(
+        cls, env: Any, make: Callable[[], Any] | None, group_map: GroupMap | None, use_mask: bool
+    ) -> Self:
+        """Look into an env object: its agents, their spaces, what it shows.
+
+        Raises:
+            SpecError: agents of a group are unlike.
+            SpecTypeError: an action is neither a choice nor a bounded array.
+        """
+        core = cls(env, make, limit=_limit_of(env), masks=_masks_of(env), use_mask=use_mask)
+        names = core.names
+        observed, state = _in_form(env.reset, jax.random.PRNGKey(0))
+        actions = {
+            agent: _in_form(env.action_space(agent).sample, jax.random.PRNGKey(0))
+            for agent in env.agents
+        }
+        _, _, rewards, _, _ = _in_form(env.step_env, jax.random.PRNGKey(0), state, actions)
+        forms = [
+            (_form_of(env.action_space(agent)), str(_like(core._of_agent(observed, number))))
+            for number, agent in enumerate(env.agents)
+        ]
+        groups = complete_group_map(names, group_map)
+        if group_map is None:
+            groups = _alike(groups, {name: forms[number] for number, name in enumerate(names)})
+        members = {group: tuple(map(names.index, agents)) for group, agents in groups.items()}
+        spaces = {}
+        for group, numbers in members.items():
+            _require_sense(group, [names[n] for n in numbers], [forms[n] for n in numbers])
+            spaces[group] = {
+                "action": _space_of([env.action_space(env.agents[n]) for n in numbers])
+            }
+        return replace(
+            core,
+            action_space=spaces,
+            members=tuple(members.items()),
+            pays_team=isinstance(rewards, Mapping) and _TEAM in rewards,
+        )
+
+    @property
+    def names(self) -> list[str]:
+        """The names of all agents."""
+        return [agent if isinstance(agent, str) else f"agent_{agent}" for agent in self.env.agents]
+
+    @property
+    def groups(self) -> dict[str, int]:
+        """How many agents each group has."""
+        return {group: len(numbers) for group, numbers in self.members}
+
+    @property
+    def group_map(self) -> dict[str, list[str]]:
+        """The names of agents by group."""
+        return {group: [self.names[n] for n in numbers] for group, numbers in self.members}
+
+    @property
+    def reward_shape(self) -> dict[str, Any]:
+        """That of each group, and of the team where the library pays it."""
+        shape: dict[str, Any] = {group: {"reward": (n, 1)} for group, n in self.groups.items()}
+        return shape | ({"team_reward": (1,)} if self.pays_team else {})
+
+    @property
+    def action_masks(self) -> tuple[tuple[tuple[str, str], tuple[str, str]], ...]:
+        """Each group's action with its mask, where the library says what is allowed."""
+        return tuple(
+            ((group, "action"), (group, "action_mask"))
+            for group in self.groups
+            if self._has_options(group)
+        )
+
+    def _has_options(self, group: str) -> bool:
+        assert self.action_space is not None
+        return bool(self.masks) and isinstance(self.action_space[group]["action"], AgentsDiscrete)
+
+    def reset(self, key: jax.Array) -> tuple[JaxMARLState, Timestep]:
+        """Reset by the library's ``reset``."""
+        episode, draws = jax.random.split(key)
+        observed, inner = self.env.reset(episode)
+        none = jnp.zeros(len(self.env.agents), bool)
+        state = JaxMARLState(inner, draws, jnp.int32(0), none)
+        return state, Timestep(self._shown(observed, inner, none, none), self._unpaid())
+
+    def step(self, state: JaxMARLState, action: Any) -> tuple[JaxMARLState, Timestep]:
+        """Step by the library's ``step_env``."""
+        agents = self.env.agents
+        actions = {
+            agents[number]: action[group]["action"][place]
+            for group, numbers in self.members
+            for place, number in enumerate(numbers)
+        }
+        actions = {agent: actions[agent] for agent in agents}
+        observed, inner, rewards, dones, info = self.env.step_env(state.key, state.inner, actions)
+        moves = state.moves + 1
+        over = _flag(dones[_TEAM])
+        is_late = over & (False if self.limit is None else moves >= self.limit)
+        own = jnp.stack([_flag(self._done_of(dones, number)) for number in range(len(agents))])
+        terminated = state.ended | (own & ~is_late)
+        truncated = own & is_late & ~state.ended
+        after = replace(state, inner=inner, moves=moves, ended=state.ended | own)
+        shown = self._shown(observed, inner, terminated, truncated)
+        paid: dict[str, Any] = {
+            group: {"reward": self._stacked(numbers, rewards)[:, None].astype(jnp.float32)}
+            for group, numbers in self.members
+        }
+        if self.pays_team:
+            paid["team_reward"] = rewards[_TEAM].reshape(1)
+        infos = dict(info) if isinstance(info, Mapping) else {}
+        return after, Timestep(shown, paid, over & ~is_late, is_late, infos)
+
+    def _unpaid(self) -> dict[str, Any]:
+        return jax.tree.map(
+            jnp.zeros, self.reward_shape, is_leaf=lambda shape: isinstance(shape, tuple)
+        )
+
+    def _done_of(self, dones: Mapping[Any, Any], number: int) -> Any:
+        """Give the flag of an agent; one of which the library says nothing ends with the game."""
+        return dones.get(self.env.agents[number], dones.get(self.names[number], dones[_TEAM]))
+
+    def _of_agent(self, tree: Any, number: int) -> Any:
+        """Take out what is an agent's: by name, by number, or along the first axis; what has no such axis is all agents'."""
+        agent, agents = self.env.agents[number], len(self.env.agents)
+        if isinstance(tree, Mapping) and agent in tree:
+            return tree[agent]
+        if isinstance(tree, tuple | list):
+            return tree[number]
+        return jax.tree.map(
+            lambda leaf: leaf[number] if leaf.shape[:1] == (agents,) else leaf, tree
+        )
+
+    def _stacked(self, numbers: Sequence[int], tree: Any) -> Any:
+        """Put what is the agents' of a group side by side."""
+        parts = [self._of_agent(tree, number) for number in numbers]
+        return jax.tree.map(lambda *leaves: jnp.stack(leaves), *parts)
+
+    def _shown(
+        self, observed: Any, inner: Any, terminated: jax.Array, truncated: jax.Array
+    ) -> dict[str, Any]:
+        shown: dict[str, Any] = {}
+        if isinstance(observed, Mapping) and self.env.agents[0] in observed:
+            others = [name for name in observed if name not in self.env.agents]
+            shown = {str(name): observed[name] for name in others}
+        allowed = getattr(self.env, self.masks)(inner) if self.masks else {}
+        for group, members in self.members:
+            numbers = jnp.array(members)
+            own = {
+                "observation": self._stacked(members, observed),
+                "terminated": terminated[numbers][:, None],
+                "truncated": truncated[numbers][:, None],
+            }
+            if self._has_options(group):
+                mask = self._stacked(members, allowed) != 0
+                own["action_mask"] = mask | ~mask.any(-1, keepdims=True)
+            if self.use_mask:
+                own["mask"] = jnp.ones(len(members), bool)
+            shown[group] = own
+        return shown
+
+    def render(self, states: Sequence[Any]) -> list[np.ndarray]:
+        """Draw the games of MPE by the library's visualizer, with matplotlib, and those of STORM by their ``render``.
+
+        Raises:
+            UnsupportedError: (a NotImplementedError) the library has no picture in memory of the others.
+        """
+        module = type(self.env).__module__
+        if ".storm." in module:
+            return [np.asarray(self.env.render(_on_host(state))) for state in states]
+        if ".mpe." not in module:
+            raise UnsupportedError(
+                f"{type(self.env).__name__} of JaxMARL cannot be drawn here; games of MPE and STORM can. Plot what it "
+                "observes, or hand env.unpack(td['state']) to a visualizer of the library."
+            )
+        frames = []
+        for state in states:
+            with in_memory() as frame, quietly():
+                visualizer = require("jaxmarl.environments.mpe.mpe_visualizer").MPEVisualizer
+                visualizer(self.env, [state])
+                frames.append(frame())
+        return frames
+
+
+def _on_host(state: Any) -> Any:
+    return jax.tree.map(np.asarray, state)
+
+
+def _flag(value: Any) -> jax.Array:
+    return jnp.asarray(value, bool).reshape(())
+
+
+def _in_form(function: Callable[..., Any], *args: Any) -> Any:
+    with quietly():
+        return jax.eval_shape(function, *args)
+
+
+def _like(tree: Any) -> Any:
+    return jax.tree.map(lambda leaf: (tuple(leaf.shape), str(leaf.dtype)), tree)
+
+
+def _limit_of(env: Any) -> int | None:
+    """Find after how many steps the library ends an episode."""
+    inner = getattr(env, "num_inner_steps", None)
+    if inner is not None:
+        return int(inner) * int(env.num_outer_steps)
+    limit = getattr(env, "max_steps", getattr(env, "episode_length", None))
+    return None if limit is None else int(limit)
+
+
+def _masks_of(env: Any) -> str:
+    """Name the method of an env that says which actions are allowed."""
+    bare = require("jaxmarl.environments.multi_agent_env").MultiAgentEnv
+    if type(env).get_avail_actions is not bare.get_avail_actions:
+        return "get_avail_actions"
+    return "get_legal_moves" if hasattr(env, "get_legal_moves") else ""
+
+
+def _form_of(space: Any) -> str:
+    """Describe an action space, alike for spaces that hold the same."""
+    bounds = [np.asarray(getattr(space, name, 0)).tolist() for name in ("low", "high", "n")]
+    return f"{type(space).__name__}{bounds}{space.shape}"
+
+
+def _alike(groups: Mapping[str, Sequence[str]], forms: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Take groups apart whose agents are unlike."""
+    found: dict[str, list[str]] = {}
+    for group, agents in groups.items():
+        is_even = len({forms[agent] for agent in agents}) == 1
+        found |= {group: list(agents)} if is_even else {agent: [agent] for agent in agents}
+    return found
+
+
+def _require_sense(group: str, agents: Sequence[str], forms: Sequence[Any]) -> None:
+    if group in _TAKEN:
+        raise ArgumentError(
+            f"group_map has a group {group!r}, but an entry of that name means something else here. Call it otherwise."
+        )
+    if len(set(forms)) > 1:
+        raise SpecError(
+            f"the agents {list(agents)} of group {group!r} observe or act in unlike shapes, which cannot lie side by "
+            "side in a program. Put them into groups of their own: group_map=MarlGroupMapType.ONE_GROUP_PER_AGENT."
+        )
+
+
+def _space_of(spaces: Sequence[Any]) -> AgentsDiscrete | Box:
+    """Give the space of the actions of agents that are alike.
+
+    Raises:
+        SpecTypeError: they are neither choices nor bounded arrays.
+    """
+    library = require("jaxmarl.environments.spaces")
+    first, count = spaces[0], len(spaces)
+    if isinstance(first, library.Discrete):
+        return AgentsDiscrete.of(int(first.n), count)
+    if isinstance(first, library.Box):
+        shape = (count, *first.shape)
+        low, high = (np.broadcast_to(np.asarray(side), shape) for side in (first.low, first.high))
+        return Box(low, high, shape, first.dtype)
+    raise SpecTypeError(
+        f"the action space of this env of JaxMARL is {type(first).__name__}, but JaxMARLEnv takes Discrete and Box. "
+        "Have the env take one of these."
+    )
+
+
+class JaxMARLOptions(JaxOptions, total=False):
+    """Keywords of JaxMARL's envs, those of every env over JAX (`envkit_bridges.jax.options.JaxOptions`) included.
+
+    Args:
+        group_map: names of agents by group, or a `MarlGroupMapType`. By default agents called ``name_<int>`` share the
+            group ``name`` if they are alike; others are alone.
+        use_mask: add the flags ``mask`` of each group: which agents act in the next step.
+        categorical_action_encoding: choices as integers, or one-hot.
+    """
+
+    group_map: Annotated[GroupMap | None, Default(None)]
+    use_mask: Annotated[bool, Default(False)]
+    categorical_action_encoding: Annotated[bool, Default(True)]
+
+
+class JaxMARLWrapper(SimulatorEnv):
+    """A JaxMARL env object behind the TensorDict interface; batch-unlocked.
+
+    Entries of each group, whose leading axis are its agents: ``observation``, ``action``, ``reward`` (float32), the
+    flags ``done``, ``terminated`` and ``truncated``, ``mask`` with ``use_mask``, ``action_mask`` where the library
+    says which actions are allowed (random actions obey it). The flags of the root say when the whole game has ended.
+
+    Args:
+        env: a ``MultiAgentEnv`` of JaxMARL.
+        device: where data and simulation are; None takes the CPU.
+        **options: see `envkit_bridges.worlds.jaxmarl.JaxMARLOptions`.
+
+    Attributes:
+        group_map: the names of agents by group.
+
+    Unknown public attributes are looked up on the JaxMARL env.
+
+    Raises:
+        ArgumentTypeError: (a TypeError) ``env`` is no env of JaxMARL, or ``group_map`` is none.
+        ArgumentError: (a ValueError) an agent is in no group or in several; the env resets by itself.
+        SpecError: agents of a group are unlike.
+        SpecTypeError: an action is neither a choice nor a bounded array.
+    """
+
+    libname = "jaxmarl"
+    _core: JaxMARLCore
+
+    def __init__(
+        self,
+        env: Any,
+        *,
+        device: Device | None = None,
+        _make: Callable[[], Any] | None = None,
+        **options: Unpack[JaxMARLOptions],
+    ):
+        _require_bare(env)
+        given: dict[str, Any] = {"categorical_action_encoding": True, **options}
+        use_mask = as_bool("use_mask", given.pop("use_mask", False))
+        core = JaxMARLCore.of(env, _make, given.pop("group_map", None), use_mask)
+        super().__init__(core, device=device, **given)
+
+    @property
+    def group_map(self) -> dict[str, list[str]]:
+        """The names of agents by group."""
+        return self._core.group_map
+
+
+def _require_bare(env: Any) -> None:
+    _registration()  # without the lines that the library prints
+    kind = require("jaxmarl.environments.multi_agent_env").MultiAgentEnv
+    if not isinstance(env, kind):
+        raise no_object_of("an env object of JaxMARL, as jaxmarl.make gives", "JaxMARL", env)
+    if getattr(env, "auto_reset", False):
+        raise ArgumentError(
+            f"{type(env).__name__} was made with auto_reset=True, and resets episodes itself. Make it with "
+            "auto_reset=False."
+        )
+
+
+_MABRAX = frozenset(("ant_4x2", "halfcheetah_6x1", "hopper_3x1", "humanoid_9|8", "walker2d_2x3"))
+_ROBOTARIUM = "JaxRobotarium"
+
+
+def env_names() -> list[str]:
+    """List the envs that can be made here: MABrax needs Brax, and those of JaxRobotarium a package of that name."""
+    registration = _registration()
+    return sorted(
+        name
+        for name in registration.registered_envs
+        if (registration.SUBMODULE_ENVIRONMENTS or not name.startswith(_ROBOTARIUM))
+        and (registration.MABRAX_AVAILABLE or name not in _MABRAX)
+    )
+
+
+def fetching_names() -> frozenset[str]:
+    """Name the envs that are made from the network: none."""
+    return frozenset()
+
+
+def build(name: str, **kwargs: Any) -> JaxMARLEnv:
+    """Build one env by its name; see `JaxMARLEnv` for keywords and errors."""
+    return JaxMARLEnv(name, **kwargs)
+
+
+class JaxMARLEnv(JaxMARLWrapper):
+    """A JaxMARL env by name; see `JaxMARLWrapper`.
+
+    Args:
+        env_name: registered name, e.g. "MPE_simple_spread_v3".
+        env_kwargs: keywords of the library for this env, e.g. ``{"num_agents": 5}``.
+        device: of `JaxMARLWrapper`.
+        **options: see `envkit_bridges.worlds.jaxmarl.JaxMARLOptions`.
+
+    Raises:
+        ArgumentError: (a ValueError) JaxMARL has no env of that name here.
+        OptionError: (a TypeError) the env does not know one of ``env_kwargs``.
+    """
+
+    available_envs: ClassVar[Sequence[str]] = EnvNames(env_names)  # type: ignore[assignment]
+
+    def __init__(
+        self,
+        env_name: str,
+        *,
+        env_kwargs: Mapping[str, Any] | None = None,
+        device: Device | None = None,
+        **options: Unpack[JaxMARLOptions],
+    ):
+        require_name("JaxMARL", env_name, env_names())
+        given = dict(env_kwargs or {})
+        make = partial(_environment, env_name, **given)
+        with keywords_told(f"{env_name} of JaxMARL", given, partial(_known, env_name)):
+            env = make()
+        super().__init__(env, device=device, _make=make, **options)
+        self.env_name = env_name
+        self._made_with = {"env_kwargs": given} if given else {}
+
+
+def _known(name: str) -> list[str]:
+    return parameters_of(type(_environment(name)))
+
+
+def _registration() -> ModuleType:
+    with quietly():
+        return require("jaxmarl.registration")
+
+
+def _environment(name: str, **kwargs: Any) -> Any:
+    with quietly(), warnings.catch_warnings():
+        if name in _MABRAX:
+            kwargs = {"auto_reset": False, **kwargs}
+        return _registration().make(name, **kwargs)

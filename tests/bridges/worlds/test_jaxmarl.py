@@ -1,0 +1,393 @@
+"""`JaxMARLEnv`: the same numbers as JaxMARL stepped by hand, groups as of PettingZoo, masks, ends of agents, policies."""
+
+from __future__ import annotations
+
+import pickle
+
+import jax
+import jax.numpy as jnp
+import pytest
+import torch
+from tensordict import TensorDict
+from tensordict.nn import TensorDictModule, TensorDictSequential
+
+from envkit import (
+    Categorical,
+    JaxPolicy,
+    MarlGroupMapType,
+    OneHot,
+    PettingZooEnv,
+    RewardSum,
+    TransformedEnv,
+    compile_policy,
+)
+from envkit.data.transition import leaves
+from envkit.env.checks import check_env_specs
+from envkit.errors import ArgumentError, ArgumentTypeError, OptionError, SpecError, UnsupportedError
+from envkit_bridges.worlds.jaxmarl import JaxMARLEnv, JaxMARLWrapper, env_names, fetching_names
+from tests.bridges.compare import assert_same
+from tests.bridges.worlds.bare import assert_equals_bare
+
+ROWS = 2
+SPREAD = "MPE_simple_spread_v3"
+ADVERSARY = "MPE_simple_adversary_v3"
+UNMADE = {"LearnedPolicyEnemySMAX": "it is made with a policy of the user's own"}
+SLOWEST = ("ant_4x2", "halfcheetah_6x1", "hopper_3x1", "humanoid_9|8", "walker2d_2x3")
+
+
+@pytest.fixture(scope="module")
+def spread():
+    return JaxMARLEnv(SPREAD, batch_size=[ROWS])
+
+
+@pytest.fixture(scope="module")
+def adversary():
+    return JaxMARLEnv(ADVERSARY, batch_size=[ROWS])
+
+
+@pytest.fixture(scope="module")
+def battle():
+    """Two teams whose soldiers die one by one."""
+    return JaxMARLEnv("SMAX", env_kwargs={"max_steps": 50}, batch_size=[ROWS], use_mask=True)
+
+
+def assert_equals_jaxmarl(env, steps):
+    bare, groups = env._env, env.group_map
+    names = env._core.names
+
+    def part(tree, name):
+        agent = bare.agents[names.index(name)]
+        if isinstance(tree, dict) and agent in tree:
+            return tree[agent]
+        if isinstance(tree, tuple):
+            return tree[names.index(name)]
+        count = len(names)
+        number = names.index(name)
+        return jax.tree.map(lambda leaf: leaf[number] if leaf.shape[:1] == (count,) else leaf, tree)
+
+    def together(tree, agents):
+        return jax.tree.map(lambda *leaves: jnp.stack(leaves), *[part(tree, a) for a in agents])
+
+    def shown(observed):
+        return {
+            group: {"observation": together(observed, agents)} for group, agents in groups.items()
+        }
+
+    def reset(key):
+        return {"observation": shown(bare.reset(jax.random.split(key)[0])[0])}
+
+    def step(state, actions):
+        given = {
+            bare.agents[names.index(name)]: actions[group]["action"][place]
+            for group, agents in groups.items()
+            for place, name in enumerate(agents)
+        }
+        key = jax.random.fold_in(state.draws, state.moves)
+        observed, inner, rewards, dones, _ = bare.step_env(
+            key, state.inner, {agent: given[agent] for agent in bare.agents}
+        )
+        over = jnp.asarray(dones["__all__"], bool).reshape(())
+        moment = {"observation": shown(observed)}
+        paid = {group: {"reward": together(rewards, agents)} for group, agents in groups.items()}
+        moment["rewards"] = paid
+        own = [dones.get(a, dones.get(n, over)) for a, n in zip(bare.agents, names, strict=True)]
+        ended = jnp.stack([jnp.asarray(flag, bool).reshape(()) for flag in own]) | state.ended
+        late = over & (env._core.limit is not None) & (state.moves + 1 >= (env._core.limit or 0))
+        moment |= {"terminated": over & ~late, "truncated": over & late}
+        after = state.after(inner)
+        return type(state)(inner, after.draws, after.moves, ended), moment
+
+    return assert_equals_bare(
+        env, steps, jax.jit(jax.vmap(reset)), jax.jit(jax.vmap(step)), close=True
+    )
+
+
+def test_two_games_equal_jaxmarl_stepped_by_hand(spread):
+    riddle = JaxMARLEnv("switch_riddle", batch_size=[ROWS])
+
+    ended = assert_equals_jaxmarl(spread, steps=30)
+    solved = assert_equals_jaxmarl(riddle, steps=20)
+
+    assert ended == ROWS and solved > ROWS
+
+
+@pytest.mark.sweep
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.filterwarnings("ignore:MABrax is deprecated:DeprecationWarning")
+@pytest.mark.parametrize("name", env_names())
+def test_every_env_equals_jaxmarl_stepped_by_hand_and_does_what_its_specs_say(name):
+    if name in UNMADE:
+        pytest.skip(UNMADE[name])
+    env = JaxMARLEnv(name, batch_size=[ROWS])
+
+    assert_equals_jaxmarl(env, steps=10 if name in SLOWEST else 60)
+
+    check_env_specs(env, seed=0)
+
+
+# ------------------------------------------------------------------------------- groups, as of PettingZoo
+
+
+GAMES = {
+    SPREAD: "mpe/simple_spread_v3",
+    ADVERSARY: "mpe/simple_adversary_v3",
+}
+
+
+@pytest.mark.parametrize("name", GAMES)
+def test_specs_are_those_of_the_same_game_of_pettingzoo(name):
+    ours, theirs = JaxMARLEnv(name), PettingZooEnv(GAMES[name]).to("cpu")
+
+    assert ours.group_map == theirs.group_map
+    assert ours.full_action_spec == theirs.full_action_spec
+    assert ours.full_reward_spec == theirs.full_reward_spec
+    assert ours.full_done_spec == theirs.full_done_spec
+    for group in ours.group_map:
+        assert ours.observation_spec[group] == theirs.observation_spec[group]
+
+
+class Highest(torch.nn.Module):
+    """Choose by the largest of five numbers that are observed."""
+
+    def forward(self, observation):
+        return observation[..., :5].argmax(-1)
+
+
+def policy_of(groups):
+    return TensorDictSequential(
+        *[
+            TensorDictModule(Highest(), [(group, "observation")], [(group, "action")])
+            for group in groups
+        ]
+    )
+
+
+def layout(td):
+    shapes = {path: (leaf.shape, leaf.dtype) for path, leaf in leaves(td) if "state" not in path}
+    nodes = {key: td[key].batch_size for key in td.keys(True) if key[-1:] == ("agent",)}
+    return shapes, nodes, td["agent"].batch_size, td["next", "agent"].batch_size
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_one_policy_gives_one_layout_in_jaxmarl_and_in_pettingzoo_and_a_program_does_as_it_does(
+    adversary,
+):
+    game = PettingZooEnv(GAMES[ADVERSARY])
+    policy = policy_of(game.group_map)
+    adversary.set_seed(0)
+    stepped = adversary.rollout(8, policy)
+    adversary.set_seed(0)
+    compiled = adversary.rollout(8, compile_policy(policy_of(game.group_map)))
+
+    assert layout(stepped[0]) == layout(game.rollout(8, policy_of(game.group_map)))
+    assert layout(compiled[0]) == layout(stepped[0])
+    for group in adversary.group_map:
+        for entry in ("observation", "action"):
+            torch.testing.assert_close(compiled[group, entry], stepped[group, entry])
+        assert torch.equal(
+            compiled[group, "action"], compiled[group, "observation"][..., :5].argmax(-1)
+        )
+
+
+def test_groups_are_by_name_or_as_they_are_said(spread):
+    apart = JaxMARLEnv(SPREAD, group_map=MarlGroupMapType.ONE_GROUP_PER_AGENT)
+    named = JaxMARLEnv(SPREAD, group_map={"pair": ["agent_2", "agent_0"], "other": ["agent_1"]})
+
+    assert spread.group_map == {"agent": ["agent_0", "agent_1", "agent_2"]}
+    assert list(apart.group_map) == ["agent_0", "agent_1", "agent_2"]
+    assert named.full_action_spec["pair", "action"] == Categorical(5, shape=(2,))
+    assert named.observation_spec["pair"].shape == (2,)
+
+
+def test_one_hot_actions_have_an_axis_of_options():
+    env = JaxMARLEnv(SPREAD, categorical_action_encoding=False)
+
+    assert env.action_spec == OneHot(5, (3, 5), dtype=torch.int64)
+    data = env.step(env.rand_action(env.reset()))
+    assert data["agent", "action"].sum(-1).tolist() == [1, 1, 1]
+
+
+def test_unlike_agents_are_taken_apart_and_refused_together():
+    listener = JaxMARLEnv("MPE_simple_speaker_listener_v4")
+
+    assert listener.full_action_spec["speaker", "action"].shape == (1,)
+    with pytest.raises(SpecError, match=r"unlike shapes.*ONE_GROUP_PER_AGENT"):
+        JaxMARLEnv("MPE_simple_speaker_listener_v4", group_map=MarlGroupMapType.ALL_IN_ONE_GROUP)
+
+
+# ---------------------------------------------------------------------------- masks, ends, rewards
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_random_actions_are_those_that_the_library_allows(battle):
+    battle.set_seed(0)
+    data, td = battle.unroll(battle.reset(), 40)
+    td = battle.rand_action(td)
+
+    for group in ("ally", "enemy"):
+        for one in (data, td):
+            mask, action = one[group, "action_mask"], one[group, "action"]
+            assert mask.shape[-1] == 10 and not mask.all()
+            assert mask.gather(-1, action[..., None]).all()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_soldiers_that_die_stay_dead_and_those_that_live_end_with_the_game(battle):
+    battle.set_seed(0)
+    data, _ = battle.unroll(battle.reset(), 99)
+    following = data["next"]
+
+    over = following["done"].squeeze(-1)
+    assert over.any()
+    for group in ("ally", "enemy"):
+        done, mask = following[group, "done"].squeeze(-1), following[group, "mask"]
+        died = done[:, :-1] & ~over[:, :-1, None]
+        assert died.any() and done[:, 1:][died].all()  # in the step after it, unless a game begins
+        assert done[over].all()
+        assert torch.equal(mask, ~done)
+        early = done & ~over[..., None]
+        assert following[group, "terminated"].squeeze(-1)[early].all()
+        assert not following[group, "truncated"].squeeze(-1)[early].any()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_time_limit_truncates_every_agent_that_lives():
+    env = JaxMARLEnv(SPREAD, batch_size=[ROWS], episode_length=3)
+    env.set_seed(0)
+
+    data = env.rollout(6, break_when_any_done=False)
+
+    cut = torch.tensor([False, False, True, False, False, True])
+    assert torch.equal(data["next", "truncated"].squeeze(-1), cut.expand(ROWS, 6))
+    assert torch.equal(
+        data["next", "agent", "truncated"].squeeze(-1), cut[:, None].expand(ROWS, 6, 3)
+    )
+    assert not data["next", "agent", "terminated"].any()
+    assert not data["agent", "done"].any()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_team_is_paid_what_the_library_pays_it():
+    env = JaxMARLEnv("hanabi", batch_size=[ROWS])
+    env.set_seed(0)
+
+    data, _ = env.unroll(env.reset(), 40)
+
+    assert data["next", "team_reward"].shape == (ROWS, 40, 1)
+    assert torch.equal(data["next", "team_reward"], data["next", "agent", "reward"][:, :, 0])
+    assert data["next", "team_reward"].any()
+
+
+def test_a_game_is_reset_as_a_whole(spread):
+    spread.set_seed(0)
+    td = spread.reset()
+    before = td["agent", "observation"].clone()
+    some = torch.zeros(ROWS, 3, 1, dtype=torch.bool)
+    some[0] = True
+
+    whole = spread.reset(td.clone().set(("agent", "_reset"), some))
+    some[0, 1] = False
+
+    assert not torch.equal(whole["agent", "observation"][0], before[0])
+    assert torch.equal(whole["agent", "observation"][1], before[1])
+    with pytest.raises(RuntimeError, match="cannot be reset in part"):
+        spread.reset(td.clone().set(("agent", "_reset"), some))
+
+
+# ------------------------------------------------------------------------ what stateless envs can do
+
+
+def test_masked_steps_and_copies(spread):
+    spread.set_seed(0)
+    td = spread.rand_action(spread.reset())
+    td["agent", "action"] = torch.ones(ROWS, 3, dtype=torch.int64)
+    copy = pickle.loads(pickle.dumps(spread))
+
+    whole = spread.step(td.clone())["next"]
+    part = copy.step(td.clone().set("_step", torch.tensor([True, False])))["next"]
+
+    assert_same(part[0], whole[0])
+    assert torch.equal(part["agent", "observation"][1], td["agent", "observation"][1])
+    assert not part["agent", "reward"][1].any() and part["agent"].batch_size == (ROWS, 3)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_returns_of_agents_are_summed_inside_the_program_and_a_policy_may_be_jax(adversary):
+    summed = TransformedEnv(
+        adversary,
+        RewardSum(in_keys=[("agent", "reward")], out_keys=[("agent", "episode_reward")]),
+    )
+
+    def still(params, observation, key):
+        rows = observation["agent"]["observation"].shape[0]
+        return {
+            "adversary": {"action": jnp.zeros((rows, 1), jnp.int32)},
+            "agent": {"action": jnp.zeros((rows, 2), jnp.int32)},
+        }
+
+    summed.set_seed(0)
+
+    data = summed.rollout(5, JaxPolicy(still), tensordict=TensorDict(batch_size=[3]))
+
+    assert not data["agent", "action"].any() and data["agent"].batch_size == (3, 5, 2)
+    torch.testing.assert_close(
+        data["next", "agent", "episode_reward"][:, -1], data["next", "agent", "reward"].sum(1)
+    )
+
+
+def test_a_stored_state_is_drawn(spread):
+    spread.set_seed(0)
+    td = spread.reset()
+
+    frames = [spread.render(td, row=row) for row in range(ROWS)]
+
+    assert all(frame.shape == (500, 500, 3) and frame.dtype == torch.uint8 for frame in frames)
+    assert not torch.equal(*frames)
+    riddle = JaxMARLEnv("switch_riddle")
+    with pytest.raises(UnsupportedError, match="SwitchRiddle of JaxMARL cannot be drawn"):
+        riddle.render(riddle.reset())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_games_of_storm_are_drawn_and_show_what_is_each_agent_s():
+    env = JaxMARLEnv("storm_2p", batch_size=[ROWS], metrics=True)
+    env.set_seed(0)
+    td = env.reset()
+
+    frame = env.render(td)
+
+    assert td["agent", "observation", "inventory"].shape == (ROWS, 2, 6)
+    assert frame.ndim == 3 and frame.dtype == torch.uint8
+
+
+# --------------------------------------------------------------------------------- names and errors
+
+
+def test_wrong_names_keywords_and_objects_are_told(spread):
+    with pytest.raises(ArgumentError, match=r"no env called 'MPE_simple_spread'\. Did you mean"):
+        JaxMARLEnv("MPE_simple_spread")
+    with pytest.raises(OptionError, match="'num_envs'"):
+        JaxMARLEnv(SPREAD, num_envs=3)
+    with pytest.raises(ArgumentTypeError, match=r"JaxMARLEnv\('SMAX'\)"):
+        JaxMARLWrapper("SMAX")
+    with pytest.raises(ArgumentTypeError, match="use_mask is 'no', but must be a bool"):
+        JaxMARLEnv(SPREAD, use_mask="no")
+    with pytest.raises(ArgumentError, match="agent 'agent_2' is in 0 groups"):
+        JaxMARLEnv(SPREAD, group_map={"agent": ["agent_0", "agent_1"]})
+    with pytest.raises(ArgumentError, match="a group 'state'"):
+        JaxMARLEnv(SPREAD, group_map={"state": ["agent_0", "agent_1", "agent_2"]})
+    with pytest.raises(OptionError, match="'maximum'"):
+        JaxMARLEnv("switch_riddle", env_kwargs={"maximum": 3})
+    more = JaxMARLEnv(SPREAD, env_kwargs={"num_agents": 4, "num_landmarks": 4})
+    assert len(more.group_map["agent"]) == 4
+    assert "env_kwargs={'num_agents': 4" in repr(more)
+    assert JaxMARLEnv.available_envs == env_names() and fetching_names() == frozenset()
+    assert (spread.libname, spread.num_agents) == ("jaxmarl", 3)
