@@ -82,6 +82,7 @@ format: $(STAMP)
 	$(BIN)/ruff check --fix .
 
 docs: $(STAMP)
+	$(BIN)/python -m bench.report --check
 	$(BIN)/python -m sphinx -q -W --keep-going docs .cache/docs
 
 # Every module of bench/ that measures speeds here; warm_step compares two checkouts, cold compiles anew.

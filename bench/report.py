@@ -3,7 +3,7 @@
 Of each comparison on each machine the last recorded line counts, work by work: a short run that left out a peer
 does not hide what was measured of it before. Nothing is measured here.
 
-Run: ``python -m bench.report`` (``make bench`` does at its end); writes docs/benchmark_log.md, the table of
+Run: ``python -m bench.report`` (``make bench`` does at its end; ``--check``, which ``make docs`` runs, says what is old); writes docs/benchmark_log.md, the table of
 speeds between its markers in README.md and docs/benchmarks.md, that of tested versions in docs/install.md, and
 docs/figures/scaling*.svg and ratios*.svg.
 """
@@ -13,6 +13,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -403,16 +404,31 @@ def tell(judged: list[Judged]) -> None:
         print(f"not measured     {_wanted(target):24s} {'':16s} {target.title}: {target.work}")
 
 
+def written(folder: Path = RESULTS) -> dict[Path, str]:
+    """Write each page that shows recorded lines, by its file."""
+    pages = {PAGE: page(read(folder))}
+    pages |= {shown: with_table(shown.read_text(), folder) for shown in (README, SUMMARY)}
+    pages[INSTALL] = with_tested(INSTALL.read_text(), folder)
+    return pages
+
+
+def stale() -> list[str]:
+    """List the pages that no longer show what was recorded last."""
+    return [file.name for file, text in written().items() if file.read_text() != text]
+
+
 def main() -> None:
-    """Renew all that is made of recorded lines, and print how targets stand."""
+    """Renew all that is made of recorded lines, and print how targets stand; with ``--check`` only say what is old."""
+    if sys.argv[1:] == ["--check"]:
+        if old := stale():
+            raise SystemExit(f"{', '.join(old)}: run python -m bench.report, which writes them.")
+        return
     from bench import figures
 
     found = read()
     tell(judge(found))
-    PAGE.write_text(page(found))
-    for shown in (README, SUMMARY):
-        shown.write_text(with_table(shown.read_text()))
-    INSTALL.write_text(with_tested(INSTALL.read_text()))
+    for file, text in written().items():
+        file.write_text(text)
     figures.draw(found, rows_of_table(list(recorded())))
 
 
