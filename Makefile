@@ -87,7 +87,7 @@ docs: $(STAMP)
 
 # Every module of bench/ that measures speeds here; warm_step compares two checkouts, cold compiles anew.
 WORKS := gym_pool pool_policy gym_transforms policy_rows async_pool multithreaded collect ray_round brax_step brax_scan \
-	gradient transforms scaling worlds views memory calls gpu
+	gradient transforms scaling worlds views memory calls training gpu
 
 bench: $(STAMP)
 	for work in $(WORKS); do $(BIN)/python -m bench.$$work || exit 1; done

@@ -48,6 +48,7 @@ _CHEETAHS = "2 workers x 4 HalfCheetah-v5, policy in the workers"
 _POOL = "8 CartPoles, min_get=8, "
 _PEERS = ("TorchRL, dense", "TorchRL, lazy")
 _VIEWS = "views as arrays, "
+_LOOP = "CPU s for 122,880 steps: envkit"
 _CART_POLES, _PENDULUMS = _VIEWS + "CartPole-v1 x 32", _VIEWS + "Brax inverted_pendulum x 1024"
 
 TARGETS = [
@@ -122,6 +123,11 @@ TARGETS = [
         over=("gymnasium AsyncVectorEnv",),
     ),
     Target("views", _CART_POLES, "to_sb3(env)", 3, over=("SB3 SubprocVecEnv",)),
+    # Whole training loops: what is not the learner's
+    *(
+        Target("training", "PPO on 2048 Brax pendulums, *", f"{_LOOP}: {what}", most, "most")
+        for what, most in (("all but learning", 1.2), ("share but learning", 0.25))
+    ),
     # The card
     *(
         Target("gpu", f"ant spring x {rows} on *", work, least)
