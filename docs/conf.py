@@ -185,8 +185,10 @@ def _read(app, docname, source):
     text = source[0]
     if docname == "index":
         text = README.read_text() + text
+        app.env.note_dependency(str(README))
     elif docname == "changelog":
         text = CHANGELOG.read_text()
+        app.env.note_dependency(str(CHANGELOG))
     elif docname == "command_line":
         text += _options_of_commands()
     elif docname.startswith("tutorials/"):
