@@ -102,6 +102,8 @@ TARGETS = [
     Target("worlds", "XLand-MiniGrid Empty-8x8 x1024, random actions", "envkit unroll", 0.9),
     Target("worlds", "JaxMARL simple_spread x1024, random actions", "envkit unroll", 0.9),
     Target("worlds", "JaxMARL simple_spread x1024, a torch policy*", "envkit unroll", 0.9),
+    Target("worlds", "pgx connect_four x4096, random legal actions", "envkit unroll", 0.9),
+    Target("worlds", "pgx connect_four x4096, a small network*", "envkit unroll", 0.9),
     Target("worlds", "Playground CartpoleBalance x256, random actions", "envkit unroll", 0.9),
     Target("worlds", "dm_control cartpole swingup, one env", "envkit rollout", 0.5),
     Target("worlds", "dm_control cartpole swingup x8", "envkit ParallelEnv, rollout", 0.8),

@@ -13,7 +13,10 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import torch
+from tensordict.nn import TensorDictModule
 
 from bench.control import in_workers, one_env
 from bench.harness import LoopsTogether, compare, rolled_out, stepped
@@ -152,6 +155,88 @@ def snake(quick: bool) -> None:
 
     env = JumanjiEnv("Snake-v1", batch_size=[rows])
     _against_scan(f"Jumanji Snake x{rows}", env, begin, step, None, steps, quick)
+
+
+# ------------------------------------------------------------------------------------------- pgx
+
+
+def connect_four(quick: bool) -> None:
+    """Measure random legal games of pgx's connect_four x 4096 as one program against the library's own scan.
+
+    The bare scan is ``vmap(auto_reset(env.step, env.init))``, and draws from the legal actions as pgx's documentation
+    does. Both record observation, mask, player and action at the root; observation, mask, player, rewards and end
+    after the step. envkit's observation after the last move of a game is the true one, and it records flags at the root
+    and which actions were illegal, too.
+    """
+    from envkit import PgxEnv
+
+    rows, steps = 4096, (20 if quick else 50)
+    env = PgxEnv("connect_four", batch_size=[rows])
+
+    def act(state: Any, key: jax.Array, params: Any) -> jax.Array:
+        return jax.random.categorical(key, jnp.log(state.legal_action_mask.astype(jnp.float32)))
+
+    begin, step = _bare_game(env._env, rows, act)
+    title = f"pgx connect_four x{rows}"
+    _against_scan(title, env, begin, step, None, steps, quick, acts="random legal actions")
+
+
+def self_play(quick: bool) -> None:
+    """Measure connect_four x 4096 played by one small torch network for both sides, against the same network in JAX.
+
+    What is recorded is that of `connect_four`. Moves are sampled from the scores of legal actions.
+    """
+    from envkit import PgxEnv, compile_policy
+
+    rows, steps = 4096, (20 if quick else 50)
+    env = PgxEnv("connect_four", batch_size=[rows])
+    torch.manual_seed(0)
+    net = _Player()
+    params = [parameter.detach().numpy() for parameter in net.parameters()]
+
+    def act(state: Any, key: jax.Array, params: Any) -> jax.Array:
+        weight, bias, weight_out, bias_out = params
+        seen = state.observation.reshape(rows, -1).astype(jnp.float32)
+        scores = jnp.maximum(seen @ weight.T + bias, 0) @ weight_out.T + bias_out
+        noise = -jnp.log(-jnp.log(jax.random.uniform(key, scores.shape, minval=1e-9)))
+        return jnp.where(state.legal_action_mask, scores + noise, -jnp.inf).argmax(-1)
+
+    begin, step = _bare_game(env._env, rows, act)
+    policy = compile_policy(TensorDictModule(net, ["observation", "action_mask"], ["action"]))
+    title, acts = f"pgx connect_four x{rows}", "a small network plays itself"
+    _against_scan(title, env, begin, step, params, steps, quick, policy=policy, acts=acts)
+
+
+class _Player(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden, self.out = torch.nn.Linear(84, 64), torch.nn.Linear(64, 7)
+
+    def forward(self, observation: torch.Tensor, action_mask: torch.Tensor) -> torch.Tensor:
+        scores = self.out(self.hidden(observation.flatten(-3).float()).relu())
+        noise = -torch.log(-torch.log(torch.rand_like(scores).clamp_min(1e-9)))
+        return torch.where(action_mask, scores + noise, -torch.inf).argmax(-1)
+
+
+def _bare_game(bare: Any, rows: int, act: Any) -> tuple[Any, Any]:
+    """Give the beginning and the step of a scan over games of pgx, which ``act`` plays."""
+    from pgx.experimental.wrappers import auto_reset
+
+    def begin(key: jax.Array) -> Any:
+        return jax.vmap(bare.init)(jax.random.split(key, rows))
+
+    def shown(state: Any) -> Any:
+        return state.observation, state.legal_action_mask, state.current_player
+
+    def step(before: Any, key: jax.Array, params: Any) -> Any:
+        draw, chance = jax.random.split(key)
+        action = act(before, draw, params)
+        keys = jax.random.split(chance, rows)
+        after = jax.vmap(auto_reset(bare.step, bare.init))(before, action, keys)
+        ends = after.terminated, after.truncated
+        return after, (shown(before), action, shown(after), after.rewards, ends)
+
+    return begin, step
 
 
 def _against_scan(
@@ -373,6 +458,8 @@ WORKS = {
     "craftax": craftax,
     "grid": grid,
     "team": team,
+    "connect_four": connect_four,
+    "self_play": self_play,
     "playground": playground,
     "randomized": randomized,
 }

@@ -86,7 +86,7 @@ KINDS = {
     "xminigrid": partial(
         XMiniGridEnv, "XLand-MiniGrid-R1-9x9", batch_size=[3], episode_length=5, params_per_row=True
     ),
-    "pgx": partial(PgxEnv, "tic_tac_toe", batch_size=[3]),
+    "pgx": partial(PgxEnv, "minatar-breakout", batch_size=[3], episode_length=5),
     "threads of a library": partial(
         MultiThreadedEnv, 3, "CartPole-v1", create_env_kwargs={"max_episode_steps": 7}
     ),

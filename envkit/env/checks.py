@@ -25,7 +25,7 @@ from tensordict import LazyStackedTensorDict, TensorDictBase
 
 from envkit import rules
 from envkit.data.arguments import as_bool
-from envkit.data.paths import as_key
+from envkit.data.paths import as_key, as_path
 from envkit.data.transition import empty_like, leaves
 from envkit.env.base import EnvBase
 from envkit.env.deviations import changed_paths, deviations, distinct
@@ -38,6 +38,7 @@ from envkit.errors import (
     OutOfSpecError,
     RolloutError,
 )
+from envkit.specs import Composite
 
 __all__ = ["check_env_specs"]
 
@@ -122,7 +123,7 @@ def _found(
     )
     find = partial(
         deviations,
-        env.specs,
+        _lasting_specs(env),
         device=env.device,
         check_dtype=check_dtype,
         accept_nan=env._gives_nan,
@@ -138,6 +139,16 @@ def _found(
     else:
         problems += _alone(env, tensordict, find)
     return (problems, []) if problems else _faults(env, seed, tensordict)
+
+
+def _lasting_specs(env: EnvBase) -> Composite:
+    """Give the specs without the options that the data of the last random action allowed."""
+    specs = env.specs
+    for action, _ in env._action_masks:
+        if (leaf := env.full_action_spec.get(action, None)) is not None:
+            (leaf := leaf.clone()).update_mask(None)
+            specs["input_spec", "full_action_spec", *as_path(action)] = leaf
+    return specs
 
 
 def _require_env(env: object) -> None:

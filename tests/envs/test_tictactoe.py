@@ -158,3 +158,16 @@ def test_rows_of_a_serial_env_draw_free_cells_and_begin_anew():
 
     assert data.shape == (2, 40) and data["next", "step_count"].max() <= 9
     assert data["next", "done"].sum() >= 8
+
+
+def test_specs_hold_whatever_options_the_last_random_action_left():
+    env = TicTacToeEnv(batch_size=[20])
+    env.set_seed(0)
+    td = env.reset()
+    for _ in range(4):
+        td = env.step_mdp(env.rand_step(td))
+    left = env.action_spec.mask.clone()
+
+    check_env_specs(env, strict=True)
+
+    assert not left.all()

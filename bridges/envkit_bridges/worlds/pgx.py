@@ -17,6 +17,7 @@ from typing import Annotated, Any, ClassVar, Literal, Unpack, get_args
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import torch
 
 from envkit.data.keywords import Default
@@ -27,6 +28,7 @@ from envkit.specs import Categorical
 from envkit.specs.annotations import Device
 from envkit_bridges.jax.options import JaxOptions
 from envkit_bridges.jax.simulator import DrawingState, SimulatorCore, SimulatorEnv
+from envkit_bridges.jax.svg import frame_of
 from envkit_bridges.libraries import EnvNames, no_object_of, quietly, require, require_name
 
 __all__ = ["PgxCore", "PgxEnv", "PgxOptions", "PgxWrapper", "build", "env_names", "fetching_names"]
@@ -63,6 +65,17 @@ class PgxCore(SimulatorCore):
         paid = {"reward": after.rewards[before.current_player], "player_reward": after.rewards}
         is_illegal = jnp.logical_not(before.legal_action_mask[action])
         return state.after(_bare(after)), _shown(after, is_illegal, paid)
+
+    def render(self, states: Sequence[Any]) -> list[np.ndarray]:
+        """Draw by pgx's own drawings; those of shogi need a font with Japanese letters."""
+        frames = []
+        for state in states:
+            whole = jax.tree.map(jnp.asarray, state)
+            whole = whole.replace(observation=self.env.observe(whole))
+            with quietly():
+                drawing = whole.to_svg()
+            frames.append(frame_of(drawing))
+        return frames
 
 
 def _bare(state: Any) -> Any:

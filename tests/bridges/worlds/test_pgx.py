@@ -395,6 +395,39 @@ def test_a_state_names_the_fields_of_the_library(tictactoe):
     assert type(state.inner).__name__ == "State"
 
 
+def test_a_stored_state_is_drawn(tictactoe):
+    tictactoe.set_seed(0)
+    root = tictactoe.reset()
+    data = played(tictactoe, root.clone(), [0, 3])
+
+    empty, marked = tictactoe.render(root), tictactoe.render(data[:, 1])
+
+    assert empty.shape == (240, 240, 3) and empty.dtype == torch.uint8
+    changed = (empty != marked).any(-1)
+    assert changed[:, :100].any() and not changed[:, 100:].any()
+    assert tictactoe.render_rollout(data).shape == (2, 3, 240, 240)
+
+
+def test_letters_and_pictures_in_a_drawing_are_drawn():
+    poker = PgxEnv("kuhn_poker", batch_size=[8])
+    poker.set_seed(0)
+    hands = poker.render_rollout(poker.reset()[None])
+
+    assert (
+        len({hand.numpy().tobytes() for hand in hands}) > 1
+    )  # cards differ in their letters alone
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["chess", "minatar-breakout", "sparrow_mahjong"])
+def test_drawings_within_drawings_are_drawn(name):
+    env = PgxEnv(name)
+
+    frame = env.render(env.reset())
+
+    assert frame.shape[-1] == 3 and len(frame.flatten(0, 1).unique(dim=0)) > 3
+
+
 # --------------------------------------------------------------------------------- names and errors
 
 
