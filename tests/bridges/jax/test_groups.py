@@ -103,6 +103,15 @@ def test_random_actions_obey_the_masks_of_agents(race):
     assert set(run["walker", "action"].unique().tolist()) == {1, 2}
 
 
+def test_specs_are_checked_without_the_mask_of_the_actions_that_were_drawn_last():
+    env = JaxEnv(Race(), batch_size=[4], categorical_action_encoding=True)
+    env.set_seed(1)
+    env.rand_action(env.unroll(env.reset(), 4)[1])
+    assert env.full_action_spec["walker", "action"].mask is not None
+
+    check_env_specs(env, seed=0)
+
+
 def test_agents_end_before_the_game_or_with_it(race):
     env = JaxEnv(Race(), batch_size=[4], categorical_action_encoding=True, episode_length=4)
     env.set_seed(0)
