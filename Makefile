@@ -2,7 +2,7 @@
 # make test   install the rest and run the tests
 # make isa    those whose result hangs on rounding, under older instructions
 # make slow   the slow ones: ant, other physics backends, the whole demo; SLOW='slow and not sweep' leaves the longest out
-# make check  formatting, lint, types, layers
+# make check  formatting, lint, types, layers, plain English
 # make demo-matrix  the demo's training over 4 seeds and 3 instruction sets
 # make matrix  the core suite with the Python of a Debian release and the newest libraries (as root; RELEASE=trixie, ROOT=folder)
 # make floors  the core suite with the lowest versions that pyproject.toml allows (VENV_OF_FLOORS=folder, a new one)
@@ -60,6 +60,7 @@ check: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports
 	$(BIN)/pyright
+	$(BIN)/python -m tests.words
 
 # The root lies in ROOT, else in the user's cache folder; it takes 7 GB, most of it torch with CUDA.
 RELEASE ?= trixie

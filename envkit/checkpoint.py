@@ -50,14 +50,14 @@ def save(path: str | os.PathLike[str], /, **parts: Any) -> None:
 
     Args:
         path: of the file; one that is there is replaced.
-        **parts: by any names. What has ``state_dict`` and ``load_state_dict``: envs, collectors, modules,
+        **parts: by any names. Objects with ``state_dict`` and ``load_state_dict``: envs, collectors, modules,
             optimisers, schedulers, replay buffers. TensorDicts. Generators: ``torch.Generator``,
             ``numpy.random.Generator``, ``random.Random``; the modules ``torch``, ``numpy.random`` and ``random``
             stand for their global ones, on all devices. Tensors, numbers, strings, and lists and dicts of them.
 
     Raises:
         ArgumentTypeError, ArgumentError: (a TypeError, a ValueError) ``path`` is no path.
-        ResumeError: (a RuntimeError) a part cannot be saved so that it could be restored exactly. Nothing is
+        ResumeError: (a RuntimeError) a part cannot be saved so that it could be restored exactly. No file is
             written then.
         WriteError: (an OSError) the file cannot be written.
     """
@@ -70,21 +70,21 @@ def save(path: str | os.PathLike[str], /, **parts: Any) -> None:
 def load(path: str | os.PathLike[str], /, *, strict: bool = True, **parts: Any) -> dict[str, Any]:
     """Put the parts in a file back: all of them, or none where one does not fit.
 
-    All bytes of the file are compared with their checksums before a part changes. What the parts held is kept
+    All bytes of the file are compared with their checksums before a part changes. The state of the parts is kept
     in memory until all fit.
 
     Args:
         path: what `save` wrote.
         strict: False: envs begin a new episode where the old one does not go on as it did, see
             ``env.load_state_dict``.
-        **parts: by the names they were saved under. What has ``load_state_dict``, a generator, or a module that
+        **parts: by the names they were saved under. An object with ``load_state_dict``, a generator, or a module that
             stands for one, is restored in place. For what cannot be, a TensorDict or a number, pass None.
 
     Returns:
         All parts by name: those that were given, and in place of None what was saved.
 
     Raises:
-        MissingKeyError: (a KeyError) a part is not in the file, or one in the file was not asked for. Nothing
+        MissingKeyError: (a KeyError) a part is not in the file, or one in the file was not asked for. No part
             has changed then.
         MissingFileError: (a FileNotFoundError) there is no such file.
         ArgumentError: (a ValueError) ``path`` is no path, or that of a folder.
@@ -199,7 +199,7 @@ def _contents(path: str | os.PathLike[str]) -> dict[str, Any]:
             named = re.search(r"GLOBAL ([\w.]+)", str(error))
             what = f"names {named[1]}, which is code" if named else "was not made by envkit.save"
             raise ResumeError(
-                f"{path} {what}; expected tensors, numbers, strings, lists and dicts. Nothing in it was run. Pass a "
+                f"{path} {what}; expected tensors, numbers, strings, lists and dicts. Code in it was not run. Pass a "
                 "file of envkit.save, and do not load this one by other means unless you know who wrote it."
             ) from error
     if not isinstance(found, dict) or found.get("envkit") != _VERSION:
@@ -231,7 +231,7 @@ def _require_undamaged(path: Path) -> None:
     if odd:
         raise ResumeError(
             f"{path} has the member {odd[0]!r}, which envkit.save does not write; expected tensors and one list of "
-            "them. Nothing of it was read. Pass a file of envkit.save."
+            "them. Its content was not read. Pass a file of envkit.save."
         )
     if member is not None:
         raise ResumeError(

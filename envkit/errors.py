@@ -5,7 +5,7 @@ It knows nothing else.
 
 Conventions
     A message says what was wrong (with the value), what was expected, and how to fix it.
-    Each class is an `EnvkitError` and the built-in exception that the reference API raises there.
+    Each class is an `EnvkitError` and the built-in exception that TorchRL raises there.
 """
 
 from collections.abc import Mapping
@@ -122,7 +122,7 @@ class ArgumentCountError(EnvkitError, RuntimeError):
 
 
 class StartedError(EnvkitError, RuntimeError):
-    """What was to be started, or set before a start, runs already."""
+    """Something is started, or set before a start, that already runs."""
 
 
 class MemoryKindError(EnvkitError, RuntimeError):
@@ -150,7 +150,7 @@ class StaleDataError(EnvkitError, RuntimeError):
 
 
 class BusyEnvError(EnvkitError, RuntimeError):
-    """Sub-envs of an asynchronous pool are asked for something while they still work, or for results that nobody is making."""
+    """Sub-envs of an asynchronous pool are asked for something while they still work, or for results that no call is making."""
 
 
 class NotStartedError(EnvkitError, RuntimeError, AttributeError):
@@ -166,7 +166,7 @@ class BatchCountError(EnvkitError, RuntimeError, TypeError):
 
 
 class NotAMethodError(EnvkitError, AttributeError):
-    """What is to be called by its name cannot be called."""
+    """An attribute that is to be called by its name cannot be called."""
 
 
 class SpecError(EnvkitError, ValueError):
@@ -322,7 +322,7 @@ class ClosedEnvError(EnvkitError, RuntimeError):
 
 
 class CopyError(EnvkitError, TypeError):
-    """What was to be copied, pickled or sent to a worker cannot be, or not as it is now."""
+    """An object cannot be copied, pickled or sent to a worker, or not as it is now."""
 
 
 class NotFiniteError(EnvkitError, ValueError):
@@ -342,7 +342,7 @@ class RenderingError(EnvkitError, RuntimeError):
 
 
 class ResumeError(EnvkitError, NotImplementedError):
-    """What is to be saved cannot be restored exactly, or what was loaded did not go on as it did before."""
+    """A saved object could not be restored exactly, or a loaded one did not continue as before."""
 
 
 class WriteError(EnvkitError, OSError):
@@ -362,7 +362,7 @@ class RolloutError(EnvkitError, RuntimeError):
 
 
 class FusionError(EnvkitError, NotImplementedError):
-    """What cannot run inside a program, a transform or an override, stands in the way of one."""
+    """A transform or an override cannot run inside a program that was asked for."""
 
 
 class GradientError(EnvkitError, RuntimeError):
@@ -394,7 +394,7 @@ class BrokenLibraryError(EnvkitError, ImportError):
 
 
 class FetchError(EnvkitError, OSError):
-    """What an env is made from could not be had from the network."""
+    """The files that an env is made from could not be fetched from the network."""
 
 
 class SharedMemoryError(EnvkitError, MemoryError):

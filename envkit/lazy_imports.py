@@ -1,7 +1,7 @@
 """The one way up: what a lower layer offers but a higher one does, looked up when it is called.
 
 Imports point down. `EnvBase.append_transform`, `EnvBase.check_env_specs` and a few more are written
-for users in the class they know, and done by modules that stand on that class. They find them here by
+for users in the class they know, and done by modules above that class. They find them here by
 name, in the table of the front door or in the one below. A contract of import-linter names who may.
 """
 
@@ -30,7 +30,7 @@ PRELOADED = (
     "envkit.batched.env_host",
     "envkit_bridges.gym.gym_env",
 )
-"""What worker processes find imported when they start, where it is installed.
+"""Modules that worker processes find imported when they start, where they are installed.
 
 With tabulate torch sums up at the end of each process what it has compiled, and imports it for that.
 """

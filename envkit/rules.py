@@ -1,4 +1,4 @@
-"""What is done, which rows a mask selects, what survives a step or a reset, what comes next.
+"""The rules of episodes: which rows are done or selected, and what survives a step or a reset.
 
 This module alone decides these things. It works on leaves of any array namespace (NumPy, torch,
 JAX, also inside `jax.jit`) and on key paths; it does not know TensorDict, processes or simulators.
@@ -212,11 +212,11 @@ def choose(mask: Array, fresh: Array, kept: Array) -> Array:
 
 
 def still_to_reset(mask: Array, begun: Any | None) -> Array:
-    """Say what of a reset is left to do once some rows have begun anew by themselves.
+    """Say what of a reset is left to do once some rows have begun again by themselves.
 
     Args:
         mask: what is to be reset, bool, shape ``(*batch, *event)``.
-        begun: what has begun anew, bool; its axes are the leading ones of ``mask``. None: nothing.
+        begun: what has begun again, bool; its axes are the leading ones of ``mask``. None: nothing.
 
     Returns:
         Bool, in the shape of ``mask``.
@@ -245,10 +245,10 @@ def kept_shape(previous: Any | None, wanted: Sequence[int]) -> bool:
 def is_at_root(
     path: Path, *, reward_keys: Collection[Path], state_keys: Collection[Path] = ()
 ) -> bool:
-    """Say whether an output of a step also stands at the root: all do but rewards.
+    """Say whether an output of a step also is at the root: all do but rewards.
 
-    A reward that is an input of the env as well does. What stands there is what the next step
-    carries on, and what `next` of a row that is not stepped repeats; a reward else is 0 there.
+    A reward that is an input of the env as well does. The next step carries on the value
+    there, and `next` of a row that is not stepped repeats it; another reward is 0 there.
     """
     return path not in reward_keys or path in state_keys
 
@@ -264,7 +264,7 @@ def is_carried(
     kept_keys: Collection[Path] = (),
     keep_other: bool = True,
 ) -> bool:
-    """Say whether an entry of a transition stands at the root of the next one.
+    """Say whether an entry of a transition is at the root of the next one.
 
     Args:
         path: where the entry is, relative to the root or to ``next``.

@@ -122,7 +122,7 @@ def test_what_a_checkpoint_names_is_reported(bomb, tmp_path):
     a_pickle_in_an_archive(tmp_path / "a.pt", bomb)
 
     with pytest.raises(
-        ResumeError, match=r"names \w*io\.open, which is code; .*Nothing in it was run"
+        ResumeError, match=r"names \w*io\.open, which is code; .*Code in it was not run"
     ):
         envkit.load(tmp_path / "a.pt", w=None)
 

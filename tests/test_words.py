@@ -1,102 +1,100 @@
-"""User pages are in plain English: short sentences, and the field's words.
-
-Code, tables of figures and pages for developers are left out. A word of the list may stand where `ALLOWED` gives a reason.
-"""
+"""Plain English: what `tests.words` finds is on the list of work to be done, and what it must find it finds."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
-ROOT = Path(__file__).parent.parent
-FOR_DEVELOPERS = {"architecture", "benchmark_log", "decisions", "performance"}
-GROWN = {
-    "changelog",
-    "deviations",
-}  # the first is a stub, the second is one line for each difference
-PAGES = [
-    ROOT / "README.md",
-    *(
-        page
-        for page in sorted((ROOT / "docs").glob("*.md"))
-        if page.stem not in FOR_DEVELOPERS | GROWN
-    ),
-]
-LONGEST = 35  # words
-WORDS = {  # what not to write: what to write
-    r"cards?": "GPU",
-    r"cures?": "fix",
-    r"anew": "again",
-    r"nobody": "a sentence that says what happens",
-    r"nothing": "a sentence that says what happens",
-    r"whoever": "the person or program that does it",
-    r"worlds?": "library",
-    r"without a word|in silence": "silently",
-    r"hangs on": "depends on",
-    r"stands? (?:on|in|under|below|beside)": "is listed, is stored",
-    r"(?:is|are) told": "is reported, is raised",
-    r", say\b": "e.g.",
-    r"of its own": "its own",
-    r"reference API": "TorchRL",
-    r"(?:the )?same bits|bit for bit": "identical",
-    r"go(?:es)? on": "continues",
-}
-ALLOWED = {  # page and word: why
-    ("craftax", "worlds"): "games of that kind are called open worlds",
-    ("pgx", "card"): "a pack of cards",
-    ("pgx", "cards"): "a pack of cards",
-    ("xminigrid", "worlds"): "grid worlds are called so",
-}
+from tests import words
+
+LONG = "This sentence goes on " + "and on " * 20 + "to its end."
 
 
-def prose(page: Path) -> Iterator[str]:
-    """Give the sentences of a page, and the cells of its tables, without code and links."""
-    text = re.sub(r"\A---\n.*?\n---\n", "", page.read_text(), flags=re.DOTALL)
-    text = re.sub(r"```.*?```|<!-- (\w+).*?<!-- end.*?-->", "", text, flags=re.DOTALL)
-    text = re.sub(r"`[^`]*`", "X", text)
-    text = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", text)
-    for line in text.splitlines():
-        for cell in line.strip("|").split("|") if line.startswith("|") else [line]:
-            yield from re.split(r"(?<=[.!?:])\s+", cell.strip())
+def test_no_text_breaks_a_rule_but_those_on_the_list():
+    found = words.findings()
+    counts, listed = words.to_do(found), words.WORDS["to_do"]
+
+    new = [str(one) for one in found if counts[one.path] > listed.get(one.path, 0)]
+
+    assert not new, "\n".join(new)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_the_sentences_of_a_page_are_short(page):
-    long = [one for one in prose(page) if len(re.findall(r"[\w'/-]+", one)) > LONGEST]
+def test_the_list_holds_only_files_with_work_left():
+    done = set(words.WORDS["to_do"]) - set(words.to_do(words.findings()))
 
-    assert not long
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_no_sentence_begins_with_a_clause_as_its_subject(page):
-    found = [one for one in prose(page) if re.match(r"\W*(?:What|Whoever)\b", one)]
-
-    assert not [one for one in found if not one.endswith("?") and not one.startswith(("#", "-"))]
+    assert not done, "run python -m tests.words --lower"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_a_page_uses_the_words_of_the_field(page):
-    found = {
-        (match[0], advice): sentence
-        for sentence in prose(page)
-        for word, advice in WORDS.items()
-        for match in re.finditer(rf"(?<!\w)(?:{word})\b", sentence, re.IGNORECASE)
-        if (page.stem, match[0].lower()) not in ALLOWED
-    }
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    [
+        ("A tensor on the card.", "write GPU"),
+        ("Rows of another world.", "write library"),
+        ("Build it anew.", "'anew'"),
+        ("The error is told at once.", "'told'"),
+        ("Nobody waits for it.", "'Nobody'"),
+        ("A limit, say 5 steps.", "'say'"),
+        ("What it gives is kept.", "a sentence begins"),
+        ("It ends. Nothing is lost.", "a sentence begins"),
+        (LONG, "a sentence has 47 words"),
+    ],
+)
+def test_a_rule_is_found_broken(text, rule):
+    assert any(rule in one for one in words.broken(text))
 
-    assert not found
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "What is a spec? It describes data.",
+        "The name `anew` is code, and `brax/world` too.",
+        "A learned world model.",
+        "One sentence ends here. " * 20,
+        "The row stands for one environment.",
+    ],
+)
+def test_plain_text_passes(text):
+    assert list(words.broken(text)) == []
 
 
-def test_no_exception_is_left_over():
-    used = {
-        (page.stem, match[0].lower())
-        for page in PAGES
-        for sentence in prose(page)
-        for word in WORDS
-        for match in re.finditer(rf"(?<!\w)(?:{word})\b", sentence, re.IGNORECASE)
-    }
+def test_each_kind_of_text_in_a_module_is_read():
+    module = '''
+"""Docstring anew."""
+# Comment anew.
+def f(name):
+    """Take it.
 
-    assert not ALLOWED.keys() - used
+    Args:
+        name: argument anew.
+
+    Example:
+        >>> f("{wide}")
+    """
+    raise ValueError(f"{{name}} must be given " "anew.")
+'''.format(wide="x" * 90)
+
+    found = sorted(line for line, _ in words.in_python(module))
+
+    assert found == [2, 3, 8, 11, 13]
+
+
+def test_prose_of_a_page_is_read_and_its_code_only_for_width():
+    page = f"""# Built anew
+
+One line
+goes on anew.
+
+| a | told | b |
+
+```python
+anew = 1
+x = "{"y" * 90}"
+```
+
+```text
+{"z" * 120} anew
+```
+"""
+
+    found = sorted(line for line, _ in words.in_markdown(page))
+
+    assert found == [1, 3, 6, 10]

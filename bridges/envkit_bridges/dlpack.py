@@ -4,31 +4,32 @@ This module alone decides these. It knows arrays and trees of them; it does not 
 
 Ownership
     JAX -> torch  zero-copy, same pointer. The value is complete before torch reads it: on CPU the host waits, on a
-                  card torch's stream. The tensor may be written in place only if nobody reads the JAX array again:
+                  GPU torch's stream. The tensor may be written in place only if the JAX array is not read again:
                   drop the array, or hand over the outputs of a jitted call and keep none of them.
     torch -> JAX  ``copy=True`` (any buffer the caller may refill): the result shares no memory.
-                  ``copy=False``: the memory is lent. Nobody may write to it until every computation
+                  ``copy=False``: the memory is lent. Do not write to it until every computation
                   that reads the result has finished, and the result must not outlive that. Who lends
-                  keeps what `to_jit` gave until the results are handed to torch: on a card, dropped memory is
+                  keeps what `to_jit` gave until the results are handed to torch: on a GPU, dropped memory is
                   torch's again at once, while the program may still read it.
-    order         on a card, a program runs after what torch has begun only if it takes a tensor. What the host
+    order         on a GPU, a program runs after what torch has begun only if it takes a tensor. Values that the host
                   brings there waits for nothing, and may be written where a dropped tensor lay: so
                   every program takes a tensor, and numbers lie there before, see `number_to_jit`.
 
-    graphs        on a card, JAX replays a program as a CUDA graph. That cannot copy from memory of another kind than
+    graphs        on a GPU, JAX replays a program as a CUDA graph. That cannot copy from memory of another kind than
                   it was recorded with, and since jax 0.11 JAX's memory is mapped, while torch's is not. So arguments
                   that come now from one, now from the other, go through `adopted`.
 
 Conventions
-    dtypes  cross as they are. Where JAX has no 64 bits (unless told otherwise), 32 stand in for them, and every
+    dtypes  cross as they are. Where JAX has no 64 bits (unless configured otherwise), 32 stand in for them, and every
             value is checked: one that does not fit is an error.
     keys    typed PRNG keys cross as raw uint32 words.
 
 Measured (us, CPU, [64, 8] float32; jax 0.10.2, torch 2.13). JAX -> torch: torch.from_dlpack 5.0, of a capsule 3.1, of
-one by JAX's own C function 1.2 (12, 9 and 3 after a program that clears the caches). torch -> JAX: jnp.from_dlpack 32
-(its copy=True does not copy), jax.device_put 27, jnp.array of the NumPy view 16. Into a jitted call (5.0 with a JAX
-array): NumPy view 6.2, NumPy copy 8.5, jnp.array 27, from_dlpack of a clone 66. jit reads an aligned NumPy argument in
-place while it runs, so only a copy nobody else holds is safe: that is `to_jit`.
+one by JAX's own C function 1.2. After a program that clears the caches these are 12, 9 and 3. torch -> JAX:
+jnp.from_dlpack 32 (its copy=True does not copy), jax.device_put 27, jnp.array of the tensor's memory 16. A jitted call
+takes 5.0 with a JAX array, 6.2 with memory lent to NumPy, 8.5 with a NumPy copy, 27 with jnp.array, 66 with
+from_dlpack of a clone. Jit reads an aligned NumPy argument in
+place while it runs, so only a copy without another holder is safe: that is `to_jit`.
 """
 
 from __future__ import annotations
@@ -223,7 +224,7 @@ def to_jax(
 
     Args:
         tree: a `torch.Tensor`, a NumPy array, or a pytree of them: any strides, size or alignment.
-        copy: give JAX memory of its own; False lends the tensor's (see the module), where layout
+        copy: give JAX its own memory; False lends the tensor's (see the module), where layout
             and alignment allow.
         dtype: JAX dtype to convert to; None keeps each leaf's own, narrowed to 32 bits where JAX
             has no 64.
@@ -244,10 +245,10 @@ def to_jit(
 ) -> PyTree:
     """Hand tensors to the arguments of a jitted call: `to_jax`, three times as fast on CPU.
 
-    On CPU the leaves are NumPy arrays, which jit takes in place; elsewhere, and beside a card, `jax.Array`: jit runs
-    on the card unless an argument that the program uses lies elsewhere. They are arguments of one call, not values to compute with. The rules of ownership are the same, so with
-    ``copy=False`` nobody may write to the tensors until the call's results are ready. Leaves that are `jax.Array`
-    stay what they are.
+    On CPU the leaves are NumPy arrays, which jit takes in place; elsewhere, and beside a GPU, `jax.Array`: jit runs
+    on the GPU unless an argument that the program uses lies elsewhere. They are arguments of one call, not values to
+    compute with. The rules of ownership are the same, so with ``copy=False`` the tensors must not be written to until
+    the call's results are ready. Leaves that are `jax.Array` stay what they are.
     """
     leaves, treedef = tree_flatten(tree)
     if jax.default_backend() == "cpu":
@@ -261,7 +262,7 @@ def to_jit(
 
 
 def adopted(tree: PyTree) -> PyTree:
-    """Copy arrays that may lie in torch's memory of a card into JAX's own; those on a CPU stay what they are.
+    """Copy arrays that may lie in torch's memory of a GPU into JAX's own; those on a CPU stay what they are.
 
     torch's stream waits for the copies, so the tensors whose memory was lent may be dropped at once.
     """
@@ -311,7 +312,7 @@ def jax_device_of(device: torch.device | str) -> JaxDevice:
 def number_to_jit(number: complex, device: torch.device | None) -> Any:
     """Give a Python number as an argument of programs on a device; it decides about no dtype there.
 
-    It is brought to a card once, after torch has done what it was given to do there.
+    It is brought to a GPU once, after torch has done what it was given to do there.
     """
     if device is None or device.type == "cpu":
         return number
@@ -389,7 +390,7 @@ def _array_of(tensor: torch.Tensor, copy: bool) -> jax.Array:
     if copy or tensor.data_ptr() % _ALIGNMENT:
         tensor = tensor.clone()
     try:
-        with torch.cuda.device_of(tensor):  # torch lends nothing that is on another card
+        with torch.cuda.device_of(tensor):  # torch lends nothing that is on another GPU
             return jnp.from_dlpack(tensor)
     except _REFUSALS as error:
         raise HandoffError(

@@ -157,7 +157,7 @@ def keywords_told(
     Args:
         owner: who takes keywords, for the message.
         given: the names of those that were handed over; what else the library does not know is its own mistake.
-        known: names those that it takes, as far as can be told. Called only then.
+        known: names those that it takes, as far as is known. Called only then.
 
     Raises:
         OptionError: (a TypeError) one is unknown; the message names the nearest that is known.

@@ -3,14 +3,14 @@
 MuJoCo and dm_control read the environment variable ``MUJOCO_GL`` when they are imported, Gymnasium's MuJoCo envs
 at their first frame. Without it all of them open a window (GLFW), which fails where there is no display. An EGL
 that is installed may fail as well, and PyOpenGL, once imported for one backend, draws with no other in that
-process. So each backend is tried in a process of its own, which draws a picture, and the first that succeeds is
+process. So each backend is tried in its own process, which draws a picture, and the first that succeeds is
 written into ``MUJOCO_GL``, where processes that are started later find it.
 
 This module alone decides that. It knows no envs. `in_memory` takes what a library draws with matplotlib, as arrays: no
 window opens either.
 
 Conventions
-    backend  value of ``MUJOCO_GL``: "egl" (graphics card, or Mesa on the CPU), "osmesa" (CPU), "glfw", ...
+    backend  value of ``MUJOCO_GL``: "egl" (GPU, or Mesa on the CPU), "osmesa" (CPU), "glfw", ...
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ CURE = (
     "Install Mesa's software renderer (Debian, Ubuntu: apt-get install libosmesa6), or a driver with EGL; "
     "no restart is needed"
 )
-"""What makes rendering work on a machine without display and graphics card."""
+"""How to make rendering work on a machine without display and GPU."""
 
 _BACKENDS = ("egl", "osmesa")
 _SECONDS = 120
@@ -103,7 +103,7 @@ def _first_that_draws() -> str:
 
 
 def failure_of(backend: str) -> str | None:
-    """Draw a picture in a process of its own; say why that failed, None where it did not."""
+    """Draw a picture in its own process; say why that failed, None where it did not."""
     variables = {**os.environ, "MUJOCO_GL": backend}
     try:
         drawn = subprocess.run(

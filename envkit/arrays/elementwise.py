@@ -2,7 +2,7 @@
 
 Pure functions of leaves in any array namespace (NumPy, torch, JAX, also inside `jax.jit`), so that
 transforms and compiled steps can share them. They know neither keys, nor specs, nor episodes. Where a namespace has
-no 64-bit numbers (JAX, unless told otherwise), those of 32 bits stand in for them, see `dtype_named`.
+no 64-bit numbers (JAX, unless configured otherwise), those of 32 bits stand in for them, see `dtype_named`.
 
 Conventions
     value   array of shape (*batch, *event); unless said otherwise a function is element-wise.
@@ -98,11 +98,11 @@ def flattened(value: Array, first: int, last: int) -> Array:
     """Make one axis of those from ``first`` to ``last``.
 
     Raises:
-        IndexError: an axis does not exist, or ``last`` stands before ``first``.
+        IndexError: an axis does not exist, or ``last`` comes before ``first``.
     """
     start, end = _axis_of(value, first), _axis_of(value, last)
     if end < start:
-        raise IndexError(f"the last axis, {last}, stands before the first one, {first}")
+        raise IndexError(f"the last axis, {last}, comes before the first one, {first}")
     size = prod(value.shape[start : end + 1])
     shape = (*value.shape[:start], size, *value.shape[end + 1 :])
     return array_namespace(value).reshape(value, shape)

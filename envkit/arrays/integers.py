@@ -1,6 +1,6 @@
 """Whether a value is an integer that a call can use, where a number of things is asked for.
 
-What it means is told by who asks. It knows bools of every library by the name of their dtype, and no library.
+The caller says what it means. It knows bools of every library by the name of their dtype, and no library.
 """
 
 from __future__ import annotations

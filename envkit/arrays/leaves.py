@@ -1,6 +1,6 @@
 """The entries of one moment by path, and changes to them.
 
-What hooks over arrays are given and what they return, inside a program and outside of it. Knows neither
+Arguments and results of hooks over arrays, inside a program and outside of it. Knows neither
 torch, nor JAX, nor TensorDicts.
 
 Conventions

@@ -1,7 +1,7 @@
 """SipHash-2-4, a 64-bit hash, of rows of int64 numbers on any array namespace, and of bytes by way of those.
 
 Source: Aumasson and Bernstein, "SipHash: a fast short-input PRF", 2012. The key is that of the paper's test
-vectors: hashes are the same in every process and on every machine, and keep nobody from searching for collisions.
+vectors: hashes are the same in every process and on every machine, and do not prevent a search for collisions.
 
 Conventions
     word  int64, the bits of an unsigned number; sums wrap around.

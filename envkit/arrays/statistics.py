@@ -1,7 +1,8 @@
 """Running statistics of rows, older ones decayed: moments of all rows together, averages begun at zero.
 
 Pure functions of leaves in any array namespace (NumPy, torch, JAX, also inside `jax.jit`). They do not know which rows are
-new, who shares the result, nor where it is kept. What was seen is all that averages hold: dividing by the weight given out so
+new, who shares the result, nor where it is kept. Averages hold the values that were seen and no more: dividing by the
+    weight given out so
 far corrects for the zeros.
 
 Conventions

@@ -61,24 +61,24 @@ class AsyncEnvPool(BatchedEnv):
 
     Args:
         env_makers: callable that makes an env, an env (which is copied), or a list of them: one env each.
-        backend: "threading" (or "thread"), one thread an env, gives a `ThreadingAsyncEnvPool`;
-            "multiprocessing" (or "process"), one process an env, a `ProcessorAsyncEnvPool`; "ray", one actor
-            of a Ray cluster an env, a `RayAsyncEnvPool`; "envpool", threads of the EnvPool library, whose
+        backend: "threading" (or "thread"), one thread an env, gives a `ThreadingAsyncEnvPool`.
+            "multiprocessing" (or "process"), one process an env, gives a `ProcessorAsyncEnvPool`. "ray", one actor of
+            a Ray cluster an env, gives a `RayAsyncEnvPool`. "envpool" means threads of the EnvPool library, whose
             env ids are the makers then: ``["CartPole-v1"] * 8``.
         backend_options: of Ray, see `envkit.batched.settings.RayOptions`; the others have none.
         stack: how results of several envs are joined: "dense" asks for equal keys and shapes, "lazy" gives a
             lazy stack, "maybe_dense" the first where that is possible and else the second.
         create_env_kwargs: keywords for the makers: a dict for all, or a list of one for each.
-        exchange: how data travels to processes: "shm" in shared memory, "queue" as messages, "auto" (as None) in
-            shared memory where the specs allow it. "queue" and "shm" are ``use_buffers=False`` and ``True``, but
+        exchange: how data travels to processes. "shm" means in shared memory, "queue" as messages, "auto" (as None)
+            in shared memory where the specs allow it. "queue" and "shm" are ``use_buffers=False`` and ``True``, but
             "shm" raises where the specs do not allow it. Other backends take "queue" and "auto", without effect.
         worker_affinity: numbers of the processor cores that each process may run on: a sequence of one sequence for
             each, or a function of the number of the process that gives it. Linux only, and processes only.
-        envs_per_worker: taken as in TorchRL, without effect: each env has a thread, process or actor of its own.
+        envs_per_worker: taken as in TorchRL, without effect: each env has its own thread, process or actor.
         **options: see `envkit.batched.settings.AsyncOptions`.
 
     Attributes:
-        min_get: results that ``async_*_recv`` waits for unless it is told otherwise; 1.
+        min_get: results that ``async_*_recv`` waits for unless configured otherwise; 1.
         exchange, worker_affinity, envs_per_worker: as they were given.
 
     Raises:
@@ -212,9 +212,9 @@ class AsyncEnvPool(BatchedEnv):
 
         Returns:
             ``batches`` and ``items`` (rows) that were received, ``avg_batch_size``, ``batch_fill_ratio`` (rows for
-            each that ``max_get`` allowed), ``partial_batch_fraction`` (batches smaller than their ``max_get``),
-            ``avg_batch_to_action_ms`` (from a root to the action that follows), and ``consumer_busy_fraction``
-            (of the time since the first batch, while some env waits for its action). TorchRL's
+            each that ``max_get`` allowed), and ``partial_batch_fraction`` (batches smaller than their ``max_get``).
+            ``avg_batch_to_action_ms`` is the time from a root to the action that follows. ``consumer_busy_fraction``
+            is the part of the time since the first batch in which some env waits for its action. TorchRL's
             ``avg_observation_to_batch_ms`` is not measured: a process says nothing of when it was ready.
 
         Example:
@@ -353,8 +353,8 @@ class AsyncEnvPool(BatchedEnv):
         Args:
             tensordict: roots with actions, one row for each env, in their order; one without an axis of rows
                 is one row.
-            env_index: the envs; by default what the entry ``env_index`` says. An int has a slot of its
-                own, which ``async_step_recv(env_index=...)`` gives.
+            env_index: the envs; by default what the entry ``env_index`` says. An int has its own
+                slot, which ``async_step_recv(env_index=...)`` gives.
 
         Raises:
             BusyEnvError: (a RuntimeError) one of them has not been received.
@@ -399,7 +399,7 @@ class AsyncEnvPool(BatchedEnv):
 
         Raises:
             BusyEnvError: (a RuntimeError) fewer than ``min_get`` such jobs are under way.
-            TimeoutError: fewer are done in time. Nothing is lost.
+            TimeoutError: fewer are done in time. No result is lost.
             WorkerError: (a RuntimeError) an env raised or was lost. It is free then, and results of others stay
                 ready.
         """

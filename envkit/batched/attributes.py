@@ -1,6 +1,6 @@
 """Attributes and methods of many sub-envs at once.
 
-What a batched env does not have itself is looked up on its sub-envs. This module decides which
+Attributes that a batched env does not have itself are looked up on its sub-envs. This module decides which
 names are passed on and what comes back: a sequence of one value per sub-env, which can be called
 where the values are methods, and looked into further. `AttributeLookup.get_attr`, `set_attr` and `call` address
 single sub-envs. It does not know where the sub-envs live.
@@ -129,7 +129,7 @@ class AttributeLookup:
             indices: numbers of the sub-envs; None: all of them.
 
         Returns:
-            What each call returned, in their order.
+            The results of the calls, in order.
 
         Raises:
             AttributeError: a sub-env has none of this name.
@@ -273,7 +273,7 @@ def call_attribute(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], env
 
 
 def _guess(kind: type, name: str) -> str:
-    """Name what a class has of its own that a misspelt name may have meant."""
+    """List attributes of a class that a misspelt name may have meant."""
     close = difflib.get_close_matches(name, dir(kind), n=1, cutoff=0.8)
     return f" If you meant {close[0]!r}, that needs no start." if close else ""
 
@@ -317,7 +317,7 @@ def _called(path: str, args: tuple[Any, ...], kwargs: dict[str, Any], env: Any) 
 
 
 _OF_ONE = {"has_attribute": _has, "get_attribute": _value, "call_method": _called}
-"""What hosts do with all of their envs, for one env."""
+"""The attribute calls of a host, which answers for all of its envs, for one env."""
 
 
 def _found(kind: Any, pool: _Calls | CallsOfRows, owner: str, path: Path) -> Any:

@@ -1,6 +1,7 @@
-"""What several sub-envs look like as one batch, read off their metadata: specs, batch size, device, and how data is laid out.
+"""The layout of several sub-envs as one batch, read from their metadata: specs, batch size, device, and how data is
+laid out.
 
-This module says what a batched env declares, refuses sub-envs that cannot stand in one batch, and decides whether
+This module says what a batched env declares, refuses sub-envs that cannot be in one batch, and decides whether
 results are dense or lazy stacks and whether rows of memory can carry them. It does not know when sub-envs are built.
 
 Conventions
@@ -26,12 +27,12 @@ __all__ = ["BatchLayout", "layout_of", "may_use_rows", "specs_of_rows"]
 
 @dataclass(frozen=True)
 class BatchLayout:
-    """What holds for the batch.
+    """Specs and layout of the batch.
 
     Attributes:
         batch_size: ``(rows, *sub_batch)``.
         device: where data is delivered.
-        has_own_rows: each sub-env has a TensorDict of its own in the results.
+        has_own_rows: each sub-env has its own TensorDict in the results.
         allows_done_after_reset: some sub-env accepts done flags right after a reset.
         action_masks: of all sub-envs.
     """
@@ -57,7 +58,7 @@ def layout_of(
     Raises:
         EmptySpecError: a node of a spec has no leaf.
         SpecStackError: a leaf stacks unlike shapes within one sub-env.
-        SpecError: done flags stand in different places, or batch sizes or devices differ.
+        SpecError: done flags are in different places, or batch sizes or devices differ.
         ArgumentError: dense results were asked for and the layouts differ.
     """
     for found in metadata:
@@ -87,7 +88,7 @@ def specs_of_rows(
 
 
 def _has_own_rows(metadata: Sequence[EnvMetaData], share_individual_td: bool | None) -> bool:
-    """Say whether each sub-env has a TensorDict of its own in the results.
+    """Say whether each sub-env has its own TensorDict in the results.
 
     Args:
         metadata: of each task.

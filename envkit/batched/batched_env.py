@@ -1,12 +1,12 @@
 """Many stateful envs behind one: what SerialEnv and ParallelEnv share, which is all but the pool.
 
 `BatchedEnv` routes masks to rows, and resets, steps, seeds and saves the sub-envs. It does not know when they are
-built (`pool_owner`), processes (the pool) nor bytes (the exchange). What is saved nests the state dicts of the sub-envs
-beside where the batch's own random actions are, which rows were lost, and the newest data of all rows, which partial
-resets show again.
+built (`pool_owner`), processes (the pool) nor bytes (the exchange). The saved state nests the state dicts of the
+sub-envs beside where the batch's own random actions are, which rows were lost, and the newest data of all rows, which
+partial resets show again.
 
 Conventions
-    row      number of a sub-env, 0 .. num_workers - 1; its state dict stands under ``"worker{row}"``.
+    row      number of a sub-env, 0 .. num_workers - 1; its state dict is under ``"worker{row}"``.
     worker   what hosts a range of rows: a process, or this process.
     batch    ``(num_workers, *sub_batch)``; every spec is a sub spec with that axis in front.
     gave up  of a row: its episode could not be restored, and the load was not strict. It counts as lost, see
@@ -211,7 +211,7 @@ class BatchedEnv(AttributeLookup, PoolOwner):
         if not isinstance(exchange, BufferExchange):
             return None
         if len(self.done_levels) > 1 and () not in self.done_levels:
-            return None  # parts of a row begin anew by themselves
+            return None  # parts of a row begin again by themselves
         if self._share_individual_td or self._entries is not None:
             return None
         if not set(self.reward_keys).isdisjoint(self.state_keys):
@@ -286,7 +286,7 @@ class BatchedEnv(AttributeLookup, PoolOwner):
         return any(found.gives_nan for found in self._metadata)
 
     def _drawn_inside(self, td: TensorDictBase | None) -> TensorDictBase:
-        """Have each sub-env draw its actions, as some of them do in a way of their own."""
+        """Have each sub-env draw its actions, as some of them do in their own way."""
         if td is None:
             td = TensorDict({}, batch_size=self.batch_size, device=self.device)
         require_tensordict("what rand_action() was given", td)
@@ -471,7 +471,7 @@ class BatchedEnv(AttributeLookup, PoolOwner):
 
 @dataclass(slots=True, eq=False)
 class _PoolWork:
-    """What a pool remembers of a step under way.
+    """State of a step under way in a pool.
 
     Attributes:
         exchange: how data gets to the sub-envs, as it was when the step was made.

@@ -1,4 +1,4 @@
-"""What the caller has set up, carried to where sub-envs are built: context settings, and settings of libraries.
+"""Settings of the caller, carried to where sub-envs are built: context settings, and settings of libraries.
 
 A context setting, here a choice, is made in a context (`contextvars`), by a ``with`` for instance; the sub-envs of a
 batched env are built later, and maybe in another process. This module collects the choices that hold in the

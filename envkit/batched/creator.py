@@ -1,6 +1,6 @@
 """Create functions that carry what is known of their envs, and state that all copies share.
 
-An `EnvCreator` builds one env when it is made, to learn its metadata. What that env holds in
+An `EnvCreator` builds one env when it is made, to learn its metadata. The memory that this env holds in
 parameters and buffers is kept; every env it builds later has those very tensors, in whatever process.
 
 Conventions

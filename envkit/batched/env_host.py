@@ -62,7 +62,7 @@ COMMAND_NAMES: dict[int | str, str] = {
     "load_states": "load_state_dict",
     "apply": "a call of single envs",
 }
-"""What the user called where a command or call fails; other calls have the name of their method."""
+"""Name of the user's call where a command or call fails; other calls have the name of their method."""
 
 BUILDING = ("rebuild",)
 """Methods that build envs, and may take as long as the start."""
@@ -143,7 +143,7 @@ class EnvHost:
                 with _blaming(row):
                     self.envs.append(self._make(row))
         except BaseException:
-            with suppress(Exception):  # what is to be told is the first error
+            with suppress(Exception):  # the first error is the one to report
                 self.close()
             raise
 
@@ -196,7 +196,7 @@ class EnvHost:
         return getattr(self, f"call_{method}")(*args, **kwargs)
 
     def call_reset_rows(self, inputs: dict[int, tuple[tuple[Path, ...], dict[str, Any]]]) -> None:
-        """Reset bound rows, each from inputs of its row and with keywords of its own."""
+        """Reset bound rows, each from inputs of its row and with its own keywords."""
         self._for_each(inputs, lambda row, one: self._rows.reset(row, one[0], **one[1]))
 
     def call_reset(self, checked: bool, inputs: Inputs) -> dict[int, Any]:
@@ -273,7 +273,7 @@ class EnvHost:
         self._for_each(seeds, self._rebuild)
 
     def _rebuild(self, row: int, seed: int | None) -> None:
-        with suppress(Exception):  # it has failed already, and nobody needs it any more
+        with suppress(Exception):  # it has failed already and is not needed any more
             self.envs[row - self.first].close(raise_if_closed=False)
         env = self.envs[row - self.first] = self._make(row)
         if self._records:
@@ -329,7 +329,7 @@ class EnvHost:
             self._rows.to(device)
 
     def call_record_for_resume(self, mode: bool) -> None:
-        """Have every env write down its episodes, also those that are built anew."""
+        """Have every env write down its episodes, also those that are built again."""
         self._records = mode
         for row, env in enumerate(self.envs, self.first):
             env.record_for_resume(mode)

@@ -1,7 +1,7 @@
 """Sub-envs bound to their rows of the shared buffers.
 
 Row envs read their inputs from rows and write what they make into rows. `TensorDictRows` hosts any
-`EnvBase`; envs with a `row_core` of their own (gymnasium) skip TensorDict altogether.
+`EnvBase`; envs with their own `row_core` (gymnasium) skip TensorDict altogether.
 
 Conventions
     rows     global row numbers; a group owns a consecutive range of them.
@@ -29,7 +29,7 @@ Regions = Mapping[str, Mapping[Path, torch.Tensor]]
 
 
 class RowEnvs(Protocol):
-    """What a host asks of its sub-envs. Errors are raised as `envkit.transport.Host.run` says."""
+    """Calls of a host to its sub-envs. Errors are raised as `envkit.transport.Host.run` says."""
 
     def reset(self, row: int, given: Collection[Path] = (), /, **kwargs: Any) -> None:
         """Start an episode where the row's masks ask for it, and write the following root row.
@@ -112,7 +112,7 @@ class TensorDictRows:
 class TensorDictRow:
     """One env behind its row: builds the TensorDict of each call and copies what comes out.
 
-    It remembers the env's current root, so that entries nobody sends (observations, a transform's
+    It remembers the env's current root, so that entries that are not sent (observations, a transform's
     counters) are there at the next step. No gradients: rows are written in place.
     """
 

@@ -1,4 +1,4 @@
-"""Some sub-envs of a batched env as an env of their own: ``env[0]``, ``env[1:3]``, ``env[[0, 2]]``.
+"""Some sub-envs of a batched env as their own env: ``env[0]``, ``env[1:3]``, ``env[[0, 2]]``.
 
 An `IndexedEnv` holds no simulators. It steps and resets those of the batched env that it was taken from, with a mask
 that leaves the other sub-envs out. This module decides which index means which rows; it does not know workers.
@@ -182,11 +182,13 @@ class IndexedEnv(AttributeLookup, EnvBase):
         """Give the batched env, if it still runs the sub-envs that this one was made of."""
         batched = self._of[0]
         if self.is_closed:
-            raise ClosedEnvError("this part of a batched env was closed. Take it anew: env[index].")
+            raise ClosedEnvError(
+                "this part of a batched env was closed. Take it again: env[index]."
+            )
         if batched._pool is not self._pool[0]:
             raise ClosedEnvError(
                 f"the {type(batched).__name__} that this is a part of was closed. Reset that, and take the part "
-                "anew: env[index]."
+                "again: env[index]."
             )
         return batched
 
@@ -314,10 +316,10 @@ class IndexedEnv(AttributeLookup, EnvBase):
             UnsupportedError: always.
         """
         raise UnsupportedError(
-            "a part of a batched env has the device of that. Call to() of the batched env, and take the part anew."
+            "a part of a batched env has the device of that. Call to() of the batched env, and take the part again."
         )
 
     def _own_state(self) -> dict[str, Any]:
         raise ResumeError(
-            "a part of a batched env holds no state of its own. Save the batched env: env.state_dict()."
+            "a part of a batched env holds no separate state. Save the batched env: env.state_dict()."
         )

@@ -1,4 +1,4 @@
-"""What was sent to the sub-envs of an asynchronous pool and not received yet.
+"""Jobs that were sent to the sub-envs of an asynchronous pool and not received yet.
 
 This module decides who is busy, which results are taken and in which order, what data they give, and how often.
 The entry ``env_index`` says which env each row of data belongs to. It is a non-tensor entry, written into every result
@@ -410,7 +410,7 @@ class JobQueues:
         return ready
 
     def _take(self, ready: list[_Sent]) -> dict[int, Made]:
-        """Take what jobs have made, by env. One that failed is told first; what others made is kept then."""
+        """Take what jobs have made, by env. One that failed is reported first; what others made is kept then."""
         for sent in sorted(ready, key=lambda sent: not sent.job.request.failures):
             if sent.made is not None:
                 continue

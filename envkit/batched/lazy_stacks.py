@@ -1,6 +1,6 @@
 """Data of several sub-envs as one TensorDict: dense, or as a lazy stack.
 
-A lazy stack holds one TensorDict per sub-env with keys and shapes of its own; `batch_layout` decides where it is
+A lazy stack holds one TensorDict per sub-env, each with its own keys and shapes; `batch_layout` decides where it is
 used. This module goes from one form to the other; it does not know where the parts come from.
 
 Conventions

@@ -1,4 +1,4 @@
-"""What makes the sub-envs of a batched env: create functions, their keywords, and their tasks.
+"""The parts that build the sub-envs of a batched env: create functions, their keywords, and their tasks.
 
 This module decides how one value for all and a list of one value each are told apart, which rows are known to hold
 the same kind of env, and whether a maker takes its keywords. It builds no env: an unknown keyword that can be seen

@@ -1,14 +1,14 @@
-"""The members of a mixed batch: their rows, what they must have in common, and what of their state stands in the data.
+"""The members of a mixed batch: their rows, what they must have in common, and what of their state is in the data.
 
-It decides where the states of unlike members stand in one dense batch, and which data a simulator has left behind.
+It decides where the states of unlike members are in one dense batch, and which data a simulator has left behind.
 Keys, shapes and dtypes of members must agree, and what actions are drawn from; bounds may differ. When members are
 stepped and reset is decided in `mixed`.
 
 Conventions
     member   an env with one batch axis; its rows follow those of the member before it.
     state    what the next step of a member reads besides actions, and its steps give. Where all members
-             give an entry alike, it stands in the data of the whole batch as in theirs. Else entry
-             ``path`` stands at ``("state", "member{i}", *path)``, zero in the rows of other members.
+             give an entry alike, it is in the data of the whole batch as in theirs. Else entry
+             ``path`` is at ``("state", "member{i}", *path)``, zero in the rows of other members.
     version  ``("state", "moment")``, int64 (rows, 1): how often a row of a stateful member was stepped or
              reset since it was seeded. 0 makes no claim; rows of stateless members hold it.
     told     what a member gave, under its own names.
@@ -53,9 +53,9 @@ _Placed = TypeVar("_Placed", TensorDictBase, TensorSpec)
 
 @dataclass
 class Member:
-    """An env of a `MixedEnv`, the rows it has there, and what it told last.
+    """An env of a `MixedEnv`, the rows it has there, and its newest results.
 
-    ``state`` are the entries of its state that stand at a place of their own, by its own names.
+    ``state`` are the entries of its state that are at their own place, by its own names.
     """
 
     env: EnvBase
@@ -83,16 +83,16 @@ class Member:
         return delivered(own, (self.env._declared.table or self.env._table).device)
 
     def part_to_reset(self, td: TensorDictBase, hidden: Sequence[Key] = ()) -> TensorDictBase:
-        """The same for a partial reset, with what the member told in place of what ``td`` made of it.
+        """The same for a partial reset, with the results of the member in place of what ``td`` made of them.
 
-        What the member then gives of rows that are not reset is its own, and not the caller's.
+        Rows that are not reset then hold the member's values, not the caller's.
         """
         assert self.newest is not None
         told = [key for key in self.env._table.shown if key not in self.env.state_keys]
         return self.newest.copy().update(self.part(td, hidden).exclude(*told))
 
     def keep(self, told: TensorDictBase, rows: torch.Tensor | None = None) -> None:
-        """Remember what the member told; of some rows, given as a mask of them, or of all."""
+        """Remember the results of the member; of some rows, given as a mask of them, or of all."""
         table = self.env._declared.table or self.env._table
         newest = told.select(*table.shown, strict=False)
         if rows is not None and self.newest is not None:
@@ -103,7 +103,7 @@ class Member:
         self.newest = newest
 
     def shown(self, told: TensorDictBase, members: Sequence[Member]) -> TensorDictBase:
-        """Give what the member told with the entries that the whole batch of ``members`` has."""
+        """Return the results of the member with the entries that the whole batch of ``members`` has."""
         shown = told.exclude(*map(as_key, self.state))
         if self.state:
             shown = shown.filter_empty_()
@@ -239,7 +239,7 @@ def _require_alike(leaves: Sequence[LeavesByKind]) -> None:
 
 
 def require_free(places: Iterable[Path], observation: Composite) -> None:
-    """Check that no observation of the members stands where their states go."""
+    """Check that no observation of the members has the path of their states."""
     for path in places:
         for taken in map(as_path, observation.keys(True, True)):
             if path[: len(taken)] == taken or taken[: len(path)] == path:
@@ -323,7 +323,7 @@ class RowVersions:
             raise StaleDataError(
                 f"row {row} is to be stepped from moment {int(given[row])}, but its simulator is at "
                 f"moment {int(newest[row])} and cannot go back. Go on from what the last step or reset "
-                "gave: env.step_mdp(td), or begin anew: env.reset()."
+                "gave: env.step_mdp(td), or begin again: env.reset()."
             )
         return moving
 

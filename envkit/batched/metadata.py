@@ -1,4 +1,4 @@
-"""What a batched env must know of a sub-env that lives elsewhere.
+"""The description of a sub-env that lives elsewhere, as a batched env needs it.
 
 Conventions
     metadata  picklable; holds specs and a fake step, never a simulator.
@@ -85,7 +85,7 @@ class EnvMetaData:
         gives_nan: whether NaN stands for values that the env cannot know.
         books: observations that its transforms have added for bookkeeping.
         infos: observations that are infos.
-        keeps_state: the kind of env whose simulator keeps a state of its own, if one does.
+        keeps_state: the kind of env whose simulator keeps its own state, if one does.
         says_no_state: the kind of env that may keep an episode where no state dict sees it, if one does.
         cannot_start_at_state: the kind of env that cannot begin at a state it is given, if one cannot.
         draws_its_own: whether random actions come from an override of `EnvBase.rand_action`.
@@ -187,7 +187,7 @@ class EnvMetaData:
         )
 
     def node_axes(self) -> dict[Path, Axes]:
-        """List the nested entries with batch axes of their own, of a step, of its root and of its `next` alone."""
+        """List the nested entries with their own batch axes, of a step, of its root and of its `next` alone."""
         found = node_axes(self.tensordict)
         below = {path[1:]: more for path, more in found.items() if path[0] == "next"}
         return {**below, **found}

@@ -1,8 +1,8 @@
-"""Envs of different worlds as one batch, side by side.
+"""Envs of different libraries as one batch, side by side.
 
 `MixedEnv` concatenates the batches of its members. It hands out the step to all of them before it
 waits for any, so that worker processes step while JAX computes. It knows neither. Where the states of
-members stand in the data is decided in `members`.
+members are in the data is decided in `members`.
 
 Conventions
     member  an env with one batch axis; it is the submodule ``member{i}``.
@@ -227,7 +227,7 @@ class MixedEnv(EnvBase):
     def _received(self, ticket: Ticket) -> dict[str, TensorDictBase]:
         """Receive from every member, also if one fails, and give what their steps made, by name.
 
-        What each told last is kept; where the members have reset what is done, that is the root that follows.
+        The newest results of each are kept; where the members have reset what is done, that is the root that follows.
         """
         work, nexts = ticket.work, {}
         failed: Exception | None = None
@@ -283,7 +283,7 @@ class MixedEnv(EnvBase):
         return touched
 
     def _joined(self, parts: Mapping[str, TensorDictBase]) -> TensorDictBase:
-        """Concatenate what each member told, by its name, in the order of the rows."""
+        """Concatenate the results of the members, by name, in the order of the rows."""
         shown, device = [], self._device
         for member in self.members:
             part = parts[member.name]
@@ -458,13 +458,13 @@ class MixedEnv(EnvBase):
 
 @dataclass(slots=True, eq=False)
 class _MixedWork:
-    """What a mixed env remembers of a step under way.
+    """State of a step under way in a mixed env.
 
     Attributes:
         mask: rows that are stepped, on the CPU; None: all.
         moving: rows whose simulator moves for good.
         parts: the step of each member by name, in the order in which they begin.
-        roots: what each member told last, by its name.
+        roots: the newest results of each member, by its name.
     """
 
     mask: torch.Tensor | None

@@ -140,7 +140,7 @@ class ParallelEnv(Indexable):
         if self._pool is not None and self._seed is not None and moved:
             warnings.warn(
                 f"this {type(self).__name__} was seeded before it moved to {self._device}; it is "
-                f"seeded again with {self._seed}, and its episodes begin anew at the next reset.",
+                f"seeded again with {self._seed}, and its episodes begin again at the next reset.",
                 stacklevel=2,
             )
             self.set_seed(self._seed, self._seed_is_static)

@@ -6,7 +6,7 @@ for each task, and declares what `batch_layout` makes of it. It does not know st
 Conventions
     row      number of a sub-env, 0 .. num_workers - 1.
     task     kind of sub-env, see `makers`; its first row is described by the host it lives in.
-    given    what the user asked for. It stays, and counts again when sub-envs are built anew.
+    given    what the user asked for. It stays, and counts again when sub-envs are built again.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class PoolOwner(EnvBase):
         def __new__(cls, *args: Any, **kwargs: Any) -> Any:
             """Refuse keywords that ``__init__`` does not take."""
             if (known := known_to(cls)) is not None:
-                hint = "What is meant for the sub-envs goes into create_env_kwargs={...}."
+                hint = "Pass keywords of the sub-envs as create_env_kwargs={...}."
                 refuse_unknown(cls.__name__, kwargs, known, hint)
             return super().__new__(cls)
 
@@ -193,7 +193,7 @@ class PoolOwner(EnvBase):
         if self._pool is not None and self._started_by_hand:
             raise StartedError(
                 f"{type(self).__name__} has been started already. Call close() first to build its "
-                "sub-envs anew."
+                "sub-envs again."
             )
         self._started()
         self._started_by_hand = True
@@ -370,7 +370,7 @@ class PoolOwner(EnvBase):
         Raises:
             StartedError: (a RuntimeError) the sub-envs are built.
             OptionError: (a TypeError) the constructor takes no such keyword.
-            ArgumentError, MemoryKindError: as the constructor does. Nothing is changed then.
+            ArgumentError, MemoryKindError: as the constructor does; the settings stay as they were.
 
         Example:
             >>> from envkit import GymEnv, ParallelEnv

@@ -1,13 +1,13 @@
 """Rebuild sub-envs that raised, and workers that died or hung, within a budget of restarts.
 
 `Recovery` keeps track of what is still to be done about the rows it rebuilt: report that their episode was
-truncated, and reset the new env. What a lost row looks like in the data, and how a reset travels, is the
+truncated, and reset the new env. The layout of a lost row in the data, and the way of a reset, are the
 exchange's business.
 
 Conventions
     lost       rows whose env was rebuilt but whose truncation has not been reported yet.
     unstarted  rows whose env was rebuilt and has not been reset yet; lost rows are among them.
-    restart    one env, or one worker with all its envs, built anew.
+    restart    one env, or one worker with all its envs, built again.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from envkit.transport import Failure, Pool
 
 __all__ = ["Recovery", "allowed_restarts", "require_truncated"]
 
-_BEFORE_USE = ("start", "bind")  # commands after whose failure a worker serves nobody
+_BEFORE_USE = ("start", "bind")  # commands after whose failure a worker serves no requests
 
 _ADVICE = (
-    "Its rows are gone: close() the env, and the next reset() builds all of them anew. "
+    "Its rows are gone: close() the env, and the next reset() builds all of them again. "
     "With on_worker_failure='restart' such rows are truncated, and the env goes on."
 )
 
@@ -40,7 +40,7 @@ Masks = Mapping[tuple[str, ...], torch.Tensor]
 class Recovery:
     """Rebuilds what fails, up to ``max_restarts`` times; never if that is 0.
 
-    ``advice`` is told with the error of a worker that is lost for good.
+    ``advice`` is reported with the error of a worker that is lost for good.
     """
 
     def __init__(self, pool: Pool, max_restarts: int, *, advice: str = _ADVICE):
@@ -58,7 +58,7 @@ class Recovery:
         self._seed = seed
         self._restarts_of_row = [0] * sum(map(len, self._pool.rows_of))
 
-    # ------------------------------------------------------------------------------- building anew
+    # ------------------------------------------------------------------------------- building again
 
     def repair(self, error: WorkerError) -> set[int]:
         """Rebuild all that ``error`` speaks of, and give the rows rebuilt.
@@ -99,7 +99,7 @@ class Recovery:
         elif any(map(_is_fatal, error.failures)):
             error.add_note(self._advice)
         if reason is not None:
-            error.add_note(f"The last attempt to build it anew failed:\n{reason}")
+            error.add_note(f"The last attempt to build it again failed:\n{reason}")
         raise error
 
     def _rows_of(self, failure: Failure) -> set[int]:
@@ -125,12 +125,12 @@ class Recovery:
     # ----------------------------------------------------------------------------------- resuming
 
     def record(self, mode: bool) -> None:
-        """Have all sub-envs write down their episodes, those that are built anew too; see `EnvBase`."""
+        """Have all sub-envs write down their episodes, those that are built again too; see `EnvBase`."""
         self._records = mode
         self._pool.call("record_for_resume", mode)
 
     def give_up(self, rows: set[int]) -> None:
-        """Count rows as lost whose episode could not be restored: none is built anew for that."""
+        """Count rows as lost whose episode could not be restored: none is built again for that."""
         self.lost |= rows
         self.unstarted |= rows
 
@@ -159,10 +159,10 @@ class Recovery:
         return told
 
     def begin(self, rows: set[int], reset: Reset) -> None:
-        """Reset rows that were built anew, and build those anew that fail at that.
+        """Reset rows that were built again, and build those again that fail at that.
 
         Args:
-            rows: whoever asks has been told of their loss.
+            rows: their loss was reported to the caller.
             reset: resets rows with all their parts, or raises `WorkerError` after it has reset
                 those that did not fail.
         """
@@ -172,7 +172,7 @@ class Recovery:
         self._has_begun(rows)
 
     def reset(self, rows: set[int], masks: Masks, reset: Reset, reset_wholly: Reset) -> None:
-        """Reset rows as the user asked, and build those anew that fail at that.
+        """Reset rows as the user asked, and build those again that fail at that.
 
         A row that is lost and reset as a whole has nothing left to tell.
 
@@ -206,7 +206,7 @@ class Recovery:
     def ready(self, rows: Collection[int], reset: Reset) -> list[int]:
         """Give those of some rows that can be stepped, which lost ones cannot.
 
-        The caller has been told of the others that were rebuilt, and has not reset them: they begin
+        The others were rebuilt, which the caller knows, and are not reset yet: they begin
         an episode now.
         """
         self.begin((self.unstarted - self.lost).intersection(rows), reset)

@@ -31,8 +31,8 @@ class SerialEnv(Indexable):
 
     A loss on its outputs back-propagates to the stacked action where the sub-envs are
     differentiable. For that, sub-envs that do not step on NumPy rows hand on TensorDicts unless
-    ``use_buffers=True`` asks for rows, which carry no graph; ``env.use_buffers`` is True in both cases,
-    and False only where the specs have no fixed sizes or the argument says so.
+    ``use_buffers=True`` asks for rows, which carry no graph. ``env.use_buffers`` is True in both cases, and False only
+    where the specs have no fixed sizes or the argument says so.
     """
 
     _attribute_type = LocalAttribute

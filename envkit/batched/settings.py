@@ -1,8 +1,8 @@
 """The keywords of every batched env: type, default and meaning of each, and what is refused before any sub-env is built.
 
-`PoolOptions` is the one list of them, which the classes show and type checkers read. What they bring about is
-decided where they are used, but for limits that outlast a call: of time, and of torch's threads. There is one number
-of threads for the whole process, and envs begin and end in any order: the limit of the newest env that runs holds, and
+`PoolOptions` is the one list of them, which the classes show and type checkers read. Their effect is
+decided where they are used, but for limits that outlast a call: of time, and of torch's threads. There is one number of
+threads for the whole process, and envs begin and end in any order. The limit of the newest env that runs holds, and
 after the last one the number before the first.
 """
 
@@ -36,12 +36,12 @@ Backend = Literal["process", "ray"]
 
 
 class RayOptions(TypedDict, total=False):
-    """What ``backend_options`` holds for ``backend="ray"``; left out, each is as Ray has it.
+    """Keys of ``backend_options`` for ``backend="ray"``; left out, each is as Ray has it.
 
     Args:
-        address: of the cluster, as ``ray.init`` takes it, which is called only if nobody has.
+        address: of the cluster, as ``ray.init`` takes it, which is called only if Ray is not initialised.
         num_cpus, num_gpus, resources: what each actor asks of the machine that it is placed on.
-        max_restarts: how often Ray may start an actor anew by itself. What it held is lost all the same, see
+        max_restarts: how often Ray may start an actor again by itself. The state of the actor is lost all the same, see
             ``on_worker_failure``.
         runtime_env: surroundings of each actor: environment variables, packages, files.
     """
@@ -61,7 +61,7 @@ class AsyncOptions(TypedDict, total=False):
         device: where data is delivered; None takes the device of the sub-envs.
         num_sub_threads: torch threads of each worker process.
         timeout: seconds a step, reset or any other call may take; None sets no limit.
-        start_timeout: seconds that building sub-envs may take, at the start or when they are built anew;
+        start_timeout: seconds that building sub-envs may take, at the start or when they are built again;
             None sets no limit. Both may be assigned while the env runs.
         on_worker_failure: "raise", or "restart": an env that raises loses its row, a process that
             dies or hangs those it held. Lost rows end their episode with ``truncated``, at their
@@ -69,7 +69,7 @@ class AsyncOptions(TypedDict, total=False):
         max_restarts: with "restart", how many there may be before the error is raised after all.
         use_buffers: exchange rows in memory; None does where it can. It cannot where a spec has no
             fixed size or is no tensor, or sub-envs differ in layout; asking for it there warns. Where
-            a `SerialEnv` is not told, sub-envs that do not step on NumPy rows hand on TensorDicts all
+            a `SerialEnv` is given None, sub-envs that do not step on NumPy rows hand on TensorDicts all
             the same, which keep the autograd graph; the attribute says True there too.
         allow_done_after_reset: accept done flags right after a reset; those of sub-envs that do so
             are accepted anyway.
@@ -90,7 +90,7 @@ class PoolOptions(AsyncOptions, total=False):
 
     Args:
         create_env_kwargs: keywords for it: a dict, or a list of one dict per sub-env.
-        share_individual_td: True gives each sub-env a TensorDict of its own and results are lazy
+        share_individual_td: True gives each sub-env its own TensorDict and results are lazy
             stacks; False gives dense results; None gives those where the sub-envs agree in keys,
             shapes and dtypes.
         shared_memory: rows lie in memory that all processes map.
@@ -234,7 +234,7 @@ def _require_choice(name: str, value: Any) -> None:
 
 
 class Limit:
-    """An attribute that limits how long a pool may take; a pool that runs is told at once."""
+    """An attribute that limits how long a pool may take; a running pool uses a new value at once."""
 
     def __init__(self, doc: str):
         self.__doc__ = doc

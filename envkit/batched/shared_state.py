@@ -1,12 +1,12 @@
 """Tensors that several processes hold at once.
 
-Whoever unpickles a `SharedState` maps the memory of the process that made it; no value is copied.
+A process that unpickles a `SharedState` maps the memory of the process that made it; no value is copied.
 On Linux that memory has no name: it is reached through the maker's open descriptor, and a crash leaves
 nothing behind. Elsewhere it is a file that the maker removes at its end.
 
 Conventions
     maker  the process that built the object; pickles of it are of use while that process lives.
-    token  random bytes that lie in the memory, so that whoever opens it knows that it is the right one: on another
+    token  random bytes in the memory, by which a process that opens it checks that it is the right one. On another
            machine, or once the maker is gone, its path may lead to anything.
 """
 
@@ -48,7 +48,7 @@ class OwnState:
 class SharedState:
     """Named tensors in memory that every process which unpickles this object maps.
 
-    ``tensors`` holds them by name, on the CPU. While ``lock`` is held, nobody else holds it.
+    ``tensors`` holds them by name, on the CPU. While ``lock`` is held, no other process holds it.
 
     Args:
         tensors: what to begin with; copied. Dtypes that NumPy knows, or bfloat16.
@@ -140,7 +140,7 @@ def _not_there(path: str, why: str) -> SharedMemoryError:
     return SharedMemoryError(
         f"the shared state of an EnvCreator cannot be opened at {path} ({why}). The process "
         "that made the creator must still run, on this machine and as the same user. Make the "
-        "creator anew, or pass share_memory=False."
+        "creator again, or pass share_memory=False."
     )
 
 

@@ -188,7 +188,7 @@ def usable_options(backend: str, options: Mapping[str, Any] | None) -> dict[str,
 
 
 def _taken_over() -> dict[str, Any]:
-    """Give what workers of any kind are told of how this process is set up."""
+    """Return the settings of this process that workers of any kind receive."""
     if os.environ.get("LAZY_LEGACY_OP") == "None":
         # tensordict leaves this behind when it has stacked unlike data, and fails at the next
         # import of itself that sees it: a worker's.

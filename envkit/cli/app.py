@@ -1,6 +1,6 @@
 """The commands of ``envkit`` and their options.
 
-What a command does stands in a module of its own, imported when it runs: ``envkit --help`` loads neither torch nor
+Each command is a module, imported when it runs: ``envkit --help`` loads neither torch nor
 JAX. A mistake of the user's ends with one line and exit status 2; ``--traceback`` shows where it was found.
 """
 
@@ -21,7 +21,7 @@ __all__ = ["app", "main"]
 
 app = typer.Typer(
     name="envkit",
-    help="Thousands of environments behind one interface.",
+    help="Find, check, run and measure environments.",
     epilog="Exit status: 0 if all went well, 1 if something is broken or a goal was missed, 2 after a mistake, 130 after "
     "Ctrl-C. [bold]envkit COMMAND --help[/] says more.",
     rich_markup_mode="rich",
@@ -32,11 +32,16 @@ app = typer.Typer(
 Id = Annotated[
     str,
     typer.Argument(
-        help="World and name, as brax/ant or gym/CartPole-v1.", autocompletion=completion.ids
+        help="Id of the environment, as brax/ant or gym/CartPole-v1.", autocompletion=completion.ids
     ),
 ]
-NumEnvs = Annotated[int | None, typer.Option(min=1, help="How many; none is one without a batch.")]
-Seed = Annotated[int, typer.Option(help="Of the envs and of their random actions.")]
+NumEnvs = Annotated[
+    int | None,
+    typer.Option(
+        min=1, help="Number of environments; without it, one environment without a batch."
+    ),
+]
+Seed = Annotated[int, typer.Option(help="Seed of the environments and of their random actions.")]
 
 
 def _print_version(asked: bool) -> None:
@@ -50,15 +55,18 @@ def _print_version(asked: bool) -> None:
 @app.callback()
 def _options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print it.")
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
+        ),
     ] = False,
-    traceback: Annotated[bool, typer.Option(help="Show where a mistake was found.")] = False,
+    traceback: Annotated[bool, typer.Option(help="Print the traceback of an error.")] = False,
 ) -> None:
     _Shown.traceback = traceback
 
 
 class _Shown:
-    """What the options in front of the command ask for."""
+    """Handle the options in front of the command."""
 
     traceback = False
 
@@ -76,12 +84,18 @@ def doctor() -> None:
 )
 def list_ids(
     pattern: Annotated[
-        str | None, typer.Argument(help="Part of an id, or a shell pattern for the whole of it.")
+        str | None, typer.Argument(help="Part of an id, or a shell pattern for a whole id.")
     ] = None,
     world: Annotated[
-        str | None, typer.Option(help="Of this world only.", autocompletion=completion.worlds)
+        str | None,
+        typer.Option(
+            help="Library whose environments are listed, e.g. brax.",
+            autocompletion=completion.worlds,
+        ),
     ] = None,
-    worlds: Annotated[bool, typer.Option("--worlds", help="Name the worlds instead.")] = False,
+    worlds: Annotated[
+        bool, typer.Option("--worlds", help="List the libraries instead of environments.")
+    ] = False,
 ) -> None:
     """List the ids that can be made here, one a line."""
     from envkit.cli.commands import print_ids, print_worlds
@@ -98,7 +112,7 @@ def info(
     num_envs: NumEnvs = None,
     seconds: Annotated[
         float,
-        typer.Option(min=0.0, help="Measure for so long how fast it steps with random actions."),
+        typer.Option(min=0.0, help="Seconds to measure the speed with random actions."),
     ] = 0.0,
 ) -> None:
     """Show what an env takes and gives, and on request how fast it steps."""
@@ -113,13 +127,13 @@ def info(
 def rollout(
     id: Id,
     num_envs: NumEnvs = None,
-    steps: Annotated[int, typer.Option(min=1, help="Of every env.")] = 1000,
+    steps: Annotated[int, typer.Option(min=1, help="Steps of each environment.")] = 1000,
     seed: Seed = 0,
     video: Annotated[
-        Path | None, typer.Option(help="Write a video of the first env: .mp4 or .gif.")
+        Path | None, typer.Option(help="Video file of the first environment: .mp4 or .gif.")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Write the data: .parquet, .h5 or .hdf5.")
+        Path | None, typer.Option(help="Data file to write: .parquet, .h5 or .hdf5.")
     ] = None,
 ) -> None:
     """Step an env with random actions, and say what it returned."""
@@ -132,9 +146,9 @@ def rollout(
 def bench(
     work: Annotated[
         str | None,
-        typer.Argument(help="One of them: cartpole, brax.", autocompletion=completion.works),
+        typer.Argument(help="Benchmark to run: cartpole or brax.", autocompletion=completion.works),
     ] = None,
-    seconds: Annotated[float, typer.Option(min=0.1, help="About how long a round takes.")] = 1.0,
+    seconds: Annotated[float, typer.Option(min=0.1, help="Approximate seconds of a round.")] = 1.0,
 ) -> None:
     """Measure envkit beside the bare library, and beside what else is installed."""
     from envkit.cli.bench import measure
@@ -145,13 +159,15 @@ def bench(
 @app.command(epilog="Example: envkit demo --out runs/first --seed 3")
 def demo(
     out: Annotated[str, typer.Option(help="Folder for the curve and the rollouts.")] = "demo_out",
-    device: Annotated[str, typer.Option(help="Where torch and JAX compute: cpu or cuda.")] = "cpu",
-    seed: Annotated[int, typer.Option(help="Of the whole job.")] = 0,
+    device: Annotated[str, typer.Option(help="Device of torch and JAX: cpu or cuda.")] = "cpu",
+    seed: Annotated[int, typer.Option(help="Seed of the whole job.")] = 0,
     cache: Annotated[
         str | None,
         typer.Option(help="Folder of compiled programs; by default in the user's cache."),
     ] = None,
-    no_cache: Annotated[bool, typer.Option("--no-cache", help="Keep no programs.")] = False,
+    no_cache: Annotated[
+        bool, typer.Option("--no-cache", help="Do not keep compiled programs.")
+    ] = False,
 ) -> None:
     """Train on Brax, evaluate on Gymnasium, mix both."""
     typer.echo("loading torch, JAX, Brax and MuJoCo ...")

@@ -32,7 +32,7 @@ _ROUNDS = 5
 _ROWS = {"cartpole": 8, "brax": 256}
 
 Runs = dict[str, Callable[[], int]]
-"""What does some steps and says how many, by name; the first is what the others are compared with."""
+"""Functions that do some steps and return how many, by name; the others are compared with the first."""
 
 
 def measure(work: str | None, seconds: float) -> None:

@@ -53,7 +53,7 @@ def print_worlds() -> None:
         version = world.version or missing
         envs = world.problem or ("" if world.num_envs is None else str(world.num_envs))
         told = (world.name, world.kind, world.library, version, envs)
-        table.add_row(*map(escape, told))  # extras stand in brackets
+        table.add_row(*map(escape, told))  # extras are in brackets
     Console().print(table)
 
 
@@ -111,7 +111,8 @@ def roll_out(
     """Step an env, print its speed and its returns, and write the data and a video if asked for.
 
     Raises:
-        ArgumentError: (a ValueError) a file has another ending than what can be written; told before anything is made.
+        ArgumentError: (a ValueError) a file has another ending than what can be written; raised before anything is
+            made.
         WriteError: (an OSError) one cannot be written where it is to go.
     """
     for option, path, endings in (("--out", out, _WRITERS), ("--video", video, _DRAWN)):

@@ -1,8 +1,8 @@
-"""What a shell is offered for the word under the cursor: ids of envs, worlds, works.
+"""Completions that a shell offers for the word under the cursor: ids of envs, worlds, works.
 
-A shell asks anew at each press of Tab, and to import the library of a world takes seconds. So only the world that the
-word begins with is read, and what it lists is kept in a file until something is installed. What cannot be read offers
-nothing, since a shell has no place for errors.
+A shell asks again at each press of Tab, and to import the library of a world takes seconds. So only the world that the
+word begins with is read, and what it lists is kept in a file until something is installed. A library that cannot be
+read offers nothing, since a shell has no place for errors.
 """
 
 from __future__ import annotations

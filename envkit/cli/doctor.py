@@ -1,6 +1,6 @@
-"""What this machine has, and what of it is broken, with the cure.
+"""Check the installation and report problems with their fixes.
 
-Everything that could crash is tried in a process of its own: a library built for another processor ends that
+Everything that could crash is tried in its own process: a library built for another processor ends that
 process, not the doctor. Works with nothing installed but envkit's core.
 
 Conventions
@@ -37,7 +37,7 @@ LIBRARIES = (
     *("mujoco", "mujoco-mjx", "gymnasium", "dm-control", "pettingzoo", "envpool", "ray", "torchrl"),
     *("craftax", "xminigrid", "jaxmarl", "stable-baselines3", "minari", "pyarrow", "h5py"),
 )
-"""Distributions whose versions are told."""
+"""Distributions whose versions are shown."""
 
 _SECONDS = 120
 _LEAST_SHARED_MIB = 128
@@ -50,7 +50,7 @@ class Finding:
     what: str
     state: Literal["ok", "note", "broken"]
     told: str
-    cure: str = ""
+    fix: str = ""
 
 
 def examine() -> int:
@@ -61,8 +61,8 @@ def examine() -> int:
     for check in _CHECKS:
         for finding in check():
             is_broken |= finding.state == "broken"
-            cure = f"\n         cure: {finding.cure}" if finding.cure else ""
-            told = escape(f"{finding.what}: {finding.told}{cure}")  # extras stand in brackets
+            fix = f"\n         fix: {finding.fix}" if finding.fix else ""
+            told = escape(f"{finding.what}: {finding.told}{fix}")  # extras are in brackets
             console.print(f"{marks[finding.state]} {told}", highlight=False)
     return int(is_broken)
 
@@ -81,8 +81,8 @@ def _versions() -> Iterator[Finding]:
     yield Finding("versions", "ok", f"envkit {_version_of(DISTRIBUTION)}, {told}")
     if stranger := _version_of("envkit"):
         told = f"the distribution 'envkit' {stranger} is installed beside {DISTRIBUTION}: both bring a package envkit"
-        cure = "pip uninstall envkit, then in the folder of your clone: pip install -e ."
-        yield Finding("versions", "broken", told, cure)
+        fix = "pip uninstall envkit, then in the folder of your clone: pip install -e ."
+        yield Finding("versions", "broken", told, fix)
 
 
 def _two_pygames() -> Iterator[Finding]:
@@ -134,12 +134,12 @@ def _bounds() -> Iterator[Finding]:
         ]
         if unmet:
             all_bounds = SpecifierSet(",".join({str(bound): None for _, bound in bounds}))
-            cure = f"pip install '{name}{all_bounds}'"
-            yield Finding("versions", "broken", f"{name} {version}: {', '.join(unmet)}", cure)
+            fix = f"pip install '{name}{all_bounds}'"
+            yield Finding("versions", "broken", f"{name} {version}: {', '.join(unmet)}", fix)
 
 
 def _tried(code: str) -> tuple[bool, str]:
-    """Run code in a process of its own; gives whether it went well, and the last line that it wrote."""
+    """Run code in its own process; gives whether it went well, and the last line that it wrote."""
     try:
         done = subprocess.run(
             [sys.executable, "-W", "ignore", "-c", code],
@@ -158,21 +158,21 @@ def _tried(code: str) -> tuple[bool, str]:
 
 _TORCH = """
 import torch
-cards = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-print("; ".join(cards) or "CPU")
+GPUs = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+print("; ".join(GPUs) or "CPU")
 """
 _JAX = """
 import jax
-cards = [device.device_kind for device in jax.devices() if device.platform != "cpu"]
-print("; ".join(cards) or "CPU")
+GPUs = [device.device_kind for device in jax.devices() if device.platform != "cpu"]
+print("; ".join(GPUs) or "CPU")
 """
 
 
 def _devices() -> Iterator[Finding]:
     works, of_torch = _tried(_TORCH)
     if not works:
-        cure = "install torch for this machine, see pytorch.org"
-        yield Finding("torch", "broken", of_torch, cure)
+        fix = "install torch for this machine, see pytorch.org"
+        yield Finding("torch", "broken", of_torch, fix)
     else:
         yield Finding("torch", "ok", f"computes on {of_torch}")
     if _version_of("jax") is None:
@@ -180,18 +180,18 @@ def _devices() -> Iterator[Finding]:
         return
     works, of_jax = _tried(_JAX)
     if not works:
-        cure = "pip install -U jax jaxlib, of one version"
-        yield Finding("JAX", "broken", of_jax, cure)
+        fix = "pip install -U jax jaxlib, of one version"
+        yield Finding("JAX", "broken", of_jax, fix)
         return
     if of_torch != "CPU" and of_jax == "CPU":
-        cure = "pip install 'jax[cuda12]' (or cuda13, as the driver has it)"
-        yield Finding("JAX", "broken", "sees no card, but torch does", cure)
+        fix = "pip install 'jax[cuda12]' (or cuda13, as the driver has it)"
+        yield Finding("JAX", "broken", "sees no GPU, but torch does", fix)
         return
     yield Finding("JAX", "ok", f"computes on {of_jax}")
     if of_jax != "CPU" and not os.environ.get("XLA_CLIENT_MEM_FRACTION"):
-        told = "JAX takes three quarters of a card when it opens it, and torch has the rest"
-        cure = "call envkit.configure_gpu(fraction=0.5) before the first env is made"
-        yield Finding("memory of the card", "note", told, cure)
+        told = "JAX takes three quarters of a GPU when it opens it, and torch has the rest"
+        fix = "call envkit.configure_gpu(fraction=0.5) before the first env is made"
+        yield Finding("memory of the GPU", "note", told, fix)
 
 
 def _memory() -> Iterator[Finding]:
@@ -200,8 +200,8 @@ def _memory() -> Iterator[Finding]:
         return
     free = shutil.disk_usage("/dev/shm").free // 2**20
     if free < _LEAST_SHARED_MIB:
-        cure = "give the container more: docker run --shm-size=2g"
-        yield Finding("shared memory", "broken", f"{free} MiB free in /dev/shm", cure)
+        fix = "give the container more: docker run --shm-size=2g"
+        yield Finding("shared memory", "broken", f"{free} MiB free in /dev/shm", fix)
     else:
         yield Finding("shared memory", "ok", f"{free} MiB free in /dev/shm")
 
@@ -213,8 +213,8 @@ def _processes() -> Iterator[Finding]:
     yield Finding("worker processes", "ok", f"start by {method}, {cores} cores")
     works, told = _tried(_POOL)
     if not works:
-        cure = "see docs/batched_envs.md, or step in this process with SerialEnv"
-        yield Finding("worker processes", "broken", told, cure)
+        fix = "step in this process: SerialEnv in place of ParallelEnv"
+        yield Finding("worker processes", "broken", told, fix)
 
 
 _POOL = """
@@ -248,11 +248,11 @@ def _rendering() -> Iterator[Finding]:
     if works:
         yield Finding("rendering", "ok", f"MuJoCo draws by {told}")
     elif chosen:
-        cure = "unset MUJOCO_GL, and what works here is found"
-        yield Finding("rendering", "broken", f"MUJOCO_GL={chosen}, but {told}", cure)
+        fix = "unset MUJOCO_GL, and what works here is found"
+        yield Finding("rendering", "broken", f"MUJOCO_GL={chosen}, but {told}", fix)
     else:
-        cure = "apt-get install libosmesa6 (Debian, Ubuntu), or a driver with EGL"
-        yield Finding("rendering", "note", told, cure)
+        fix = "apt-get install libosmesa6 (Debian, Ubuntu), or a driver with EGL"
+        yield Finding("rendering", "note", told, fix)
 
 
 _PICTURE = """

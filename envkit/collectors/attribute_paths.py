@@ -1,4 +1,4 @@
-"""What a path of attributes and items leads to, and calls of what it leads to.
+"""Look up a path of attributes and items, and call the object that is there.
 
 Conventions
     path  ``"env.base_env"``, ``"schemes['policy'].interval"``, ``"parts[0]"``: names, and items by int or string.

@@ -51,7 +51,7 @@ __all__ = ["Parts", "build_runner", "recorded_leaves"]
 
 @dataclass(frozen=True)
 class Parts:
-    """What a runner is built from."""
+    """The parts that a runner is built from."""
 
     make_env: Callable[..., EnvBase] | EnvBase
     policy: Any
@@ -149,7 +149,7 @@ def _completed(env: EnvBase, policy: Any, options: RunnerOptions) -> EnvBase:
 
 
 def _limit_for(env: EnvBase, steps: int) -> StepCounter:
-    """Cut episodes short; where the env has a count of its own, ours has another name."""
+    """Cut episodes short; where the env has its own count, ours has another name."""
     taken = any(as_path(key)[-1] == "step_count" for key in env.observation_keys)
     return StepCounter(steps, step_count_key=OWN_STEP_COUNT if taken else "step_count")
 
@@ -198,7 +198,7 @@ def _keywords(given: Any) -> dict[str, Any]:
 
 
 def _try_out(env: EnvBase, policy: nn.Module, options: RunnerOptions, runner: EnvRunner) -> None:
-    """Have a copy of the policy act once, on the first root, so that what does not fit is told at once."""
+    """Have a copy of the policy act once, on the first root, so that what does not fit is reported at once."""
     assert runner.root is not None
     try:
         trial = copy.deepcopy(policy)

@@ -177,9 +177,9 @@ class Collector:
         """Have the policy act with new weights from the next batch on.
 
         Args:
-            policy_or_weights: a TensorDict or a mapping of them by name, as ``state_dict()`` gives, or a module; for a
-                `JaxPolicy` another one, or params; None takes those of the policy that was passed, which a trainer has
-                changed in place.
+            policy_or_weights: a TensorDict or a mapping of them by name, as ``state_dict()`` gives, or a module. For a
+                `JaxPolicy` pass another one, or params. None takes those of the policy that was passed, which a
+                trainer has changed in place.
             weights, policy, policy_weights: other names of the same; one is given.
             model_id: whose weights they are: "policy".
             weights_dict: the same as ``{"policy": weights}``, without ``model_id``.
@@ -213,7 +213,7 @@ class Collector:
 
     @property
     def requested_frames_per_batch(self) -> int | None:
-        """Transitions in a batch, as they were asked for; the sum where each worker has a number of its own, None where
+        """Transitions in a batch, as they were asked for; the sum where each worker has its own number, None where
         batches are of whole episodes alone."""
         frames = self._options.frames_per_batch
         return sum(frames) if isinstance(frames, list) else frames
@@ -275,7 +275,7 @@ class Collector:
 
     @property
     def pre_collect_hook(self) -> Callable[[], Any] | None:
-        """What is called before each batch is asked for; can be assigned, None takes it away."""
+        """Function that is called before each batch is asked for; can be assigned, None takes it away."""
         return self._options.pre_collect_hook
 
     @pre_collect_hook.setter
@@ -285,7 +285,7 @@ class Collector:
 
     @property
     def post_collect_hook(self) -> Callable[[Any], Any] | None:
-        """What is called with each batch before it is delivered; can be assigned, None takes it away."""
+        """Function that is called with each batch before it is delivered; can be assigned, None takes it away."""
         return self._options.post_collect_hook
 
     @post_collect_hook.setter
@@ -380,7 +380,7 @@ class Collector:
         See `get_attr` for ``indices``. An attribute that cannot be called is given as it is.
 
         Returns:
-            What each call returned, in their order.
+            The results of the calls, in order.
 
         Example:
             >>> collector.call("set_level", 3)
@@ -397,7 +397,8 @@ class Collector:
     def fake_tensordict(self) -> EnvData:
         """Give zeros that look like a batch: for the storage of a buffer, or to compile what trains.
 
-        Nothing is stepped. Steps that `set_truncated` marks are marked, and ``split_trajs`` and ``postproc`` are applied.
+        No env is stepped. Steps that `set_truncated` marks are marked, and ``split_trajs`` and ``postproc`` are
+        applied.
 
         Returns:
             Data with the entries, shapes and dtypes of a batch, batch size ``(*env_batch, steps)``.
@@ -530,7 +531,7 @@ class Collector:
 
     @property
     def profile_config(self) -> ProfileConfig | None:
-        """What is profiled; None: nothing."""
+        """Settings of the profiler; None where it is off."""
         return self._profiled
 
     def _profile(self, config: ProfileConfig | None) -> None:
@@ -540,9 +541,9 @@ class Collector:
     # ------------------------------------------------------------------------------- in the background
 
     def start(self) -> None:
-        """Collect in a thread of its own from now on, into the replay buffer, until `async_shutdown`.
+        """Collect in its own thread from now on, into the replay buffer, until `async_shutdown`.
 
-        What raises there is raised by the next call of `pause`, `start`, `async_shutdown` or `shutdown`. Calls that take a
+        An error there is raised by the next call of `pause`, `start`, `async_shutdown` or `shutdown`. Calls that take a
         turn (`state_dict`, `set_seed`, `reset`, `update_policy_weights_`, `set_attr`) wait for the batch under way.
 
         Raises:
@@ -576,7 +577,7 @@ class Collector:
 
     @contextmanager
     def pause(self) -> Iterator[None]:
-        """Have what `start` has begun stand still between two batches, for a ``with`` block.
+        """Hold the collection that `start` has begun between two batches, for a ``with`` block.
 
         Raises:
             NotStartedError: (a RuntimeError) nothing runs.

@@ -47,7 +47,7 @@ class _BufferFilling:
         self._buffer, self._whole, self._begins_randomly = buffer, whole, begins_randomly
         self._episodes_each = episodes_each
         self.keys: list[Key] = []
-        """What is put in, where the first batches had random actions."""
+        """Entries that are added where the first batches had random actions."""
         self._fits = False
         self._parts_in = (
             0  # of the batch that is put in part by part: single steps, or some episodes
@@ -104,7 +104,7 @@ class _BufferFilling:
         return {"keys": plain(self.keys), "steps_in": self._parts_in}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on as whoever gave ``state`` would have."""
+        """Continue as the object that gave ``state`` would have."""
         self.keys, self._parts_in = from_plain(state["keys"]), state["steps_in"]
 
 
@@ -199,7 +199,7 @@ class Delivery:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on as whoever gave ``state`` would have."""
+        """Continue as the object that gave ``state`` would have."""
         self.raw = from_plain(state["undelivered"])
         self.formed = from_plain(state["formed"])
         if self._buffer is not None and state["buffer"] is not None:

@@ -174,7 +174,7 @@ class MultiCollector(Collector):
         raise NotImplementedError
 
     def _fit(self, given: Any) -> None:
-        """Settle how batches are made, now that the workers have told of their envs."""
+        """Settle how batches are made, now that the workers have described their envs."""
         raise NotImplementedError
 
     def _set_steps(self, together: int) -> None:
@@ -407,8 +407,8 @@ class MultiCollector(Collector):
                 "both" gives both.
 
         Returns:
-            What `Collector.stats` says, joining of batches here included, and ``workers`` and ``workers_alive``, their
-            numbers. Workers have made more frames than were delivered where batches wait.
+            The values of `Collector.stats`, including the joining of batches here, and ``workers`` and
+            ``workers_alive``, their numbers. Workers have made more frames than were delivered where batches wait.
 
         Raises:
             ArgumentError: (a ValueError) ``workers`` is something else.
@@ -581,7 +581,7 @@ class MultiSyncDataCollector(MultiCollector):
         while self._worker_pool.jobs:
             if len(self._parts_made) >= enough:
                 self._worker_pool.stop(list(self._worker_pool.jobs))
-            for worker in self._worker_pool.wait(1):  # who fails is told at once
+            for worker in self._worker_pool.wait(1):  # who fails is reported at once
                 if (part := self._worker_pool.receive(worker)) is not None:
                     self._parts_made[worker] = part
         parts = [self._parts_made[worker] for worker in range(self.num_workers)]
@@ -630,7 +630,7 @@ def _require_joinable(given: Any) -> None:
 
     Raises:
         ArgumentError: (a ValueError) in no way that there is.
-        OptionError: (a TypeError) whole episodes are joined in a way of their own, or parts are wanted on several devices.
+        OptionError: (a TypeError) whole episodes are joined in their own way, or parts are wanted on several devices.
     """
     dim, stored = given.cat_results, given.storing_device
     if isinstance(stored, list) and len(set(stored)) > 1:

@@ -27,7 +27,7 @@ __all__ = ["ProfileConfig", "Profiling", "Seconds", "timed"]
 
 @dataclass(frozen=True)
 class ProfileConfig:
-    """What `Collector.enable_profile` profiles.
+    """Settings of `Collector.enable_profile`.
 
     Args:
         workers: numbers of the workers; a collector in this process is number 0.

@@ -72,7 +72,7 @@ POLICY_VERSION: tuple[Key, ...] = ("policy_version", ("next", "policy_version"))
 """Where the version of the policy that acted is recorded."""
 
 OWN_STEP_COUNT = "collector_step_count"
-"""What `StepCounter` calls its count in an env that has a ``step_count`` of its own."""
+"""Name of the count of `StepCounter` in an env that has its own ``step_count``."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class RunnerOptions:
 
 @dataclass(frozen=True)
 class Order:
-    """What one batch is to be.
+    """Size and kind of one batch.
 
     Attributes:
         steps: of each row of the env.
@@ -118,7 +118,7 @@ class Order:
 
 @dataclass(frozen=True)
 class Batch:
-    """What was collected.
+    """The collected data.
 
     Attributes:
         data: transitions, see the module.
@@ -217,7 +217,7 @@ class EnvRunner:
             )
 
     def seed(self, seed: int | None, *, static: bool) -> int | None:
-        """Seed the env; a root that nobody has stepped from is forgotten."""
+        """Seed the env; a root that was not stepped yet is dropped."""
         following = self.env.set_seed(seed, static_seed=static)
         if not self.frames:
             self.root = None
@@ -299,8 +299,8 @@ class EnvRunner:
             self._require_unmoved()
         if kind := self.env._says_no_state:
             raise ResumeError(
-                f"{kind} is an env of your own, and does not say what it keeps of an episode, so its next steps could "
-                "not be those it would have made. Give it get_extra_state and set_extra_state (docs/env_features.md); "
+                f"{kind} is your own env, and does not say what it keeps of an episode, so its next steps could "
+                "not be those it would have made. Give it get_extra_state and set_extra_state; "
                 "where all is in the data, let the first return {} and the second do nothing."
             )
         policy = self.policy
@@ -317,11 +317,11 @@ class EnvRunner:
         }
 
     def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
-        """Go on as whoever gave ``state`` would have.
+        """Continue as the object that gave ``state`` would have.
 
         Raises:
             ResumeError: the env cannot be brought there; with ``strict=False`` it begins new episodes.
-            ArgumentError: (a ValueError) its policy was of another architecture. Nothing was loaded.
+            ArgumentError: (a ValueError) its policy was of another architecture. Its weights were not loaded.
         """
         root = from_plain(state["root"])
         if root is not None and root.batch_size != self.env.batch_size:
@@ -396,18 +396,18 @@ class EnvRunner:
 
     @property
     def _of_the_next_root(self) -> list[Key]:
-        """List what stands under ``next`` and again in the root that follows."""
+        """List what is under ``next`` and again in the root that follows."""
         keys = (*self.env.observation_keys, *self.env.state_keys)
         return [as_key(("next", *as_path(key))) for key in keys]
 
 
 def _private(data: TensorDictBase) -> list[Key]:
-    """List what stands in the data for envs and transforms alone."""
+    """List what is in the data for envs and transforms alone."""
     return [key for key in data.keys(True) if as_path(key)[-1].startswith("_")]
 
 
 def _with_own_counts(data: TensorDictBase) -> TensorDictBase:
-    """Put counts that stand beside those of the env into the node of the collector, each at its level."""
+    """Put counts that are beside those of the env into the node of the collector, each at its level."""
     counts = [path for path in map(as_path, data.keys(True, True)) if path[-1] == OWN_STEP_COUNT]
     if not counts:
         return data

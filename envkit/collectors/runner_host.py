@@ -1,4 +1,4 @@
-"""Where the runner of a worker lives: it makes a batch when it is told to, and leaves it in shared memory.
+"""Where the runner of a worker lives: it makes a batch on request, and leaves it in shared memory.
 
 Conventions
     row      number of a worker; a host has one.
@@ -109,7 +109,7 @@ Leaves = Mapping[Path, tuple[tuple[int, ...], torch.dtype]]
 
 @dataclass(frozen=True)
 class Description:
-    """What a worker says of itself at the start.
+    """Description that a worker sends at the start.
 
     Attributes:
         batch_size: of its env.
@@ -124,7 +124,7 @@ class Description:
 
 @dataclass(frozen=True)
 class Reply:
-    """What was collected.
+    """The collected data.
 
     Attributes:
         following: see `Batch`.
@@ -308,13 +308,13 @@ class _RunnerHost:
         return following
 
     def call_set_seed(self, seeds: dict[int, int]) -> None:
-        """Seed what was built anew; see `Recovery`."""
+        """Seed what was built again; see `Recovery`."""
         for seed in seeds.values():
             self.call_seed(seed, False)
             self._runner.root = None
 
     def call_rebuild(self, seeds: dict[int, int | None]) -> None:
-        """Build env and policy anew, after the env has failed; seeded unless the seed is None."""
+        """Build env and policy again, after the env has failed; seeded unless the seed is None."""
         self._runner.env.close(raise_if_closed=False)
         self._runner = self._built()
         self.call_set_seed({row: seed for row, seed in seeds.items() if seed is not None})

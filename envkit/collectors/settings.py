@@ -47,7 +47,7 @@ class CollectorOptions(TypedDict, total=False):
     Args:
         frames_per_batch: transitions in a batch, over all envs; with a batch of B envs, each makes
             ``ceil(frames_per_batch / B)`` steps, with a warning where that is more. With workers also a list of one
-            number for each: of what the worker makes of a batch, or asynchronously of its own batches.
+            number for each: of what the worker makes of a batch, or asynchronously of its batches.
         trajs_per_batch: whole episodes in a batch instead, in the order in which they end. Frames of
             unfinished ones wait; none is lost or used twice. ``frames_per_batch`` then is how many transitions are made
             at once; without it, 32 of each env.
@@ -101,7 +101,7 @@ class CollectorOptions(TypedDict, total=False):
         post_collect_hook: called with each batch before it is delivered.
         interruptor: for collectors in this process: has ``collection_stopped()``, which is asked after each step; True ends
             the batch there. Steps that were not made are zero, with number -1 and ``("collector", "mask")`` False.
-        worker_idx: number that `Collector.worker_idx` gives, for who runs collectors in workers of their own.
+        worker_idx: number that `Collector.worker_idx` gives, for who runs collectors in their own workers.
         weight_sync_schemes: without effect, as ``{"policy": scheme}`` of TorchRL: weights of the policy travel through
             shared memory whenever ``update_policy_weights_`` is called.
         return_same_td, no_cuda_sync: without effect: batches are always new, and the collector does not synchronise
@@ -528,7 +528,7 @@ def kind_for(
         backend: see `Collector`.
         sync: see `Collector`.
         asked: the class that was called; one with workers alone has no kind that collects here. A subclass of the
-            user's that does not say how it collects gets a class of its own below it, which does.
+            user's that does not say how it collects gets its own class below it, which does.
         has_workers: a number of workers was passed: without a backend they are processes.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Threads of a collector: one uses it at a time, and one of its own may collect in the background.
+"""Threads of a collector: one uses it at a time, and a background thread may collect.
 
 Two threads that collect would take each other's batches, or wait for each other's workers. A call of the thread that
 uses it already (a hook, a policy) is let through. A turn is taken and ended by plain assignments, with no call next
@@ -31,7 +31,7 @@ _EXIT_S = 5.0
 
 
 class Background:
-    """Call something again and again in a thread of its own.
+    """Call something again and again in its own thread.
 
     Args:
         collect: makes one batch; False says that it was the last one.
@@ -91,12 +91,12 @@ class Background:
 
     @property
     def is_held(self) -> bool:
-        """Whether it stands still."""
+        """Whether it is paused."""
         return bool(self._holders)
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Have it stand still between two batches.
+        """Pause it between two batches.
 
         Raises:
             StartedError: (a RuntimeError) the thread itself would wait for itself.
@@ -159,11 +159,11 @@ R = TypeVar("R")
 
 
 class Used(Protocol):
-    """What takes turns.
+    """State of two users that take turns.
 
     Attributes:
-        _user: ident of the thread that uses it; None where nobody does.
-        _background: collects in a thread of its own; None where nothing was started.
+        _user: ident of the thread that uses it; None where it is free.
+        _background: collects in its own thread; None where nothing was started.
     """
 
     _user: int | None

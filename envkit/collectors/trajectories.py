@@ -2,7 +2,7 @@
 
 Conventions
     rows      the flattened batch of an env.
-    number    int64; every trajectory of a collector has one of its own. Worker w of n counts w, w + n, w + 2n, ...,
+    number    int64; every trajectory of a collector has its own one. Worker w of n counts w, w + n, w + 2n, ...,
               so that workers need not talk about it.
     fragment  batch of a runner, (*env_batch, steps), with ``("collector", "traj_ids")``.
     ended     a trajectory has, where its number is followed by another one in its row.
@@ -36,7 +36,7 @@ RANDOM = ("collector", "random_action")
 """Where a batch has random actions and others: which are random, bool of its batch size."""
 
 _LONG = 100_000
-"""Steps after which an episode that has not ended is told of: whoever waits for it may wait for ever."""
+"""Steps after which an episode that has not ended is reported, since a caller may wait for its end without success."""
 
 _Pieces = dict[int, list[TensorDictBase]]
 
@@ -76,7 +76,7 @@ class TrajectoryNumbers:
         """Give a new number to the rows that a bool mask names, unless theirs was not used yet.
 
         Returns:
-            The numbers that nobody goes on with.
+            The numbers of trajectories that are not continued.
         """
         renewed = rows & ~self._is_unused
         count = int(renewed.sum())
@@ -87,7 +87,7 @@ class TrajectoryNumbers:
         return ended
 
     def restart(self, first: int) -> None:
-        """Number all rows anew, from ``first`` on."""
+        """Number all rows again, from ``first`` on."""
         rows = len(self.current)
         self.current = first + torch.arange(rows, device="cpu") * self.stride
         self.following = first + rows * self.stride
@@ -103,7 +103,7 @@ class TrajectoryNumbers:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on as whoever gave ``state`` would have."""
+        """Continue as the object that gave ``state`` would have."""
         self.following = int(state["following"])
         self.current = state["current"].clone()
         self._is_unused = state["is_unused"].clone()
@@ -112,7 +112,7 @@ class TrajectoryNumbers:
 def abandoned(
     known: Collection[int], collected: Collection[int], following: Collection[int], stride: int
 ) -> list[int]:
-    """Give the trajectories that nobody goes on with although no step says so: a reset or a fault came between.
+    """Return the trajectories that are not continued although no step says so: a reset or a fault came between.
 
     Args:
         known: numbers of trajectories that have not ended.
@@ -182,7 +182,7 @@ class EpisodeStore:
         )
 
     def cut(self, numbers: Collection[int] | None = None) -> None:
-        """End trajectories (None: all) that nobody will go on with, by truncation at their last step."""
+        """End trajectories (None: all) that will not be continued, by truncation at their last step."""
         unfinished = self._pieces.keys() if numbers is None else self._pieces.keys() & numbers
         self._pieces, self._whole = self._without(sorted(unfinished))
 
@@ -310,7 +310,7 @@ class EpisodeMeter:
                 self.lengths.append(steps + count)
 
     def forget(self) -> None:
-        """Begin to list ended episodes anew."""
+        """Begin to list ended episodes again."""
         self.returns, self.lengths = [], []
 
     def _note_unseen(self, first: torch.Tensor) -> None:
@@ -338,7 +338,7 @@ class EpisodeMeter:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on as whoever gave ``state`` would have."""
+        """Continue as the object that gave ``state`` would have."""
         known = zip(state["returns"], state["lengths"], strict=True)
         self._sums = dict(zip(state["numbers"], known, strict=True))
         self._unseen, self._joins_late = set(state["unseen"]), set(state["joins_late"])

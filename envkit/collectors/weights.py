@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 _EXTRA = "_extra_state"
-"""What torch calls it in a ``state_dict()``."""
+"""The key of torch for it in a ``state_dict()``."""
 
 Weights = Mapping[str, torch.Tensor]
 

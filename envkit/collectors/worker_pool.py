@@ -4,10 +4,10 @@ A pool knows which worker has an order, what was received, and who was lost. It 
 for, nor what becomes of what they made: that is said by `multi`.
 
 Conventions
-    part    batch of one worker: its data, views of shared memory that the worker will write to when it gets the next
+    part    batch of one worker: its data, in shared memory that the worker will write to when it gets the next
             order, or its own TensorDict where the data has no fixed form.
-    lost    of a worker whose env raised, or whose process ended: it was built again, and what the one before it had
-            begun is not told yet.
+    lost    of a worker whose env raised, or whose process ended: it was built again, and the steps of the one before
+            it are not reported yet.
     root    of a lost worker: what its next step would have begun with, batch size (*env_batch,).
     asked   workers that may have an order: noted before it is placed, until what they made was received. Where Ctrl-C
             came in between, the pool of processes knows whether it was placed, see `recall`.
@@ -70,7 +70,7 @@ def _with_loss(data: TensorDictBase, root: TensorDictBase) -> TensorDictBase:
 
 @dataclass(frozen=True)
 class Part:
-    """What one worker has made; see `Reply` for the other entries.
+    """The batch of one worker; see `Reply` for the other entries.
 
     Attributes:
         data: batch size ``(*env_batch, steps)``, invalid steps included.
@@ -85,7 +85,7 @@ class Part:
 
 @dataclass(frozen=True)
 class _Newest:
-    """The newest weights, packed, their version and extra state; one object, so that nobody reads half an update.
+    """The newest weights, packed, their version and extra state; one object, so that no reader sees half an update.
 
     ``packed`` is None where the policy has none.
     """
@@ -256,7 +256,7 @@ class WorkerPool:
         return part
 
     def _replace(self, error: WorkerError) -> None:
-        """Build anew what has failed.
+        """Build again what has failed.
 
         Raises:
             WorkerError: that is not to be, or was too often.
@@ -271,7 +271,7 @@ class WorkerPool:
         self.recovery.unstarted.clear()
 
     def _introduce(self, worker: int) -> None:
-        """Tell a worker that was built anew what the others know."""
+        """Tell a worker that was built again what the others know."""
         self.call("number_from", self._next_numbers[worker], workers=[worker])
         if self.packings:
             self.call("plan", self.packings[worker], workers=[worker])
@@ -279,14 +279,14 @@ class WorkerPool:
         self._replaced.discard(worker)
 
     def _introduce_all(self) -> bool:
-        """Introduce all workers that were built anew; tell whether there were any."""
+        """Introduce all workers that were built again; tell whether there were any."""
         fresh = sorted(self._replaced)
         for worker in fresh:
             self._introduce(worker)
         return bool(fresh)
 
     def _persistently(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call something of workers, and again when what has failed is built anew."""
+        """Call something of workers, and again when what has failed is built again."""
         while True:
             try:
                 return call(*args, **kwargs)

@@ -1,7 +1,7 @@
 """Whether an argument is of the kind that a call can use: an int, a number, a bool, a batch size, a path, a TensorDict.
 
 Each function gives the argument back or says what it is, what was expected and what to pass. It knows
-no env: what a number means is told by who asks.
+no env: the caller says what a number means.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false

@@ -42,12 +42,12 @@ def split_trajectories(
     done_key: Key | None = None,
     as_nested: bool | torch.layout = False,
 ) -> EnvData:
-    """Give each trajectory of a rollout a row of its own, zero-padded.
+    """Give each trajectory of a rollout its own row, zero-padded.
 
     A trajectory ends where its id changes. Data without ids ends it after each set done flag (which
     includes truncation). The end of a row of the data ends it, too.
 
-    Padding costs memory and hides lengths from whoever forgets the mask. For new training code prefer
+    Padding costs memory and hides lengths if you forget the mask. For new training code prefer
     the flat layout, ``data.reshape(-1)``, and sample slices that stay within one id, with TorchRL's
     ``SliceSampler(traj_key=...)`` for instance.
 
@@ -225,7 +225,7 @@ class Piece(NamedTuple):
 
 
 class EpisodeSteps(NamedTuple):
-    """What `EpisodeNumbers` says of one batch.
+    """Result of `EpisodeNumbers` for one batch.
 
     Attributes:
         episode: int64, shape ``(rows, T)``; -1 outside of episodes.

@@ -1,10 +1,11 @@
 """Files and folders that are complete or not there: written under another name, flushed, then renamed.
 
-This module knows no format. What fails while a file is written, or read, is told as one error that names the file. Which paths
+This module knows no format. A failure while a file is written or read becomes one error that names the file. Which
+paths
 are taken, and what is said of others, is one rule for all that writes or reads files: `whole_file`, `whole_folder`
 and `file_to_read` apply it.
 
-A writer holds a lock on what it writes, which ends with its process. So what nobody has locked is nobody's, and the
+A writer holds a lock on what it writes, which ends with its process. So a file without a lock has no writer, and the
 next write of that name removes it. Where the file system knows no locks, or Python has none (Windows), all of it
 stays.
 
@@ -98,13 +99,13 @@ def _locked(path: Path, *, wait: bool) -> int | None:
 def whole_file(path: str | os.PathLike[str]) -> Generator[IO[bytes]]:
     """Open a file that gets its name when the block ends well; one of that name is replaced then.
 
-    What a symbolic link leads to is replaced, and not the link. What a killed writer of that name has left in the
+    The target of a symbolic link is replaced, and not the link. Leftovers of a killed writer of that name in the
     folder is removed.
 
     Raises:
         ArgumentTypeError, ArgumentError: (a TypeError, a ValueError) ``path`` is no path.
         WriteError: (an OSError) the file cannot be opened, flushed or named, or what is there is no file: a folder,
-            a device or a pipe. Nothing has changed then.
+            a device or a pipe; no file has changed then.
     """
     path = as_file("path", path)
     with telling(path):
@@ -137,11 +138,11 @@ def whole_file(path: str | os.PathLike[str]) -> Generator[IO[bytes]]:
 def whole_folder(path: str | os.PathLike[str]) -> Generator[Path]:
     """Make a folder that gets its name when the block ends well, with the folders above it.
 
-    What a killed writer of that name has left beside it is removed.
+    Leftovers of a killed writer of that name beside it are removed.
 
     Raises:
         ArgumentTypeError, ArgumentError: (a TypeError, a ValueError) ``path`` is no path.
-        WriteError: (an OSError) it cannot be made, flushed or named, or there is one of that name. Nothing has
+        WriteError: (an OSError) it cannot be made, flushed or named, or there is one of that name. No file has
             changed then.
     """
     path = as_file("path", path)
@@ -234,7 +235,7 @@ def telling(path: str | os.PathLike[str]) -> Generator[None]:
             raise
         reason = cause.strerror or str(cause)
         raise WriteError(
-            f"{os.fspath(path)} cannot be written: {reason}. Nothing is left of it, and what was there before is "
+            f"{os.fspath(path)} cannot be written: {reason}. The part that was written is removed, and an existing file is "
             "as it was. Free space, or choose a folder that exists and that you may write to."
         ) from error
 
@@ -267,7 +268,7 @@ _UNREADABLE = (
     *(OverflowError, RuntimeError, TypeError, ValueError, pickle.UnpicklingError),
     *(struct.error, zipfile.BadZipFile, zlib.error),
 )
-"""What libraries raise of damaged files."""
+"""Exceptions that libraries raise for damaged files."""
 
 
 def _flush(path: Path) -> None:

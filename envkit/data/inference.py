@@ -1,6 +1,6 @@
 """Tensors that outlive the call that makes them, made in a way that leaves them usable.
 
-What is made under ``torch.inference_mode()`` can never be written to in place, nor be saved for a
+Tensors made under ``torch.inference_mode()`` can never be written to in place, nor be saved for a
 backward pass, outside of it. An env's first use may well be inside, and its next one outside: so
 whatever an env or a transform keeps (rows in memory, running statistics) is made in `lasting`.
 """

@@ -1,7 +1,7 @@
 """Keywords that several classes take alike, written down once as a `TypedDict`; unknown ones are refused.
 
 Type checkers read name and type of each from ``**options: Unpack[Table]``. This module reads the defaults,
-which stand beside the types, and shows the keywords one by one where Python asks for a signature. It does
+which are beside the types, and shows the keywords one by one where Python asks for a signature. It does
 not know what they mean.
 
 Conventions
@@ -34,7 +34,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Default:
-    """What a keyword is that was not given."""
+    """Value of a keyword that was not given."""
 
     value: Any
 

@@ -95,7 +95,7 @@ def nest(entries: Mapping[Path, Any]) -> dict[str, Any]:
 
 
 def node_of(tree: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Give the node of nested dicts in which the entry at ``path`` stands, made where it is not there."""
+    """Return the node of nested dicts that holds the entry at ``path``; make it if it is missing."""
     for name in path[:-1]:
         tree = tree.setdefault(name, {})
     return tree
@@ -128,7 +128,7 @@ def has_entry(td: TensorDictBase, key: Key) -> bool:
 
 
 def node_axes(td: TensorDictBase) -> dict[Path, Axes]:
-    """List the nested TensorDicts that have batch axes of their own beyond those of ``td``, as groups of agents do."""
+    """List the nested TensorDicts that have batch axes beyond those of ``td``, as groups of agents do."""
     found: dict[Path, Axes] = {}
     for key, node in td.items(True, False):
         if isinstance(node, TensorDictBase) and len(node.batch_size) > td.batch_dims:
@@ -137,7 +137,7 @@ def node_axes(td: TensorDictBase) -> dict[Path, Axes]:
 
 
 def shaped(td: TensorDict, axes: Mapping[Path, Axes]) -> TensorDict:
-    """Give the nested TensorDicts of ``td`` batch axes of their own, in place.
+    """Give the nested TensorDicts of ``td`` their own batch axes, in place.
 
     Args:
         axes: by path, what each has beyond the batch axes of ``td``; paths that are not in it are passed over.

@@ -57,7 +57,7 @@ def plain(value: object, name: str = "the value") -> Any:
             return encode(value, name)
     raise ResumeError(
         f"{name} is {value!r}, of type {type(value).__name__}, which cannot be saved as tensors, numbers "
-        "and strings. Save what it is made of, and build it anew from that."
+        "and strings. Save what it is made of, and build it again from that."
     )
 
 

@@ -1,4 +1,4 @@
-"""Which episodes begin anew, by the done flags and `_reset` masks of a TensorDict, and what is written then.
+"""Which episodes begin again, by the done flags and `_reset` masks of a TensorDict, and what is written then.
 
 Every decision is taken in `rules`; this module only visits leaves, as `transition` does for steps.
 
@@ -187,7 +187,7 @@ def forget(
     Args:
         root: root of the next step, after resets.
         paths: tensors in it that are the policy's alone: it wrote them under ``next``, and no spec of the
-            env declares them. Nobody else can say what they are when an episode begins.
+            env declares them. Their values when an episode begins are known to the env alone.
         ended: ``next`` of the step, whose done flags say which episodes those are.
         levels: done leaves by level.
 
@@ -257,7 +257,7 @@ def _what_ended(
 
 
 def done_outside(mask: torch.Tensor, td: TensorDictBase, done_keys: Iterable[Key]) -> bool:
-    """Say whether parts of the batch that are not stepped are done, which only a reset of their own begins anew.
+    """Say whether parts of the batch that are not stepped are done, which only their own reset begins again.
 
     Args:
         mask: what is stepped, of the batch size of ``td``.

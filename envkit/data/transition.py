@@ -250,7 +250,7 @@ def copied(td: TensorDictBase) -> TensorDictBase:
 
 @dataclass(frozen=True)
 class Carrying:
-    """Say by path which entries of a transition stand at the next root, see `rules.is_carried`: each is asked once."""
+    """Say by path which entries of a transition are at the next root, see `rules.is_carried`: each is asked once."""
 
     reward_keys: Collection[Path] = ()
     done_keys: Collection[Path] = ()
@@ -259,9 +259,9 @@ class Carrying:
     kept_keys: Collection[Path] = ()
     keep_other: bool = True
     keeps_empty_nodes: bool = False
-    """Whether nodes of the root that hold no entries stand at the next root."""
+    """Whether nodes of the root that hold no entries are at the next root."""
     known: dict[tuple[Path, bool], bool] = field(default_factory=dict, init=False, compare=False)
-    """What was asked before, by path and ``from_next``."""
+    """Earlier answers, by path and ``from_next``."""
 
     def __call__(self, path: Path, *, from_next: bool) -> bool:
         """Say whether the entry at ``path`` is carried; see `rules.is_carried`."""
@@ -383,7 +383,7 @@ def _is_leaf(value: object) -> bool:
 
 @dataclass(frozen=True)
 class _Parts:
-    """What is carried of an uneven stack, a dict for each of its parts."""
+    """Entries of an uneven stack that are carried, a dict for each of its parts."""
 
     entries: list[dict[str, Any]]
     model: LazyStackedTensorDict

@@ -1,6 +1,6 @@
 """What the demo shows: a progress bar on a terminal or a few plain lines elsewhere, and the learning curve as a picture.
 
-Everything is said through `say`, which puts a line above a running bar. What envkit itself announces,
+Everything is said through `say`, which puts a line above a running bar. Announcements of envkit itself,
 long compilations, comes the same way within `announcements_said`.
 """
 

@@ -79,7 +79,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Trained:
-    """What training leaves; ``data`` is the last batch."""
+    """The result of training; ``data`` is the last batch."""
 
     actor: Actor
     policy: Any
@@ -142,7 +142,7 @@ def run(
 
 
 def make_envs(device: str, seed: int) -> tuple[BraxEnv, ParallelEnv]:
-    """Build both simulators, and seed torch and what trains; evaluations have seeds of their own."""
+    """Build both simulators, and seed torch and what trains; evaluations have their own seeds."""
     torch.manual_seed(seed)
     torch.set_num_threads(1)  # the networks are small, and the cores are for the simulators
     say(f"building {ROWS} Brax envs and 8 MuJoCo envs ...")
@@ -168,7 +168,7 @@ def train(brax: JaxEnv, gym: EnvBase, seed: int) -> Trained:
     size = brax.observation_spec["observation"].shape[-1]
     actor = Actor(size, brax.action_spec.shape[-1]).to(brax.device)
     ppo, curve = PPO(actor, size), Curve()
-    policy = compile_policy(actor)  # reads the parameters anew at every batch
+    policy = compile_policy(actor)  # reads the parameters again at every batch
     collector = SyncDataCollector(
         brax, policy, frames_per_batch=ROWS * STEPS, total_frames=MAX_ITERATIONS * ROWS * STEPS
     )

@@ -6,7 +6,7 @@ puts it behind an env class of the one that is asked for.
 
 Conventions
     shown   observation entries that are neither infos of the env nor moved to them.
-    tree    nested dict with sorted keys; leaves are tensors, or arrays with ``to_numpy``: copies, so that whoever
+    tree    nested dict with sorted keys; leaves are tensors, or arrays with ``to_numpy``: copies, so that a caller who
             changes them does not change what the env reads at its next step.
     flags   those of the root where it has some, else those that all levels agree on.
 """
@@ -36,7 +36,7 @@ __all__ = ["GymView", "as_tensor", "shown_and_infos", "spelled"]
 
 
 class GymView:
-    """What a gym env object says about an env, and does with it.
+    """The attributes and calls of a gym env object, for an env.
 
     Args:
         env: any environment; a batch of several shows values with its batch axes.

@@ -1,6 +1,6 @@
 """The environment interface: TensorDict in, TensorDict out.
 
-`EnvBase` is what users subclass: construction and life, random actions, transforms. A rollout stands in
+`EnvBase` is what users subclass: construction and life, random actions, transforms. A rollout is in
 `rollout`, one reset and one step in `stepping`, what an output must be in `outputs`, what is declared in
 `declared`, what an env is as a torch module in `module`. A new kind of env writes `_reset`, `_step`,
 `_set_seed` and its specs, nothing else. It does not know JAX, Gymnasium or processes.
@@ -281,7 +281,7 @@ class EnvBase(Stepping, metaclass=EnvMeta):
 
         The object obeys the gym protocol: ``reset(seed=None, options=None)`` gives an observation and
         infos, ``step(action)`` observation, reward, terminated, truncated and infos. Observations are
-        nested dicts with sorted keys. What the env reads back, the state of a stateless env say, is
+        nested dicts with sorted keys. Entries that the env reads back, e.g. the state of a stateless env, are
         kept between calls. ``make(id).unwrapped.envkit_env`` is the env itself.
 
         Args:
@@ -296,7 +296,7 @@ class EnvBase(Stepping, metaclass=EnvMeta):
             autoreset, disable_env_checker, apply_api_compatibility: of ``register`` too. Its checker,
                 which looks at arrays, is left out unless ``to_numpy`` is set.
             **kwargs: of the class; these, ``transform``, ``info_keys`` and ``to_numpy`` may also be
-                given, or given anew, in ``make``.
+                given, or given again, in ``make``.
 
         Raises:
             OptionError: (a TypeError) the installed version lacks an option that is set.
@@ -344,7 +344,7 @@ class EnvBase(Stepping, metaclass=EnvMeta):
         return seed if static_seed else following
 
     def _seed_actions(self, seed: int | None) -> None:
-        """Random actions come from a generator of the env's own, begun anew by each seed.
+        """Random actions come from a generator of the env's own, begun again by each seed.
 
         An env that was never seeded draws from torch's global generator.
         """
@@ -355,7 +355,7 @@ class EnvBase(Stepping, metaclass=EnvMeta):
 
     @property
     def _seeded_parts(self) -> list[tuple[Any, int | None]]:
-        """The parts of the batch that have a seed of their own, as indices, each with that seed."""
+        """The parts of the batch that have their own seed, as indices, each with that seed."""
         return [((), self._action_seed)]
 
     _action_seed: int | None = None

@@ -59,7 +59,7 @@ def check_env_specs(
     nothing from it. Afterwards the env is where it was, its seed and generators included. Where an env cannot say
     where it is (see `record_for_resume`), only its transforms are put back, and the next call must be a reset.
 
-    What makes the data of an env wrong is an error. What is unusual is one `EnvSpecWarning` with all points: random
+    Wrong data of an env is an error. Unusual data is one `EnvSpecWarning` with all points: random
     numbers that ``set_seed`` does not decide, of a global generator or of one that the env hides, and rewards in float64.
 
     Args:
@@ -73,9 +73,9 @@ def check_env_specs(
 
     Raises:
         ArgumentTypeError: ``env`` is no env, or the class of one.
-        OutOfSpecError: an AssertionError that lists every key that is missing or too many, every
-            shape, dtype and device that differs, every value outside its spec and every NaN, what
-            the env was refused for, and every entry that was written to after it had been returned.
+        OutOfSpecError: (an AssertionError) lists every key that is missing or too many, and every
+            shape, dtype and device that differs. It also lists every value outside its spec, every NaN, every refusal,
+            and every entry that was written to after it had been returned.
             Of an env whose data is right: input that is written to, rewards left out, masks ignored, random numbers that no seed decides.
     """
     _require_env(env)
@@ -336,7 +336,7 @@ def _drawn_elsewhere(env: EnvBase, start: TensorDictBase | None, seeded: set[str
         if name not in seeded and not _is_same(before[name], state):
             yield (
                 f"a reset or a step draws from the global generator of {name}, which set_seed does not "
-                "touch: draw from a generator of the env's own, made anew in _set_seed"
+                "touch: draw from a generator of the env's own, made again in _set_seed"
             )
 
 
@@ -349,7 +349,7 @@ def _unseeded(env: EnvBase, start: TensorDictBase | None, seed: int) -> Iterator
         if isinstance(root, LazyStackedTensorDict):
             return
         following = env.step(root.copy()).get("next")
-        # What counts on through resets, such as the number of a trajectory, is no draw.
+        # A value that counts on through resets, such as the number of a trajectory, is no draw.
         runs.append([td.exclude(*env._books).apply(torch.clone) for td in (root, following)])
     if any(_differ(*pair) for pair in zip(*runs, strict=True)):
         yield (
@@ -397,7 +397,7 @@ def _of_reset_masks(env: EnvBase, start: TensorDictBase | None, seed: int) -> It
         for path in changed_paths(kept, after):
             yield (
                 f"{as_key(path)!r} of rows that a '_reset' mask leaves out changes after the reset: a batched env must "
-                "honour the mask in _reset, see docs/custom_envs.md"
+                "honour the mask in _reset"
             )
 
 
@@ -489,5 +489,5 @@ def _of_one_mask(env: EnvBase, start: TensorDictBase | None) -> Iterator[str]:
     for path in changed_paths(wanted, following.select(*wanted.keys(True, True))):
         yield (
             f"{as_key(path)!r} of rows that the '_step' mask leaves out is not that of their root: a "
-            "batched env must honour the mask in _step, see docs/custom_envs.md"
+            "batched env must honour the mask in _step"
         )

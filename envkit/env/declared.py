@@ -1,7 +1,7 @@
 """What an environment declares: its specs, whether they are locked, and what was read from them.
 
 `Declared` is held by every env. It decides how specs are checked, completed, locked and remembered. It knows
-neither the env nor stepping; how an env shows its specs stands in `spec_names`.
+neither the env nor stepping; how an env shows its specs is in `spec_names`.
 
 Conventions
     side      inputs or outputs: "_input_spec" or "_output_spec", a Composite of ``full_*_spec`` entries.
@@ -45,10 +45,10 @@ class Declared:
 
     Attributes:
         is_locked: in-place edits are refused, and what is read from the specs is remembered.
-        is_reread: specs are read anew at each use, so that nothing is remembered though they are locked.
+        is_reread: specs are read again at each use, so that nothing is remembered though they are locked.
         cache: what was read from locked specs, by name; ``table`` and ``checks`` too.
         added_flags: done leaves that were added by the twin rule.
-        reward_is_implied: nobody has declared one.
+        reward_is_implied: it was not declared.
         sides: what is held; never changed in place.
     """
 
@@ -78,7 +78,7 @@ class Declared:
         self.put({INPUTS: inputs, OUTPUTS: outputs})
 
     def put(self, sides: Mapping[str, Composite]) -> None:
-        """Hold these sides and no other; those that are missing will be declared anew."""
+        """Hold these sides and no other; those that are missing will be declared again."""
         self.sides = sides
         self.forget_what_was_read()
 
@@ -250,7 +250,7 @@ def require_nodes(specs: Mapping[str, Composite]) -> None:
 
 
 def require_names(specs: Mapping[str, Composite], primed: Collection[Path] = ()) -> None:
-    """Check that entries which lie in one TensorDict have names of their own.
+    """Check that entries which lie in one TensorDict have their own names.
 
     A state is shown as an observation too, or as a reward or a flag, under one name. Every other name
     belongs to one kind, is no node where another entry is a leaf, and is none that data has already.

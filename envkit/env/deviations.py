@@ -55,7 +55,7 @@ def deviations(
         real: the data.
         device: where data must be; None does not ask.
         check_dtype: compare dtypes too.
-        accept_nan: NaN may stand for a value that nobody knows.
+        accept_nan: NaN may stand for an unknown value.
     """
     same = partial(deviations, device=device, check_dtype=check_dtype, accept_nan=accept_nan)
     stacked = _stacked_along(real)

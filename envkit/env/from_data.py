@@ -51,7 +51,7 @@ def specs_of_a_step(
     known = {path for kind in ("done", "observation", "reward") for path in paths[kind]}
     if others := [as_key(path) for path in given if path not in known]:
         raise ResetOutputError(
-            f"the step gave {others}, of which nobody says what they are. Name them with observation_key=, "
+            f"the step gave {others}, which have no declared role. Name them with observation_key=, "
             "reward_key= or done_key=, each a key or a list of keys."
         )
     states = [path for path, _ in leaves(root) if path not in {*paths["action"], *paths["done"]}]

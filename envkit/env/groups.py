@@ -39,7 +39,7 @@ def check_marl_grouping(group_map: Mapping[str, Sequence[str]], agent_names: Seq
         raise ArgumentError("agent_names is empty. Pass the name of each agent of the env.")
     if twice := [name for name, count in Counter(agent_names).items() if count > 1]:
         raise ArgumentError(
-            f"agent_names has {twice} more than once. Give each agent a name of its own."
+            f"agent_names has {twice} more than once. Give each agent its own name."
         )
     for group, members in group_map.items():
         if not members:

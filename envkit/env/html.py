@@ -1,6 +1,6 @@
 """How an env shows itself in a notebook: what it is, its specs folded below, and the envs inside it.
 
-This module decides the layout. What is told of an env comes from the env itself, see `Told`; how a spec is shown, from
+This module decides the layout. The facts about an env come from the env itself, see `Told`; how a spec is shown, from
 the spec.
 """
 
@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 __all__ = ["Told", "html", "told_of"]
 
 _SPECS = ("observation", "action", "reward", "done")
-"""What is shown of the specs; that of the state of a stateless env is not for people."""
+"""Specs that are shown; that of the state of a stateless env is not for people."""
 
 
 class Told(NamedTuple):
-    """What a notebook shows of an env.
+    """The facts about an env that a notebook shows.
 
     Attributes:
         facts: name to value, the first rows of the table.

@@ -24,7 +24,7 @@ in_functorch = _functorch.peek_interpreter_stack
 
 
 def require_actions(td: TensorDictBase, actions: Composite) -> None:
-    """Compare actions with their specs; one that is missing is told by what needs it.
+    """Compare actions with their specs; one that is missing is reported by the code that needs it.
 
     Raises:
         SpecTypeError: one has another dtype.

@@ -1,7 +1,8 @@
 """Run an env and leave it as it was, as where a policy is judged: nothing learns, and all that moved is put back.
 
-A transform that learns says so with `Transform.learns`, and looks at ``self.frozen`` before it learns. What a transform
-remembers in buffers, or gives by ``get_extra_state``, is put back. That is the whole declaration, for transforms of users too.
+A transform that learns says so with `Transform.learns`, and looks at ``self.frozen`` before it learns. The memory of a
+transform in buffers, or gives by ``get_extra_state``, is put back. That is the whole declaration, for transforms of
+users too.
 
 Conventions
     visit   function of the transforms of an env, and of what is given for them, to an answer.
@@ -27,7 +28,7 @@ from envkit.errors import EnvkitError
 __all__ = ["ALL", "any_learns", "left_as_it_was", "not_learning"]
 
 ALL = "all"
-"""What is given to a visit that is the first of its kind."""
+"""Value for a visit that is the first of its kind."""
 
 
 @contextmanager
@@ -62,7 +63,7 @@ def left_as_it_was(
     if reason is not None and warns_as is not None and moves:  # else no episode is lost
         warnings.warn(
             f"{warns_as} cannot put {type(env).__name__} back where it is: {reason} Reset it before the next step, "
-            "or use an env of its own.",
+            "or use its own env.",
             stacklevel=stacklevel,
         )
     of_transforms = _held_by_transforms(env) if held is None else None
@@ -81,7 +82,7 @@ def left_as_it_was(
             if learnt is not None:
                 env._visit_transforms(_learnt, learnt)
             if reason is None or not moves:
-                env._in_use.moves = moves  # as if nobody had used it
+                env._in_use.moves = moves  # as if it had not been used
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""What an env is as a torch module, and whether a subclass, or a user on one env, has overridden a public method of it.
+"""An env as a torch module, and whether a subclass, or a user on one env, has overridden a public method of it.
 
 Fast ways do many things at once: they step and reset in one call, run a whole rollout, run inside
 another env. They do not call `step` or `reset` for that. `EnvModule` is the one guard they all ask, so
@@ -14,7 +14,7 @@ env calls stays compiled if it was compiled by itself.
 Conventions
     fast way   what does the work of some methods without calling them.
     written    a class that brings fast ways names in ``_fast_path_bypasses`` the methods that they stand for, as
-               they are in that class. What classes derived from it define is an override.
+               they are in that class. A method that a derived class defines is an override.
     resume     go on from a state dict, and the data carried into the next step, as the env that gave it would.
 """
 
@@ -51,10 +51,10 @@ class EnvModule(OwnState):
         __getattr__: None  # type: ignore[assignment, misc]
 
     _fast_path_bypasses: ClassVar[frozenset[str]] = frozenset()
-    """What the fast ways of this class do without calling it."""
+    """Methods that the fast ways of this class replace without calling them."""
 
     _defined_since: ClassVar[frozenset[str]] = frozenset()
-    """What is defined by classes that are derived from the one that says what it passes by."""
+    """Names defined by classes that are derived from the one that says what it passes by."""
 
     _passed_by_override: ClassVar[bool] = False
     """Whether one of them stands for a method that a fast way does not call."""
@@ -128,7 +128,7 @@ class EnvModule(OwnState):
 
     @property
     def _keeps_state(self) -> str | None:
-        """Name the kind of env, here or inside, whose simulator keeps a state of its own; or None."""
+        """Name the kind of env, here or inside, whose simulator keeps its own state; or None."""
         return None
 
     @property
@@ -163,7 +163,7 @@ class EnvModule(OwnState):
         return None
 
     _gave_up: bool = False
-    """The episode was given up by a load that is not strict, and no data has told it yet."""
+    """The episode was given up by a load that is not strict, and no data has reported it yet."""
 
     def _has_told(self) -> None:
         """Leave it to an env around this one to tell that the episode was given up."""
@@ -207,7 +207,7 @@ _USED = frozenset(
         *("named_parameters", "named_buffers", "named_children", "named_modules"),
     ]
 )
-"""What of a module's own names is used of an env."""
+"""Attributes of a module that an env uses."""
 
 _HIDDEN = {*dir(nn.Module), *vars(nn.Module())} - {*dir(object), *_USED}
 

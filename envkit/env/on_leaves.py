@@ -270,7 +270,7 @@ def _is_plain(module: TensorDictModule) -> bool:
     """Say whether calling a module only reads entries, calls the module inside and writes what that gives.
 
     Not so with hooks (``select_out_keys`` is one), keywords, another method than the call, strictness,
-    outputs in a new TensorDict, a ``forward`` of its own, ``module.compile()``, or where entries that are
+    outputs in a new TensorDict, its own ``forward``, ``module.compile()``, or where entries that are
     there already are not computed.
     """
     own: Mapping[str, Any] = vars(module)
@@ -293,7 +293,7 @@ def _is_plain(module: TensorDictModule) -> bool:
 
 
 _READ_HERE = frozenset(("_kwargs", "method", "method_kwargs", "_get_kwargs", "strict", "inplace"))
-"""What tensordict keeps of how a module was made; a release that keeps something else is left to itself."""
+"""Attributes in which tensordict keeps how a module was made; a release that keeps something else is left to itself."""
 
 _REPLACEABLE = frozenset(("forward", "_call_module", "_call_impl", "_write_to_tensordict"))
 """Methods that a user may have replaced on one module."""

@@ -1,6 +1,6 @@
 """Envs that reset, step and run on a row of memory wherever that holds all that there is to know.
 
-`OnRow` decides when that is. How a row is stepped is up to whoever makes it; what a row does not hold goes the general
+`OnRow` decides when that is. Its maker decides how a row is stepped; what a row does not hold goes the general
 way, with the same data.
 
 Conventions
@@ -45,7 +45,7 @@ class Row(Protocol):
 
 
 class OnRow(Stepping):
-    """The part of an env that uses rows; it stands in front of the class that goes the general way."""
+    """The part of an env that uses rows; it is in front of the class that goes the general way."""
 
     @abstractmethod
     def _row_key(self) -> Hashable:
@@ -86,7 +86,7 @@ class OnRow(Stepping):
         row = self._row if mask is None or bool(mask.all()) else None
         if row is None or kwargs.get("set_state"):
             return super()._reset(td, **kwargs)
-        kwargs.pop("set_state", None)  # an episode begins anew anyway
+        kwargs.pop("set_state", None)  # an episode begins again anyway
         self._begin_on_row()
         return row.reset(**kwargs)
 

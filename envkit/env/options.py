@@ -44,7 +44,7 @@ class EnvOptions(TypedDict, total=False):
 
 
 TAKEN_HERE = ("batch_size", "run_type_checks", "allow_done_after_reset")
-"""What ``__init__`` of `EnvBase` takes; the class itself takes the others when it is called."""
+"""Keywords of ``__init__`` of `EnvBase`; the class itself takes the others when it is called."""
 
 
 class EnvMeta(ABCMeta):
@@ -52,7 +52,7 @@ class EnvMeta(ABCMeta):
 
     Type checkers do not see ``__call__``: they would take its arguments and result for those of every
     class, so that no keyword of a constructor were checked and every env were of an unknown type. The
-    same holds for ``__new__`` of `EnvBase`. What is taken out here stands in `envkit.env.options.EnvOptions` for them.
+    same holds for ``__new__`` of `EnvBase`. The keywords taken out here are listed in `EnvOptions` for them.
     """
 
     if not TYPE_CHECKING:

@@ -1,10 +1,10 @@
 """Read the specs once for all steps, and by them check what an env gives, and complete it.
 
 A `SpecTable` says what a step asks of the specs: batch, device, keys, shapes. An env whose specs are locked makes one
-at the first use and drops it when they are unlocked or replaced; one whose specs are open makes it anew each time.
-`OutputChecks` decides what an output must be before anybody else sees it: a new TensorDict of the
-right batch size, on the env's device, with every reward and done flag in the shape of its spec. What
-flags imply each other is asked of `rules`. Neither knows an env.
+at the first use and drops it when they are unlocked or replaced; one whose specs are open makes it again each time.
+`OutputChecks` decides what an output must be before it is passed on. It is a new TensorDict of the
+right batch size, on the env's device, with every reward and done flag in the shape of its spec. Which flags imply each
+other is asked of `rules`. Neither knows an env.
 
 Conventions
     out      what `_reset` or `_step` returned.
@@ -75,7 +75,7 @@ class SpecTable:
         rewards, actions, states: paths of these kinds; actions, too, what a step records of them.
         known: paths of all kinds.
         recorded: inputs that a step writes itself, into the root.
-        carrying: which entries of a step stand at the next root.
+        carrying: which entries of a step are at the next root.
     """
 
     batch_size: torch.Size
@@ -159,7 +159,7 @@ def levels_of(flags: list[Path]) -> dict[Path, list[str]]:
 
 @dataclass(frozen=True)
 class OutputChecks:
-    """What the outputs of one env must be.
+    """Requirements on the outputs of one env.
 
     Args:
         owner: name of its class, for messages.
@@ -276,7 +276,7 @@ class OutputChecks:
                     td.set(key, flags)
 
     def _says_at_once_that_nothing_is_done(self, fresh: TensorDictBase) -> bool:
-        """Ask a card once for all flags; elsewhere it costs less to ask for one after the other."""
+        """Ask a GPU once for all flags; elsewhere it costs less to ask for one after the other."""
         levels = self.table.levels.items()
         keys = [as_key((*level, name)) for level, names in levels for name in names]
         if not reading_waits(fresh.get(keys[0])):

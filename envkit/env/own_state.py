@@ -1,11 +1,11 @@
-"""What a module's state dict holds beside parameters and buffers: generators, counters, simulators.
+"""Contents of a module's state dict beside parameters and buffers: generators, counters, simulators.
 
-`OwnState` puts it under one key of the state dict, and hands it back when that is loaded. What it is, each
-class says for itself, in plain form (see `envkit.data.plain`).
+`OwnState` puts it under one key of the state dict, and hands it back when that is loaded. Each class decides
+its content, in plain form (see `envkit.data.plain`).
 
 Conventions
-    own state  dict of plain values; empty where a class has nothing to say, and then not in the state dict. What is
-               loaded from a state dict without it holds nothing then either.
+    own state  dict of plain values; empty where a class has nothing to say, and then not in the state dict. A state
+               dict without it leaves it empty.
 """
 
 from __future__ import annotations

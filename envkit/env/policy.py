@@ -1,4 +1,4 @@
-"""What counts as a policy, and how a plain callable becomes one.
+"""The kinds of policies, and how a plain callable becomes one.
 
 Conventions
     policy  callable that takes a TensorDict and writes the env's action keys into it.
@@ -47,7 +47,7 @@ __all__ = [
 Policy = Callable[[TensorDictBase], TensorDictBase]
 
 PolicyLike = Callable[..., Any] | nn.Module | None
-"""What a user passes as a policy, see `as_policy`."""
+"""A policy as a user passes it, see `as_policy`."""
 
 
 @runtime_checkable
@@ -64,7 +64,7 @@ class HasParams(Protocol):
     """A policy that is no module and holds its parameters apart from what computes with them; it is never written to."""
 
     def named_params(self, params: Any = None) -> dict[str, torch.Tensor]:
-        """Give parameters by name, copied: its own, or ``params`` in the form of its own, or those of one like it."""
+        """Give parameters by name, copied: its own, or ``params`` in the same form, or those of one like it."""
         ...
 
     def with_params(self, named: Mapping[str, torch.Tensor]) -> Self:
@@ -97,7 +97,7 @@ class ActsInRuns(Protocol):
     def for_run(self, root: TensorDictBase) -> LeavesPolicy | RowsPolicy | None:
         """Give what acts on roots like ``root``, and does what it would do on TensorDicts.
 
-        None where it must see TensorDicts. Ask anew for each run: what is given reads the parameters
+        None where it must see TensorDicts. Ask again for each run: what is given reads the parameters
         where they lie now, and nothing else of the policy is looked at again.
         """
         ...
@@ -108,18 +108,17 @@ def as_policy(env: Stepping, policy: PolicyLike, *, trust: bool = False) -> Poli
 
     Args:
         env: its specs name the inputs and outputs of a plain callable.
-        policy: None or ``env.rand_action`` for random actions; one that `BindsToEnv`, such as a compiled one; a
-            TensorDictModule, or a callable with one argument named ``tensordict`` or ``td`` or
-            annotated as a TensorDict, is called with the TensorDict, and what it returns in a new
-            one is merged into that; any other callable gets the observation
-            leaves (see `observation_inputs`), in the order of ``observation_spec``, and returns the
-            action (a tuple when there are several action keys). Further tensors of the tuple are recorded
+        policy: None or ``env.rand_action`` for random actions; or one that `BindsToEnv`, such as a compiled one. A
+            TensorDictModule is called with the TensorDict. So is a callable with one argument named ``tensordict`` or
+            ``td`` or annotated as a TensorDict. A new TensorDict that it returns is merged into that. Any other
+            callable gets the observation leaves (see `observation_inputs`), in the order of ``observation_spec``, and
+            returns the action (a tuple when there are several action keys). Further tensors of the tuple are recorded
             as ``output1``, ``output2``, ...
         trust: use ``policy`` as it is, whatever its signature.
 
     Raises:
-        PolicyError: (a TypeError) ``policy`` is not callable, or takes another number of arguments. What
-            is given raises it when it returns something that is no action.
+        PolicyError: (a TypeError) ``policy`` is not callable, or takes another number of arguments. The
+            result raises it when it returns something that is no action.
     """
     if policy is None:
         return env.rand_action
@@ -210,7 +209,7 @@ def replay(env: Stepping, actions: Iterable[Any]) -> Policy:
         env: says what its actions are called.
         actions: one item for each step: what a plain callable would return, or a TensorDict of actions.
 
-    What is given raises `PolicyError` (a TypeError) when an item is no action, and `RolloutError` when there is none.
+    The result raises `PolicyError` (a TypeError) when an item is no action, and `RolloutError` when there is none.
     """
     upcoming = enumerate(actions)
     write = ActionWriter(env, checks_each=True)

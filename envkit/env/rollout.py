@@ -102,9 +102,9 @@ def rollout(
         storing_device: where the transitions are kept; None leaves them where the env gives them.
         set_state: of the first `reset`, where ``auto_reset`` is set.
         record_state: keep the ``state`` of a stateless env at root and next of every step. It is most of what
-            a simulator records, and on a card lies in JAX's share of it.
-        check_every: after how many steps a stop rule is asked about all of them. To ask waits for a card. What was
-            stepped too far is dropped: the data is the same, but a policy that acts step by step is called for it, up
+            a simulator records, and on a GPU lies in JAX's share of it.
+        check_every: after how many steps a stop rule is asked about all of them. To ask waits for a GPU. Surplus
+            steps are dropped: the data is the same, but a policy that acts step by step is called for it, up
             to ``check_every - 1`` times, and draws what it draws. Only for envs whose steps change nothing but data.
         pipeline: no longer there; leave it out.
 
@@ -143,7 +143,7 @@ def rollout(
         max_steps = _number_of(actions, max_steps, policy)
         policy = act = replay(self, actions)
     if policy is None and self._draws_its_own:
-        policy = act  # nobody may draw in its place
+        policy = act  # no other draw may take its place
     if auto_cast_to_device:
         act = on_device(act, policy_device(policy), self.device)
     if max_steps > 1 and auto_reset:

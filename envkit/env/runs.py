@@ -1,7 +1,7 @@
 """What an env may offer beside single resets and steps: whole runs at once, and steps that are read where they are made.
 
 Each is an offer: without it, rollouts and fragments go step by step and give the same. This module knows what is
-promised; how it is asked for stands in `stepping`.
+promised; how it is asked for is in `stepping`.
 
 Conventions
     run     many steps with one policy, from a root on.
@@ -36,7 +36,7 @@ class InPlace(Protocol):
         ...
 
     def root(self) -> TensorDictBase:
-        """Give what is known now, as a TensorDict of its own."""
+        """Give what is known now, as its own TensorDict."""
         ...
 
     def advance(
@@ -49,8 +49,8 @@ class InPlace(Protocol):
             mask: bool, shape ``(rows,)``.
 
         Returns:
-            What the step gave, and the root that follows it. Rows that are not stepped show in the former what their
-            root holds, with reward 0.
+            The result of the step, and the root that follows it. Rows that are not stepped show in the former what
+            their root holds, with reward 0.
         """
         ...
 

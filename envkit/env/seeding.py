@@ -21,7 +21,7 @@ __all__ = ["checked_seed", "drawn_seed", "next_seed", "restart_seed", "seed_chai
 def next_seed(seed: int | None) -> int:
     """Derive the seed that follows ``seed``: 0 gives 795726461, then 2841183792, 2309840538.
 
-    The protocol is the reference API's: eight bytes of ``numpy.random.default_rng(seed)``, read
+    The protocol is TorchRL's: eight bytes of ``numpy.random.default_rng(seed)``, read
     big-endian, modulo ``2**32 - 1``. None draws from the operating system.
     """
     drawn = np.random.default_rng(None if seed is None else checked_seed(seed)).bytes(8)

@@ -1,8 +1,8 @@
 """Where a reset begins: at a state of the env's own choice, or at the one that is in the data.
 
 Conventions
-    set_state  True: at the state in the data; False: at one of the env's own; None: as `_reset` likes, which
-               mostly is at one of its own.
+    set_state  True: at the state in the data; False: at one that the env chooses; None: as `_reset` likes, which
+               mostly is at a new one.
     supports   ``_supports_set_state = True`` in a class: its `_reset` takes ``set_state``, always True or
                False, and honours it.
 """
@@ -32,7 +32,7 @@ def refuse_state_left_out(*, set_state: bool | None, select_reset_only: bool) ->
 
 
 def start_keywords(env: Any, td: TensorDictBase | None, set_state: bool | None) -> dict[str, Any]:
-    """Say with which keywords `_reset` of ``env`` is told where to begin; ``td`` is what it is given.
+    """Return the keywords that tell `_reset` of ``env`` where to begin; ``td`` is what it is given.
 
     Raises:
         SetStateError: see `refuse_start`.

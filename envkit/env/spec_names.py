@@ -1,8 +1,8 @@
 """The names under which an env shows what it declares: specs, keys, batch size, device.
 
-`SpecNames` is thin: what specs are is decided in `declared`. This module adds which done leaves an env has, those that
-were declared and the twins that every level needs, and the views of a spec in part: one element of the batch, its leaf
-keys, its only leaf.
+`SpecNames` is thin: what specs are is decided in `declared`. This module adds which done leaves an env has: those that
+were declared and the twins that every level needs. It also gives a spec in part: one element of the batch, its leaf
+    keys, its only leaf.
 
 Conventions
     full_*_spec   always a Composite, shape (*batch,).
@@ -477,13 +477,13 @@ class SpecNames(EnvModule):
 
     @property
     def _table(self) -> SpecTable:
-        """What steps ask of the specs; see `table`."""
+        """Facts about the specs that steps need; see `table`."""
         held = self._declared
         return held.table or held.read(self).table
 
     @property
     def _checks(self) -> OutputChecks:
-        """What outputs must be; see `outputs`."""
+        """Requirements on outputs; see `outputs`."""
         held = self._declared
         return held.checks or held.read(self)
 
@@ -497,7 +497,7 @@ class SpecNames(EnvModule):
 
     @property
     def _action_inputs(self) -> dict[Key, ActionInput]:
-        """What actions of one element of the batch may be, by key; see `specs.inputs`."""
+        """Allowed actions of one element of the batch, by key; see `specs.inputs`."""
         return self._declared.cached(
             "action_inputs", lambda: action_inputs(self.single_full_action_spec)
         )

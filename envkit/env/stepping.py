@@ -1,6 +1,6 @@
 """One reset and one step: what is checked, called, completed and merged, in which order.
 
-`Stepping` owns the public calls that take one TensorDict and give one. What an output must be is
+`Stepping` owns the public calls that take one TensorDict and give one. Requirements on outputs are
 decided in `outputs`, what masks select in `rules`. It does not know how specs are declared, how
 steps become a rollout, nor who drives it.
 
@@ -65,7 +65,7 @@ class Stepping(SpecNames, ABC):
     """`_reset` resets envs inside this one with the keywords that it is given."""
 
     leaves_torch = False
-    """Steps are made of numbers outside torch: tensors without values of their own cannot be taken."""
+    """Steps are made of numbers outside torch: tensors without their own values cannot be taken."""
 
     keeps_last_output = False
     """`_reset` returns the last known values of the parts that were not selected."""
@@ -86,7 +86,7 @@ class Stepping(SpecNames, ABC):
     """Rows whose simulator was reset by a seed, which no `reset` has shown since; None where there are none."""
 
     _unrecorded: tuple[str, ...] = ()
-    """Nodes at root and next that a fragment leaves out unless it is told to record them."""
+    """Nodes at root and next that a fragment leaves out unless it is asked to record them."""
 
     # -------------------------------------------------------------------------- for concrete envs
 
@@ -94,10 +94,10 @@ class Stepping(SpecNames, ABC):
     def _reset(self, td: TensorDictBase | None, *args: Any, **kwargs: Any) -> TensorDictBase:
         """Start new episodes where ``td``'s `_reset` masks ask for it.
 
-        An env of its own names the keywords it takes, none say, which type checkers allow beside ``*args, **kwargs``.
+        Its own env names the keywords it takes, none say, which type checkers allow beside ``*args, **kwargs``.
 
         Returns:
-            A new TensorDict with observations, states and done flags. What it holds of parts that
+            A new TensorDict with observations, states and done flags. The entries of parts that
             were not selected is ignored.
         """
 
@@ -140,8 +140,8 @@ class Stepping(SpecNames, ABC):
         Args:
             tensordict: current data; gives the batch size (of an unlocked env), the masks, and the
                 values kept where nothing is reset. It is written to and returned.
-            set_state: True begins at the state that ``tensordict`` holds, False at one of the env's own, None as
-                `_reset` likes, which mostly is at one of its own.
+            set_state: True begins at the state that ``tensordict`` holds, False at one that the env chooses, None as
+                `_reset` likes, which mostly is at a new one.
             select_reset_only: `_reset` is shown the masks in ``tensordict``, and nothing else of it.
             **kwargs: passed on to the simulator.
 
@@ -309,7 +309,7 @@ class Stepping(SpecNames, ABC):
         return self._checks.rows_done(following)
 
     def _masked_next(self, td: TensorDictBase, mask: torch.Tensor) -> TensorDictBase:
-        """Compute ``next`` when a `_step` mask is given; batched envs have ways of their own."""
+        """Compute ``next`` when a `_step` mask is given; batched envs have their own ways."""
         if bool(mask.all()):
             return self._computed_next(td.exclude(rules.STEP))
         if self.batch_locked and len(self.batch_size) and bool(mask.any()):
@@ -428,7 +428,7 @@ class Stepping(SpecNames, ABC):
         )
 
     def _check_inputs(self, td: TensorDictBase) -> None:
-        """Refuse what `_step` would refuse, where that can be told before."""
+        """Refuse what `_step` would refuse, where that can be reported before."""
 
     # ------------------------------------------------------------------- what some offer, see `runs`
 
@@ -447,7 +447,7 @@ class Stepping(SpecNames, ABC):
     def _begin_run(self, run: Run) -> Callable[[], tuple[TensorDictBase, TensorDictBase]]:
         """Begin many steps as one program, where `_runs_at_once` says so; see `fragments`.
 
-        The result gives the transitions, and the root that follows them. It stops for nobody.
+        The result gives the transitions, and the root that follows them. It does not stop when rows are done.
         """
         raise NotImplementedError(f"{type(self).__name__} steps one by one.")
 

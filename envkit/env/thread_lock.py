@@ -23,7 +23,7 @@ __all__ = ["CALLS", "InUse", "hold_calls"]
 
 
 class InUse:
-    """What a thread holds while it uses an env; a copy is held by nobody.
+    """The lock that a thread holds while it uses an env; a copy is not held.
 
     Args:
         name: of the env, for messages.
@@ -68,8 +68,8 @@ class InUse:
         holder = names.get(self.holder, "another")
         raise BusyError(
             f"this {self.name} is in use by thread {holder!r}, and thread "
-            f"{threading.current_thread().name!r} wants to use it at the same time. Give each thread one "
-            "of its own, or let one wait until the other is done: a threading.Lock around the calls."
+            f"{threading.current_thread().name!r} wants to use it at the same time. Give each thread its "
+            "own env, or let one wait until the other is done: a threading.Lock around the calls."
         )
 
     def __reduce__(self) -> tuple[Any, ...]:

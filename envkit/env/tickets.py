@@ -1,10 +1,10 @@
-"""A step that is under way: made, begun and received, each once, by whoever holds its ticket.
+"""A step that is under way: made, begun and received, each once, by the holder of its ticket.
 
 An env keeps nothing of a step between its begin and its end: the ticket does. So steps of several envs may be held at
 once and received in any order.
 
 Conventions
-    made      `Stepping._make_step` has refused what would spoil data. Nothing has moved.
+    made      `Stepping._make_step` has refused what would spoil data. The env has not moved.
     begun     `Stepping._begin_step` has handed the work out, where somebody else does it.
     received  the outcome is in the data.
 """
@@ -35,7 +35,7 @@ class Ticket:
         mask: what is stepped, bool of the batch size; None: all.
         restarts: the work itself begins new episodes, so that no reset follows.
         row: the memory it is made on; None: it is made with TensorDicts.
-        work: what the env remembers of its own between making and receiving a step.
+        work: what the env remembers for itself between making and receiving a step.
     """
 
     env: Any
@@ -56,7 +56,7 @@ class Ticket:
         """Wait for the outcome.
 
         Returns:
-            What `EnvBase.step` does, or with ``advance`` what `EnvBase.step_and_maybe_reset` does.
+            The same as `EnvBase.step`, or with ``advance`` as `EnvBase.step_and_maybe_reset`.
 
         Raises:
             StaleDataError: it was received before.
@@ -75,7 +75,7 @@ class Ticket:
 
 @dataclass(slots=True, eq=False)
 class OverriddenTicket(Ticket):
-    """A step that a subclass makes in its own way, when it is received: nobody but it can begin any of it."""
+    """A step that a subclass makes in its own way, when it is received: only the subclass can begin any of it."""
 
     def begin(self) -> Self:
         """Leave all of it to `recv`."""

@@ -41,7 +41,7 @@ HASHING = "hashing"
 
 
 class Tokenizer(Protocol):
-    """What makes tokens of text, and text of tokens; those of Hugging Face do."""
+    """Protocol of objects that turn text into tokens and back; those of Hugging Face do."""
 
     @property
     def vocab_size(self) -> int:
@@ -132,7 +132,7 @@ class LLMHashingEnv(Undrawn, EnvBase):
         """Begin with a text, or with a batch of texts of equally many tokens.
 
         Returns:
-            What `reset` gives, batch size ``()`` for a string and ``(n,)`` for a list of n.
+            The result of `reset`, batch size ``()`` for a string and ``(n,)`` for a list of n.
 
         Raises:
             UnknownStateError: (a RuntimeError) there is no tokenizer.
@@ -170,7 +170,7 @@ class LLMHashingEnv(Undrawn, EnvBase):
         if bool(mask.any()) and not bool(mask.all()):
             raise StepMaskError(
                 f"a _step mask leaves out {int((~mask).sum())} of {mask.numel()} rows, but those that are stepped "
-                "grow longer than these. Step rows of their own: env.step(td[mask])."
+                "grow longer than these. Step these rows alone: env.step(td[mask])."
             )
         return super()._masked_next(td, mask)
 
@@ -187,7 +187,7 @@ class LLMHashingEnv(Undrawn, EnvBase):
         return td
 
     def _set_seed(self, seed: int) -> None:
-        """Nothing in it is random but actions."""
+        """Only actions are random."""
 
 
 def _require_use(tokenizer: object, hashing_module: object, vocab_size: int | None) -> None:

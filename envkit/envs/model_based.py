@@ -52,8 +52,8 @@ class ModelBasedEnvBase(Undrawn, EnvBase):
     """Base class of envs that step by a world model; of any batch size, and gradients flow through them.
 
     A subclass declares specs, or takes them over with `set_specs_from_env`, and writes ``_reset``. A step runs the
-    model on a copy of its data and keeps what the observation, reward and done specs name; what the model does
-    not write stays as it was at the root, and rewards and flags that nobody writes are zero.
+    model on a copy of its data and keeps the entries of the observation, reward and done specs. Observations that the
+    model does not write stay as they were at the root; rewards and flags that are not written are zero.
 
     Args:
         world_model: see above.
@@ -150,13 +150,13 @@ def _by_name(
 
 
 class _NeverEnding(ModelBasedEnvBase):
-    """A world without ends."""
+    """An environment whose episodes do not end."""
 
     # A loop that resets by itself resets nothing here: no flag is ever set.
     _fast_path_bypasses = EnvBase._fast_path_bypasses
 
     def any_done(self, tensordict: TensorDictBase) -> bool:
-        """Say no: nothing ends here, and nobody waits for a device to learn that."""
+        """Return False: no episode ends here, and the device need not be asked."""
         return False
 
     def maybe_reset(self, tensordict: TensorDictBase) -> EnvData:
@@ -431,7 +431,7 @@ class DreamerDecoder(Transform):
     """Add what the latent states of a `DreamerEnv` look like, at resets and steps, for recordings of imagination.
 
     Args:
-        in_keys, out_keys, in_keys_inv, out_keys_inv: as for all transforms; the decoder has keys of its own.
+        in_keys, out_keys, in_keys_inv, out_keys_inv: as for all transforms; the decoder has its own keys.
 
     Raises:
         ArgumentTypeError: (a TypeError) when attached: the env inside is no `DreamerEnv`.

@@ -35,7 +35,7 @@ class PendulumEnv(SeededEnv):
     """Swing up a pendulum and hold it upright; never done.
 
     Args:
-        td_params: what `gen_params` gave, or a part of it: the parameters of rows that bring none of their
+        td_params: what `gen_params` gave, or a part of it: the parameters of rows that bring no
             own, and the bounds of action and velocity in the specs. Batch size ``()``.
         seed: of random states and actions; None draws one from torch's global generator.
         device: where data is.
@@ -138,7 +138,7 @@ def _one_a_row(td: TensorDictBase, name: str, shape: torch.Size) -> torch.Tensor
     if value.shape != shape:
         raise InputError(
             f"{name!r} has shape {tuple(value.shape)}, but a reset to a state takes {tuple(shape)}: one number for each "
-            "row, without an axis of its own. Squeeze or reshape it."
+            "row, without its own axis. Squeeze or reshape it."
         )
     return value
 

@@ -48,7 +48,7 @@ class Undrawn:
 
 
 class SeededEnv(Undrawn, EnvBase):
-    """A batch-unlocked env that reads its state from the data and draws from a generator of its own."""
+    """A batch-unlocked env that reads its state from the data and draws from its own generator."""
 
     _batch_locked = False
     _noise: torch.Generator | None = None
@@ -74,7 +74,7 @@ class SeededEnv(Undrawn, EnvBase):
         return self.batch_size if td is None else td.batch_size
 
     def to(self, *args: Destination, **kwargs: Destination) -> Self:
-        """Move specs and future outputs to a device, and begin the random numbers anew there; returns self."""
+        """Move specs and future outputs to a device, and begin the random numbers again there; returns self."""
         moved, before = super().to(*args, **kwargs), self._noise
         if before is not None and self._noise_seed is not None and before.device != self.device:
             self._set_seed(self._noise_seed)  # a generator cannot be moved
@@ -140,7 +140,7 @@ def parameters_in(
     shape: torch.Size,
     device: torch.device | None,
 ) -> TensorDictBase:
-    """Give the parameters of the rows of ``td``, batch size ``shape``, in memory of their own on ``device``.
+    """Give the parameters of the rows of ``td``, batch size ``shape``, in their own memory on ``device``.
 
     Raises:
         InputError: (a ValueError) those that ``td`` brings are not one number for each row.

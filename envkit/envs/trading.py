@@ -37,7 +37,7 @@ class FinancialRegimeEnv(SeededEnv):
     """Trade one share; truncated after ``max_steps`` days.
 
     Args:
-        td_params: what `gen_params` gave, or a part of it: the parameters of rows that bring none of their
+        td_params: what `gen_params` gave, or a part of it: the parameters of rows that bring no
             own. Batch size ``()``.
         seed: of prices and random actions; without one they come from torch's global generator.
         device: where data is.

@@ -2,7 +2,7 @@
 
 `evaluate` decides how episodes are begun, played and cut, and on which seeds. `Tally` decides which of them count: each
 row's first ones, however long they take, since to take the episodes that end first would count short ones more often.
-What they come to is decided in `outcome`, how steps are made in `envkit.env.fragments`: as one program where env and
+Their results are computed in `outcome`, how steps are made in `envkit.env.fragments`: as one program where env and
 policy compile.
 
 Conventions
@@ -183,9 +183,9 @@ def evaluate(
 
     Each row contributes its first ``ceil(episodes / rows)`` episodes, however long they take: to take those that end
     first would count short ones more often. No gradients are recorded. Afterwards the env is where it was, its seed and
-    generators included, as are torch's generators. Where an env cannot say where it is (a simulator in an episode
-    that was not written down, see `record_for_resume`; a class of your own without ``get_extra_state``), a warning says
-    so, and the next call must be a reset.
+    generators included, as are torch's generators. Some envs cannot say where they are: a simulator in an episode
+    that was not recorded (see `record_for_resume`), or your own class without ``get_extra_state``. A warning says so,
+    and the next call must be a reset.
 
     Args:
         env: any env.
@@ -196,7 +196,7 @@ def evaluate(
         max_steps: longest episode. One that is longer is cut, and counts with its return so far.
         deterministic: act by ``ExplorationType.DETERMINISTIC``; False: by ``RANDOM``.
         update_stats: True lets transforms that learn, such as `VecNorm`, learn while policies play. By default they
-            stand still, so that each policy sees the same env.
+            do not change, so that each policy sees the same env.
         reward_key: the reward that is summed; None: the only one.
         agents: ``"sum"`` or ``"mean"`` makes one number of those that a group of agents gets in a step.
 

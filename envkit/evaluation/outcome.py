@@ -210,8 +210,8 @@ class Comparison(Mapping[str, Evaluation]):
     def difference(self, first: str, second: str) -> Difference:
         """Say how much more ``first`` gets than ``second``, paired by row and by number of the episode.
 
-        The first episode of a row begins alike for both. Later ones do where the env begins its episodes in an order
-        of its own, and need not where they hang on when the one before ended; the interval is right in either case.
+        The first episode of a row begins alike for both. Later ones do where the env fixes the order of its episodes,
+        and need not where they depend on when the one before ended; the interval is right in either case.
 
         Raises:
             MissingKeyError: (a KeyError) a name is unknown.
@@ -305,13 +305,13 @@ Agents = Literal["sum", "mean"] | None
 
 
 class EpisodeStats(NamedTuple):
-    """What `episode_stats` gives; each of shape ``(episodes,)``.
+    """Result of `episode_stats`; each of shape ``(episodes,)``.
 
     Attributes:
         returns: sum of the rewards that are in the data, float64.
         lengths: steps that are in the data, int64.
         ended: bool; False where the data ends before the episode does.
-        terminated: bool; it ended by itself. What ended and is not terminated was truncated.
+        terminated: bool; it ended by itself. An ended episode that is not terminated was truncated.
     """
 
     returns: torch.Tensor
@@ -337,8 +337,8 @@ def episode_stats(
     """Give returns and lengths of the episodes in a rollout, in a batch of a collector, or in several of them.
 
     An episode that goes on in the next batch is one episode: by the trajectory ids of a collector, or else in the same
-    row, where that goes on from where it had ended (see `envkit.data.episodes.EpisodeNumbers`). What an episode had
-    before the first batch is not known, nor what it has after the last: ``ended`` says where the end is there. Rows
+    row, where that goes on from where it had ended (see `envkit.data.episodes.EpisodeNumbers`). Steps of an episode
+    before the first batch or after the last are not known: ``ended`` says where the end is there. Rows
     that `rollout` freezes, and padding, are no steps.
 
     Args:

@@ -1,7 +1,7 @@
 """A table of a rollout for notebooks: how its episodes went, and what entries it has.
 
-A rollout is a plain TensorDict, a class of another library's, whose own way to show itself is left as it is: `show_rollout`
-wraps one to be looked at, and ``%load_ext envkit`` has a notebook show each as that table.
+A rollout is a plain TensorDict, a class of another library, whose own way to show itself is left as it is.
+`show_rollout` wraps one to be looked at, and ``%load_ext envkit`` has a notebook show each as that table.
 """
 
 from __future__ import annotations
@@ -95,8 +95,8 @@ class ShownRollout:
 def show_rollout(td: TensorDictBase) -> ShownRollout:
     """Show a rollout as a table: its episodes, then each entry with shape, dtype and device.
 
-    Episodes are counted as by `episode_stats`, and told where the data has one reward a step, done flags, and an axis of
-    time or trajectory ids. Means are of episodes that ended. The data is not copied.
+    Episodes are counted as by `episode_stats`, and shown where the data has one reward a step, done flags, and an axis
+    of time or trajectory ids. Means are of episodes that ended. The data is not copied.
 
     Args:
         td: what `rollout` gave, or a batch of a collector; any TensorDict is shown with its entries.

@@ -14,8 +14,8 @@ Conventions
 Decided here: a reset costs what the finished rows cost. Rows are compacted and reset in chunks of
 one fixed size, in a loop that runs as often as the finished rows ask for, zero times when there are
 none. Several sizes to choose from would compile the reset once for each (seconds each for a physics
-engine); with one, every restart is also computed at the same compiled size, so not even its rounding
-depends on how many other rows finished. A batch that is one chunk is reset whole, or not at all.
+engine). With one, every restart is also computed at the same compiled size, so its rounding does not depend on how
+many other rows finished. A batch that is one chunk is reset whole, or not at all.
 
 Reset modes differ in nothing but the key that an episode is drawn from. So every mode costs the
 same, and a state is complete without a copy of the state its episode began with.
@@ -76,7 +76,7 @@ BatchedReset = Callable[[Origin], tuple[Any, Timestep]]
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class EpisodeState(WrapperState[S]):
-    """What of a row's state outlives its episode, or is drawn with it.
+    """The part of a row's state that outlives its episode, or is drawn with it.
 
     ``key``: raw PRNG key from which the next episode of this row is drawn, uint32.
     ``model``: leaves of the env's model that were drawn for this row, by name; empty without randomisation.
@@ -87,7 +87,7 @@ class EpisodeState(WrapperState[S]):
 
     @property
     def origin(self) -> Origin:
-        """What the next episode is made of."""
+        """The inputs of the next episode."""
         return self.key, self.model
 
 
@@ -101,7 +101,7 @@ class Episodic(EnvWrapper):
             beginnings, the same for all rows and seeds, drawn by the row. "cached": where the first
             episode of the row began.
         pool_size: how many beginnings there are with "pool".
-        randomization: how rows draw models of their own; None steps all with the env's. With "episode",
+        randomization: how rows draw their own models; None steps all with the env's. With "episode",
             what is drawn is part of the beginning: a pool has ``pool_size`` models, "cached" one a row.
 
     Raises:
@@ -165,7 +165,7 @@ class Chunks:
         most: chunks there are at most: each is such a part of the batch.
         least: rows of a chunk at least, where there are as many.
         asks_first: nothing is counted, listed or copied where no row is to be reset. To ask costs little where
-            programs branch by themselves; a card waits for the host to do it.
+            programs branch by themselves; a GPU waits for the host to do it.
         branches: rows that are one chunk are reset behind a branch; else at each step, and kept where they end.
     """
 
@@ -185,7 +185,7 @@ class Chunks:
 
 ON_HOST = Chunks()
 ON_CARD = Chunks(most=4, least=1024, asks_first=False)
-"""After each chunk the host asks a card whether there are more, and so few rows take it as long as one.
+"""After each chunk the host asks a GPU whether there are more, and so few rows take it as long as one.
 
 Whether there are any it would ask as well."""
 
@@ -201,7 +201,7 @@ def restart_where(
     timestep: Timestep,
     chunks: Chunks = ON_HOST,
 ) -> tuple[EpisodeState, Timestep]:
-    """Start new episodes in the rows of ``mask`` and leave the others bit for bit.
+    """Start new episodes in the rows of ``mask`` and leave the others exactly.
 
     Differentiable in ``state`` and ``timestep``; a new episode depends on neither, so the gradient
     of restarted rows is zero.
@@ -299,7 +299,7 @@ class BatchedEnv:
         reset_mode, pool_size, randomization: where episodes begin, and with which model, see `Episodic`.
         axis: name of the mesh axis over which rows are spread, where functions are called under
             ``shard_map``; None where they see all rows.
-        chunks: how many rows begin anew together.
+        chunks: how many rows begin again together.
     """
 
     def __init__(
@@ -327,7 +327,7 @@ class BatchedEnv:
         return other
 
     def with_chunks(self, chunks: Chunks) -> BatchedEnv:
-        """Give the same rows, of which others begin anew together."""
+        """Give the same rows, of which others begin again together."""
         other = self._like_this()
         other.chunks = chunks
         return other

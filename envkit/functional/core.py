@@ -1,4 +1,4 @@
-"""What a stateless environment is, and what it returns.
+"""The interface of a stateless environment, and its results.
 
 This module decides the interface of ONE environment written as pure JAX functions. It does not
 know batches, resets at the end of an episode, or torch.
@@ -47,7 +47,7 @@ RewardShape = tuple[int, ...] | Mapping[str, "RewardShape"]
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Timestep:
-    """What an environment shows after a reset or a step.
+    """Result of a reset or a step of an environment.
 
     An env may leave out what it does not have and may write Python numbers; `normalize` turns them
     into arrays of these dtypes. After a reset, ``Timestep(observation)`` is enough.
@@ -99,12 +99,12 @@ class StatelessEnv(Protocol):
 
 
 class ModelledEnv(StatelessEnv, Protocol):
-    """An environment that can be stepped with another model of its world: masses, frictions, parameters.
+    """An environment that can be stepped with another physical model: masses, frictions, parameters.
 
     It is what domain randomisation asks for, see `Randomization`.
 
-    It may also have a ``model_argument``: the model, where programs are to take it as an argument at every call, so
-    that another one of the same structure compiles nothing anew; None or left out, and it is a constant of theirs.
+    It may also have a ``model_argument``: the model, where programs are to take it as an argument at every call. Then
+    another one of the same structure compiles nothing again. None or left out, it is a constant of theirs.
     ``model_name`` is what a row's own model is called in its state, "model" where it is left out.
     """
 
@@ -165,7 +165,7 @@ class EnvWrapper:
 class WrapperState(Generic[S]):
     """Base of the states of envkit's wrappers.
 
-    ``inner`` is transparent when leaves are named: the fields of a wrapper stand beside those of
+    ``inner`` is transparent when leaves are named: the fields of a wrapper are beside those of
     the environment it wraps (see `StatePacking`).
     """
 

@@ -38,8 +38,8 @@ class Field:
     """Where one leaf of the state lies.
 
     The leaf is ``buffer[..., offset : offset + size]``, reshaped to ``(*batch, *stored_shape)``.
-    That slice is a view with the leaf's own values where its dtype is the buffer's; else it holds the same values
-    (bool, narrow types) or the same bits (`words` of them an element) in the buffer's dtype.
+    That slice shows the leaf's own values where its dtype is the buffer's. Else it holds the same values (bool,
+    narrow types), or the values reinterpreted (`words` of them an element), in the buffer's dtype.
     """
 
     name: tuple[str, ...]
@@ -114,7 +114,7 @@ class StatePacking:
         }
 
     def unpack(self, buffers: Mapping[str, jax.Array]) -> PyTree:
-        """Rebuild the state that `pack` was given, bit for bit."""
+        """Rebuild the state that `pack` was given, exactly."""
         batch = buffers["words"].shape[:-1]
         leaves = [
             _decode(
@@ -258,7 +258,7 @@ def _visible_names(
 ) -> list[tuple[str, ...]]:
     """Name leaves; the ``inner`` of the wrappers is left out.
 
-    A field of the bare environment that is called like one of a wrapper's stands under "env".
+    A field of the bare environment that is called like one of a wrapper's is under "env".
     """
     names = [name_of(path) for path in paths]
     levels = [next((i for i in range(depth) if name[i] != "inner"), depth) for name in names]
@@ -284,6 +284,6 @@ def _check_names(names: Sequence[tuple[str, ...]]) -> None:
         if name in seen or name in groups:
             raise KeyCollisionError(
                 f"two entries of the state are called {'.'.join(name)!r}. Rename one, or leave out a wrapper that "
-                "stands around the environment twice."
+                "is around the environment twice."
             )
         seen.add(name)

@@ -1,4 +1,4 @@
-"""Domain randomisation: rows that step with a model of their own, drawn at random.
+"""Domain randomisation: rows that step with their own model, drawn at random.
 
 This module decides which leaves of a model are drawn, from which random numbers, and how they are put back. When
 a row draws is decided in `autoreset`.
@@ -43,7 +43,7 @@ _STREAM = 0x72616E64  # no env splits its key into so many parts
 
 @dataclass(frozen=True)
 class Randomization:
-    """How rows of an env draw models of their own; made by `of`.
+    """How rows of an env draw their own models; made by `of`.
 
     Args:
         randomize: ``(key, model) -> model``, the same tree with other values.
@@ -121,7 +121,7 @@ def _require_randomizer(randomize: Any) -> None:
         signature.bind(None, None)
     except TypeError as error:
         raise ArgumentTypeError(
-            f"{told} What it takes is {signature}. Give it two arguments, the key of the row and the model."
+            f"{told} It takes {signature}. Give it two arguments, the key of the row and the model."
         ) from error
 
 

@@ -11,9 +11,9 @@ Conventions
                 entries mean something.
 
 Decided here: a finished row restarts at the START of a step. So ``next`` holds the true last
-observation and the root of the following transition the fresh one; the very last step resets
-nothing; and one long call, several short ones and a Python loop of single steps draw and do the same.
-Chunks agree in every bit. Between scan and loop, XLA may round a value apart that nothing after it
+observation and the root of the following transition the fresh one. The very last step resets nothing. One long call,
+several short ones and a Python loop of single steps draw and do the same. Chunks agree in every bit. Between scan and
+loop, XLA may round a value apart that nothing after it
 reads: of a pendulum's leaves only the reward differs, by one unit in the last place.
 """
 
@@ -50,7 +50,7 @@ Carry = tuple[Any, Timestep]
 
 
 class _RowsEnv(Protocol):
-    """What a rollout asks of many rows; `BatchedEnv` says what each function does."""
+    """Functions over many rows that a rollout calls; `BatchedEnv` says what each function does."""
 
     def step(self, state: Any, action: Any) -> Carry: ...
 
@@ -256,7 +256,7 @@ def unroll_until(
         rule: what ends the run.
         capacity: see the module; static.
         limit: most steps of this call, up to ``capacity``.
-        check_every: after how many steps the loop asks whether it goes on, for which a card waits for its host;
+        check_every: after how many steps the loop asks whether it goes on, for which a GPU waits for its host;
             static. Of steps beyond the end nothing is kept.
 
     Returns:

@@ -1,4 +1,4 @@
-"""What a stateless environment accepts and returns, and how to draw from it.
+"""Spaces: the values that a stateless environment accepts and returns, and how to draw them.
 
 This module decides the distribution of random actions. It does not know specs: the bridge turns
 spaces into those.

@@ -1,7 +1,7 @@
 """What a value must look like: one structure, fixed dtypes, fixed shapes, a name for every leaf.
 
 This module decides how leaves are named, how a loosely typed value (a Python float, a weak type)
-becomes an array, and when one tree may stand where another is expected. It does not know
+becomes an array, and when one tree may replace another. It does not know
 environments. All of it happens while JAX traces; at run time only the casts remain.
 
 Conventions
@@ -30,7 +30,7 @@ def strong(value: Any) -> jax.Array:
     """Give ``value`` as an array that is not weakly typed.
 
     Python numbers become 32 bits wide, also when JAX has 64-bit types enabled; arrays keep their
-    dtype. So no float64 appears that nobody asked for.
+    dtype. So no float64 appears unless you ask for it.
     """
     array = jnp.asarray(value)
     if not array.weak_type:
@@ -44,7 +44,7 @@ def conform(tree: PyTree, template: PyTree, *, what: str) -> PyTree:
     """Cast the leaves of ``tree`` to the dtypes of ``template``, which must match it otherwise.
 
     Within a kind every width is cast, and so is bool to integer to float. The other direction
-    would lose values in silence, so it is an error.
+    would lose values silently, so it is an error.
 
     Args:
         tree: what a step returned, leaves of any array type.

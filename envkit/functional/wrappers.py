@@ -1,7 +1,7 @@
 """Environments that contain another environment.
 
 Each wrapper is written for one environment: no batch axis and no ``vmap``. It owns its fields in
-a state of its own, forwards explicitly, and mutates nothing.
+its own state, forwards explicitly, and mutates nothing.
 
 Conventions
     limit, frames  counted in steps of the wrapped environment.
@@ -78,7 +78,7 @@ class TimeLimit(EnvWrapper):
 class FrameSkip(EnvWrapper):
     """Repeat each action for ``frames`` steps, sum the rewards, and stop where the episode ends.
 
-    It adds no state of its own.
+    It adds no state.
     """
 
     frames: int
@@ -158,7 +158,7 @@ class GroupEnds(EnvWrapper):
 class Metrics(EnvWrapper):
     """Show what the env gives as ``Timestep.info`` among the observations, as "metrics".
 
-    The observation becomes a dict by name; a bare array is "observation" in it. What only a step gives is zero
+    The observation becomes a dict by name; a bare array is "observation" in it. Entries that only a step gives are zero
     after a reset.
 
     Raises:

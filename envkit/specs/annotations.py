@@ -1,4 +1,4 @@
-"""What the arguments of specs and envs may be, what an env hands out, and which device an argument names.
+"""Types of the arguments of specs and envs, types of results, and which device an argument names.
 
 tensordict ships no types that a checker can follow to the end: one base class of `TensorDictBase` stays
 unknown, so any attribute of it passes, and it passes for any other class. `EnvData` names what only a
@@ -61,7 +61,7 @@ Shape = int | Sequence[int]
 """Sizes of axes; an int is one axis."""
 
 AxisIndex = int | slice | EllipsisType | Tensor | np.ndarray | Sequence[Any] | None
-"""What selects along the axes of a tensor."""
+"""An index along the axes of a tensor."""
 
 Numbers = float | np.number | np.ndarray | Tensor | Sequence[Any]
 """A number, an array, a tensor, or lists of them: bounds, masks, counts."""
@@ -109,7 +109,7 @@ else:
 def as_device(device: Device | None) -> torch.device:
     """Name one device exactly; ``None`` means ``cpu`` and ``"cuda"`` the current CUDA device.
 
-    So "cuda" and "cuda:0" are equal wherever devices are compared. Where there is no card, "cuda" is the first.
+    So "cuda" and "cuda:0" are equal wherever devices are compared. Where there is no GPU, "cuda" is the first.
 
     Raises:
         DeviceNameError: (a ValueError and a RuntimeError) torch knows no device of that name.
@@ -122,7 +122,7 @@ def as_device(device: Device | None) -> torch.device:
     except TypeError as error:
         raise ArgumentTypeError(
             f"device is {device!r}, of type {type(device).__name__}, but must be a torch.device or its name. "
-            "Pass 'cpu', 'cuda', or one of several cards: 'cuda:1'."
+            "Pass 'cpu', 'cuda', or one of several GPUs: 'cuda:1'."
         ) from error
     if device.type == "cuda" and device.index is None:
         index = torch.cuda.current_device() if torch.cuda.is_available() else 0
@@ -145,7 +145,7 @@ def destination(*args: Any, **kwargs: Any) -> torch.device | None:
 
 def _unknown(device: object) -> DeviceNameError:
     return DeviceNameError(
-        f"device is {device!r}, which torch knows no device by. Pass 'cpu', 'cuda', or one of several cards: 'cuda:1'."
+        f"device is {device!r}, which torch knows no device by. Pass 'cpu', 'cuda', or one of several GPUs: 'cuda:1'."
     )
 
 
@@ -172,7 +172,7 @@ def require_memory(device: torch.device | None, owner: str) -> None:
 
     Raises:
         ArgumentError: (a ValueError) it is the meta device, which holds no data.
-        DeviceNameError: (a ValueError and a RuntimeError) it is a card that torch does not see.
+        DeviceNameError: (a ValueError and a RuntimeError) it is a GPU that torch does not see.
     """
     if device is None:
         return
@@ -186,10 +186,10 @@ def require_memory(device: torch.device | None, owner: str) -> None:
     seen = torch.cuda.device_count()
     if not seen:
         raise DeviceNameError(
-            f"{owner} was given {str(device)!r}, but torch sees no card: this installation of it, or this machine, "
+            f"{owner} was given {str(device)!r}, but torch sees no GPU: this installation of it, or this machine, "
             "has no CUDA. Use device='cpu', or install torch for CUDA."
         )
     if device.index >= seen:
         raise DeviceNameError(
-            f"{owner} was given {str(device)!r}, but torch sees {seen} card(s). Use one of 'cuda:0' to 'cuda:{seen - 1}'."
+            f"{owner} was given {str(device)!r}, but torch sees {seen} GPU(s). Use one of 'cuda:0' to 'cuda:{seen - 1}'."
         )

@@ -1,7 +1,7 @@
 """A tree of specs under names as the spec of a TensorDict.
 
 This module decides how the calls of the leaves add up to a TensorDict, and how far an assignment of batch sizes and
-names of batch axes reaches. What a tree may hold and how it is edited is decided in `branch`. It knows nothing of any
+names of batch axes reaches. The allowed contents of a tree, and edits, are decided in `branch`. It knows nothing of any
 domain.
 
 Conventions

@@ -1,6 +1,6 @@
 """Whole specs: read off data, asked whether their stacks agree, and made to agree.
 
-This module decides how data is described when nobody declared it, and what stands in for an entry
+This module decides how undeclared data is described, and what stands in for an entry
 that a member of a stack lacks. It knows no env.
 """
 

@@ -2,7 +2,7 @@
 
 TorchRL asks whether a spec is an instance of its classes, which are abstract base classes, and looks the
 class of an action spec up in a table. Once TorchRL is imported, by whomever, each class here is registered
-as a virtual subclass of its namesake there, and in that table. Nothing here imports TorchRL.
+as a virtual subclass of its namesake there, and in that table. This module does not import TorchRL.
 """
 
 from __future__ import annotations

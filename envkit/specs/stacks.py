@@ -222,7 +222,7 @@ def _same_count(a: torch.Size, b: torch.Size) -> bool:
 
 
 class Stack(TensorSpec):
-    """What stacks of leaves and of composites have in common."""
+    """Base of stacks of leaves and of stacks of composites."""
 
     _members: list[Any]
     _stack_dim: int
@@ -239,7 +239,7 @@ class Stack(TensorSpec):
 
     @staticmethod
     def _kind(spec: TensorSpec) -> tuple[Any, ...]:
-        """What the members of a stack have in common; a stack counts as what it is made of."""
+        """The common kind of the members of a stack; a stack counts as what it is made of."""
         leaf = spec
         while isinstance(leaf, Stack):
             leaf = leaf._members[0]
@@ -644,7 +644,7 @@ class StackedComposite(Stack, Composite):
     def __init__(self, *specs: TensorSpec, dim: int = 0):
         super().__init__(*specs, dim=dim)
         self._locked, self._lock_parents = False, []
-        self.data_cls = None  # each member's values are of its own class
+        self.data_cls = None  # each member's values have that member's class
 
     @staticmethod
     def _kind(spec: TensorSpec) -> tuple[Any, ...]:
@@ -721,7 +721,7 @@ class StackedComposite(Stack, Composite):
         if not is_key(key):
             raise SpecStackError(
                 f"a member of a stack of composites cannot be exchanged, got the index {key!r}. Edit the "
-                "member, e.g. stack[i][key] = spec, or stack anew."
+                "member, e.g. stack[i][key] = spec, or stack again."
             )
         super().__setitem__(key, spec)
 
@@ -812,7 +812,7 @@ def refuse_ragged(specs: Composite, kind: str, holder: str) -> None:
 def _ragged(
     node: Composite, path: tuple[str, ...] = ()
 ) -> Iterator[tuple[tuple[str, ...], Stacked]]:
-    """Give the leaves that stack unlike shapes; below a stack of nodes each row has a leaf of its own."""
+    """Give the leaves that stack unlike shapes; below a stack of nodes each row has its own leaf."""
     if isinstance(node, StackedComposite):
         return
     for name, spec in node.items():

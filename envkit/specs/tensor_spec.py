@@ -1,7 +1,7 @@
 """What every spec can do: be reshaped, moved, sampled, tested, converted and shown.
 
-This module decides the public calls of a spec and everything that does not depend on its domain: shape operations
-that a tensor has too, device, dtype, the membership test, encoding, and how a spec is shown. A kind of spec adds its
+This module decides the public calls of a spec that do not depend on its domain. These are the shape operations that
+a tensor has too, device, dtype, the membership test, encoding, and how a spec is shown. A kind of spec adds its
 domain, `rand` and `_nearest`, and `_map_shape`, by which it applies a shape operation to all it holds. It knows no
 composite and no stack: what torch's functions make of specs is registered by the package (`on_torch_function`).
 
@@ -525,7 +525,7 @@ class TensorSpec(_Reshapable):
         raise NotImplementedError
 
     def erase_memoize_cache(self) -> None:
-        """Forget recorded conversions; the next `encode` records them anew if memoizing."""
+        """Forget recorded conversions; the next `encode` records them again if memoizing."""
         raise NotImplementedError
 
     def to_numpy(self, value: Value, safe: bool | None = None) -> Any:
@@ -571,7 +571,7 @@ class TensorSpec(_Reshapable):
     # -- display -----------------------------------------------------------------------
 
     def _facts(self) -> dict[str, Any]:
-        """What the spec says of its values beside shape, device and dtype, for `repr`."""
+        """Facts about the values beside shape, device and dtype, for `repr`."""
         return {}
 
     def _shown(self) -> list[tuple[str, Any]]:

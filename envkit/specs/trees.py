@@ -1,7 +1,8 @@
-"""What a tree of specs holds under names, how these are written and walked, and how it is read, edited and locked.
+"""A tree of specs: its entries and their names, and how it is walked, read, edited and locked.
 
-This module decides what is a key, in which order keys come, how an error says where in the tree it arose, what may be
-put into a tree (shapes, devices), how locks spread and who may lift them. It knows nothing of the data a tree describes.
+This module decides what is a key, in which order keys come, and how an error says where in the tree it arose. It also
+decides what may be put into a tree (shapes, devices), how locks spread and who may lift them. It knows nothing of the
+data a tree describes.
 
 Conventions
     key     a string, or a flat tuple of strings for a nested entry; a key of one part is a plain string.
@@ -95,7 +96,7 @@ class at_member(at_entry):
 
 
 class _TreeView:
-    """A view of a tree that is walked anew on each use."""
+    """A view of a tree that is walked again on each use."""
 
     def __init__(self, tree: Any, include_nested: bool, leaves_only: bool, is_leaf: IsLeaf = None):
         self._tree, self._nested, self._leaves = tree, include_nested, leaves_only
@@ -205,7 +206,7 @@ class _Lockable:
 
         Raises:
             SpecLockedError: the composite belongs to a locked one, or one nested in it belongs to
-                another tree that is locked. Nothing is unlocked then.
+                another tree that is locked. The tree stays locked then.
         """
         nodes = [self] if recurse is False else list(self._nodes())
         if any(node._has_locked_parent(nodes) for node in nodes):

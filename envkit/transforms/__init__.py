@@ -1,4 +1,4 @@
-"""Transforms: what stands between an environment and its user.
+"""Transforms: the steps between an environment and its user.
 
 `base` says what a transform is, `compose` how several follow each other, `env` how they wrap an
 environment; the other modules hold the transforms themselves, one concept each. This package knows

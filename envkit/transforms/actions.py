@@ -65,9 +65,9 @@ class ActionMask(EpisodeTransform):
 
     After each reset and step, the options that are set in ``td[mask_key]`` are those random actions are
     drawn from, and those that are in the action spec of the env. Rows that are not stepped or reset
-    keep theirs. Random actions of an env around this env (a `SerialEnv` of such envs, say) are drawn
-    from the allowed options too, as long as both entries keep their names and the mask stays one of 0 and 1; its
-    action spec follows when they are drawn.
+    keep theirs. Random actions of an env around this env, e.g. a `SerialEnv` of such envs, are drawn
+    from the allowed options too. For that, both entries keep their names and the mask stays one of 0 and 1; its action
+    spec follows when they are drawn.
 
     Args:
         action_key: the action.
@@ -665,7 +665,7 @@ class FlattenAction(_ActionForm):
 
     Raises:
         ArgumentError: (a ValueError) an axis is not negative and that is not allowed, or ``last_dim``
-            stands before ``first_dim``.
+            comes before ``first_dim``.
         SpecFitError: (a RuntimeError) when specs are read: an action has no such axes, or spells choices.
         StatisticsError: (a RuntimeError) the sizes of the axes are not known.
     """
@@ -692,7 +692,7 @@ class FlattenAction(_ActionForm):
         self.last_dim = require_negative("last_dim", last_dim, **allowed)
         if (first_dim < 0) == (last_dim < 0) and last_dim < first_dim:
             raise ArgumentError(
-                f"last_dim, {last_dim}, stands before first_dim, {first_dim}. Swap them."
+                f"last_dim, {last_dim}, comes before first_dim, {first_dim}. Swap them."
             )
         self.action_shape = None if action_shape is None else tuple(action_shape)
         self._spans: dict[Path, tuple[int, ...]] = {}
@@ -714,7 +714,7 @@ class FlattenAction(_ActionForm):
         )
 
     def _inv_call(self, td: TensorDictBase) -> TensorDictBase:
-        # counted from the end, the flat axis stands where the last of the span will
+        # counted from the end, the flat axis is where the last of the span will
         first, last = self._axes(td.batch_dims)
         axis = last if last < 0 else first
         for inner, outer in zip(self.in_keys_inv, self.out_keys_inv, strict=True):

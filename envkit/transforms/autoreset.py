@@ -6,7 +6,7 @@ for the reset that follows, which then does not touch the simulator.
 
 Conventions
     rows   elements of the batch, bool of shape (*batch,).
-    begun  rows whose new episode the simulator has started and nobody has asked for yet.
+    begun  rows whose new episode the simulator has started and that was not asked for yet.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = ["AutoResetEnv", "AutoResetTransform", "VecGymEnvTransform"]
 class _AutoReset(Transform):
     """Keep what a simulator says of episodes it has begun, until a reset asks for it."""
 
-    gives_nan = True  # in place of last observations that nobody has seen
+    gives_nan = True  # in place of last observations that were not shown
 
     _changes_with_use = ("_rows", "_first")
 
@@ -44,7 +44,7 @@ class _AutoReset(Transform):
         self._first: TensorDictBase | None = None
 
     def _base(self) -> EnvBase:
-        """The base env, which must stand right before this transform."""
+        """The base env, which must come right before this transform."""
         container = self.container
         if container is None:
             raise NoParentError(
@@ -240,11 +240,11 @@ class VecGymEnvTransform(_AutoReset):
             return super()._already_begun(td)
         begun = torch.zeros_like(asked) if self._rows is None else self._rows
         if bool(asked.all()) and not bool(begun.all()):
-            return super()._already_begun(None)  # all rows begin anew, by a real reset
+            return super()._already_begun(None)  # all rows begin again, by a real reset
         if not asked.equal(begun):
             raise ResetMaskError(
                 f"rows {asked.nonzero().squeeze(-1).tolist()} are to be reset, but a vector env that "
-                "resets by itself can begin anew only the rows that are done, here "
+                "resets by itself can begin again only the rows that are done, here "
                 f"{begun.nonzero().squeeze(-1).tolist()}. Pass that mask, or none to reset all."
             )
         return super()._already_begun(td)
@@ -263,7 +263,7 @@ class AutoResetEnv(TransformedEnv):
 
     Args:
         base_env: env whose step gives, with a done flag, the first observation of the new episode.
-        transform: more transforms, after the `AutoResetTransform`; or one of these of your own.
+        transform: more transforms, after the `AutoResetTransform`; or one of these that you made.
     """
 
     def __init__(self, base_env: EnvBase, transform: TransformLike | None = None):

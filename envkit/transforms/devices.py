@@ -28,7 +28,7 @@ class DeviceCastTransform(LeafTransform):
     """Deliver data on another device, and move what the user gives back to that of the env.
 
     Without keys everything is moved, and the env is on ``device``. With keys, or inverse keys, only those
-    entries are; the env and its data then have no device of their own.
+    entries are; the env and its data then have no device.
 
     Args:
         device: where the user has the data.
@@ -56,7 +56,7 @@ class DeviceCastTransform(LeafTransform):
 
     @property
     def orig_device(self) -> torch.device | None:
-        """Where the env has its data; None where nobody says."""
+        """Where the env has its data; None where it is not known."""
         if self._origin is not None or self.parent is None:
             return self._origin
         return self.parent.device
@@ -137,8 +137,8 @@ class BatchSizeTransform(Transform):
 
     Raises:
         ArgumentError: (a ValueError) both ``batch_size`` and ``reshape_fn`` are given, or neither.
-        PlacementError: (a RuntimeError and a ValueError) when specs are read: the env is fixed to its batch
-            size, or ``batch_size`` does not end with that of the env, or other transforms stand before the one
+        PlacementError: (a RuntimeError and a ValueError) when specs are read, if the env is fixed to its batch
+            size. The same if ``batch_size`` does not end with that of the env, or other transforms come before the one
             that reshapes.
     """
 

@@ -1,8 +1,9 @@
-"""What begins anew with every episode, and what ends one: step counts, first-step flags, numbers of trajectories, ends.
+"""What begins again with every episode, and what ends one: step counts, first-step flags, numbers of trajectories,
+ends.
 
 Values travel in the data, beside the done flags they belong to, so a row can be stored and continued
 anywhere. `EpisodeTransform` decides which level each value obeys; the merge of a reset
-keeps the old values where nothing was reset; the arithmetic stands in `episode_counters`. The numbers of
+keeps the old values where nothing was reset; the arithmetic is in `episode_counters`. The numbers of
 `TrajCounter` are drawn from one counter by all copies of it; only that counter is kept by the transform.
 Besides the env, a limit of steps, chance, a condition or a lost life ends an episode.
 
@@ -64,7 +65,7 @@ class GoverningLevel(NamedTuple):
 
 
 class EpisodeTransform(Transform):
-    """Base of transforms whose values begin anew with an episode."""
+    """Base of transforms whose values begin again with an episode."""
 
     only_adds_done = True
 
@@ -134,7 +135,7 @@ class EpisodeTransform(Transform):
         """Give the level whose reset an entry obeys: that of ``reset_key``, or found by place.
 
         Raises:
-            ResetMaskError: the entry stands at no level, and there are several.
+            ResetMaskError: the entry is at no level, and there are several.
         """
         if reset_key is not None:
             return as_path(reset_key)[:-1]
@@ -155,7 +156,7 @@ class EpisodeTransform(Transform):
     ) -> torch.Tensor:
         """Take ``fresh`` where ``level`` is reset and what ``td`` has at ``key`` elsewhere.
 
-        Needed for entries that do not stand at the level that governs them.
+        Needed for entries that are not at the level that governs them.
         """
         mask, kept = self._reset_mask(td, level), td.get(key, None)
         if mask is None or kept is None:
@@ -397,10 +398,10 @@ class TrajCounter(EpisodeTransform):
     trajectory. Clones, also those in several `EnvCreator`, and copies made by one, draw from the same numbers.
 
     Args:
-        out_key: name of the entry; a nested key stands beside the ``done`` of its place alone.
+        out_key: name of the entry; a nested key is beside the ``done`` of its place alone.
 
     Raises:
-        MissingKeyError: (a KeyError, when specs are read) no done flag stands at the place of a nested
+        MissingKeyError: (a KeyError, when specs are read) no done flag is at the place of a nested
             ``out_key``.
     """
 
@@ -423,7 +424,7 @@ class TrajCounter(EpisodeTransform):
         names = self._env().done_levels.get(place)
         if names is None:
             raise MissingKeyError(
-                f"out_key is {self.out_key!r}, but the env has no done flags at {as_key(place)!r}; they stand "
+                f"out_key is {self.out_key!r}, but the env has no done flags at {as_key(place)!r}; they are "
                 f"at {[as_key(path) if path else () for path in self._env().done_levels]}. Put it beside "
                 "these, or pass a name alone."
             )
@@ -454,7 +455,7 @@ class TrajCounter(EpisodeTransform):
         return td_reset
 
     def _draw(self, begins: torch.Tensor) -> torch.Tensor:
-        """Give each set element of ``begins`` a number of its own; the others get any."""
+        """Give each set element of ``begins`` its own number; the others get any."""
         place = begins.flatten().cumsum(0).reshape(begins.shape)
         with self.shared_lock:
             first = int(self.next_number)
@@ -499,7 +500,7 @@ class RandomTruncationTransform(EpisodeTransform):
     Raises:
         ArgumentError: (a ValueError) a horizon is below 1, they are in the wrong order, or a probability is
             not between 0 and 1.
-        PlacementError: (a RuntimeError) when specs are read: no `StepCounter` stands before it.
+        PlacementError: (a RuntimeError) when specs are read: no `StepCounter` comes before it.
     """
 
     _in_repr = ("min_horizon", "max_horizon", "prob")

@@ -1,8 +1,8 @@
-"""What is stepped, how often, and what is done before an episode begins.
+"""Which rows are stepped, how often, and which steps precede an episode.
 
-`ConditionalSkip` leaves elements out of a step, `FrameSkipTransform` repeats actions, `MultiAction` takes several,
+`ConditionalSkip` leaves elements out of a step, `FrameSkipTransform` repeats actions, `MultiAction` takes several.
 `ConditionalPolicySwitch` has another policy take a step in between, `ActionChunkTransform` makes one action of several
-decisions, `NoopResetEnv` begins episodes at other places, `RemoveEmptySpecs` hides nodes without leaves.
+decisions. `NoopResetEnv` begins episodes at other places, `RemoveEmptySpecs` hides nodes without leaves.
 
 Conventions
     chunk  actions of several steps, stacked along one axis after the batch.
@@ -106,7 +106,7 @@ class SteppingTransform(EpisodeTransform):
         return self._env()._step_inverted(root)
 
     def _begun(self, td: TensorDictBase, batch: torch.Size) -> torch.Tensor:
-        """Say which elements a reset begins anew."""
+        """Say which elements a reset begins again."""
         rows = torch.zeros(batch, dtype=torch.bool, device=td.device)
         for level in self._levels():
             mask = self._reset_mask(td, level)
@@ -192,7 +192,7 @@ class ConditionalPolicySwitch(SteppingTransform):
 
     As in a game where an opponent moves. The user is shown what came after that step, with its reward, and
     the action that was given. An episode that has ended is not stepped on; one that ends in the step after its
-    reset begins anew. Only transforms before this one see what happens in between.
+    reset begins again. Only transforms before this one see what happens in between.
 
     Args:
         policy: function of the data that gives it with an action of the env before this transform.
@@ -244,7 +244,7 @@ class ConditionalPolicySwitch(SteppingTransform):
 class NoopResetEnv(SteppingTransform):
     """Begin every episode with a few random actions.
 
-    What these steps earn is lost. An episode that ends meanwhile begins anew.
+    The rewards of these steps are lost. An episode that ends meanwhile begins again.
 
     Args:
         noops: most actions taken; 0 takes none.
@@ -303,7 +303,7 @@ class NoopResetEnv(SteppingTransform):
             return base.rand_action(root)
         if len(parts) == 1:
             return root.update(base._drawn_actions(root, parts[0][1]))
-        actions = base.full_action_spec.zero()  # of what does not move, nobody looks at them
+        actions = base.full_action_spec.zero()  # of rows that do not move, and which are not read
         for part, generator in parts:
             if bool(moving[part].any()):
                 actions[part] = base._drawn_actions(root, generator, part)

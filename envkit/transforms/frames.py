@@ -1,9 +1,9 @@
 """The last few frames of an episode in one entry: side by side, or their maximum; step by step, and in recorded data.
 
-The frames before the newest one travel in the data, under a private name beside the entry they serve,
-so that rows may be stored, skipped and continued anywhere, and later transforms may change the
-entry itself. `elementwise` joins frames; `episodes` says which reset an entry obeys. What ends an episode of recorded
-data is read from its own flags, or said by a mask.
+The frames before the newest one travel in the data, under a private name beside the entry they serve. So
+rows may be stored, skipped and continued anywhere, and later transforms may change the entry itself. `elementwise`
+joins frames; `episodes` says which reset an entry obeys. The end of an episode of recorded data is read from its own
+flags, or said by a mask.
 
 Conventions
     frame    value of an in_key at one moment.
@@ -200,7 +200,7 @@ class _Episodes:
         """Join the frames of each window along ``dim``; padding is ``fill``, or the nearest frame.
 
         Args:
-            before: frames that precede those of the same step; the one of an episode's first step stands
+            before: frames that precede those of the same step; the one of an episode's first step comes
                 before all of ``frames``.
         """
         return _joined(frames, self.axis, self.steps, self.padded, dim, fill, before)
@@ -283,7 +283,7 @@ class _Windowed(FusableTransform, EpisodeTransform, LeafTransform):
         for target in self.out_keys:
             level = self._level_of(target, self.reset_key)
             own_level = rules.governing_level(as_path(target)[:-1], self._levels())
-            # the env itself keeps what stands at this level, as later transforms have shown it
+            # the env itself keeps what is at this level, as later transforms have shown it
             shown = [] if own_level == level else [target]
             for key in (*shown, self._memory_key(target)):
                 value = fresh.get(key, None)
@@ -350,8 +350,8 @@ class CatFrames(_Windowed):
     """Join the last ``N`` frames of an episode along an axis, oldest first.
 
     In an env, the first frames of an episode are preceded by padding. Called on recorded data
-    ``(*batch, T)``, it joins frames along time (the axis named "time", or the last one of the batch),
-    never across the end of an episode; there the first frame of the data counts as the first one.
+    ``(*batch, T)``, it joins frames along time (the axis named "time", or the last one of the batch), within each
+    episode. There the first frame of the data counts as the first one.
 
     Args:
         N: number of frames.
@@ -408,7 +408,7 @@ class CatFrames(_Windowed):
         """Give a transform and a sampler for a buffer of TorchRL that stores frames one by one.
 
         ``sample(n)`` joins ``n`` windows of ``N`` steps of an episode, at the root and below ``next``; out_keys are
-        not stored, so they need names of their own. ``batch_size`` is that of the buffer, and not used here;
+        not stored, so they need their own names. ``batch_size`` is that of the buffer, and not used here;
         ``sampler_kwargs`` are those of its `SliceSampler`.
 
         Raises:
@@ -447,7 +447,7 @@ class CatFrames(_Windowed):
         if self.future or self.as_inverse:
             name = "future" if self.future else "as_inverse"
             raise PlacementError(
-                f"CatFrames({name}=True) works on recorded data and cannot stand in an environment. "
+                f"CatFrames({name}=True) works on recorded data and cannot be in an environment. "
                 "Call it on a rollout, or give it to a replay buffer."
             )
         if self.mask_key is not None:
@@ -470,7 +470,7 @@ class CatFrames(_Windowed):
 
     @property
     def _is_forward(self) -> bool:
-        return True  # with as_inverse it cannot stand in an env
+        return True  # with as_inverse it cannot be in an env
 
     def _inv_call(self, td: TensorDictBase) -> TensorDictBase:
         return self.unfolding(td) if self.as_inverse else super()._inv_call(td)

@@ -1,6 +1,6 @@
 """Which entries there are, and under which names: renamed, kept, left out, joined, stacked.
 
-What the env reads back (its states) is never taken away from it. `CatTensors` decides which observations are joined, in
+Entries that the env reads back (its states) stay in its data. `CatTensors` decides which observations are joined, in
 which order, and which of them stay. `Stack` makes a new axis, for whole nodes too, and undoes it on the way in.
 
 Conventions
@@ -66,7 +66,7 @@ def _spares_done(transform: Transform, keys: Iterable[Key]) -> bool:
 class RenameTransform(MomentTransform):
     """Give entries other names, or copies under other names.
 
-    Observations, rewards, done flags and whole nodes can be renamed, into and out of nodes. What the env
+    Observations, rewards, done flags and whole nodes can be renamed, into and out of nodes. Entries that the env
     also reads (a state) is renamed on both sides:
     ``RenameTransform(["state"], ["s"], ["state"], ["s"])``.
 
@@ -79,7 +79,7 @@ class RenameTransform(MomentTransform):
             its new name alone; each step records the copy, which is what acted, under the old one.
 
     Raises:
-        ArgumentError: (a ValueError) lists of two lengths, or a name that stands in both.
+        ArgumentError: (a ValueError) lists of two lengths, or a name that is in both.
         MissingKeyError: when specs are read: there is no entry of that name.
         KeyCollisionError: when specs are read: a new name is taken.
     """
@@ -102,7 +102,7 @@ class RenameTransform(MomentTransform):
             both = [key for key in sources if key in targets]
             if both:
                 raise ArgumentError(
-                    f"{both} stand in in_keys{end} and in out_keys{end}, so that the order of renaming "
+                    f"{both} are in in_keys{end} and in out_keys{end}, so that the order of renaming "
                     "would matter. Use one RenameTransform after the other."
                 )
 

@@ -1,11 +1,11 @@
 """A module as a transform: an encoder of observations, a decoder of actions, a reward model.
 
-`ModuleTransform` decides when the module runs and what its outputs are declared as. What the module
+`ModuleTransform` decides when the module runs and what its outputs are declared as. The rule by which the module
 computes, and on which entries, is its own business.
 
 Conventions
     module  takes and gives a TensorDict; its ``in_keys`` and ``out_keys`` are those of the pass it
-            stands in.
+            is in.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ class ModuleTransform(Transform):
         for kind in kinds:
             zeros.update(output_spec[kind].zero())
         self._require_declared(zeros)
-        trial = copy.deepcopy(self)  # whose dropout, statistics and lazy parameters nobody sees
+        trial = copy.deepcopy(self)  # whose dropout, statistics and lazy parameters are not seen
         with torch.no_grad():
             tried = trial.eval()._run(zeros)
         for key in self.out_keys:

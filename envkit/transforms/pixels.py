@@ -1,13 +1,13 @@
 """Pictures: drawn by a simulator, given the form that a network wants, kept as a video until they are asked for.
 
 The transforms of images use torch operations only; each works on one image at a time and remembers nothing.
-`VideoRecorder` decides which frames are kept and how a batch becomes one frame. What writes files is a
+`VideoRecorder` decides which frames are kept and how a batch becomes one frame. The writer of files is a
 logger's business: any object with ``log_video(name=, video=, step=)``.
 
 Conventions
     picture  shape (*lead, height, width, channels), as simulators draw.
     image    shape (*lead, channels, height, width); every transform of images but `ToTensorImage` takes one.
-    w, h     sizes of the last but one and of the last axis of an image, in this order: the reference
+    w, h     sizes of the last but one and of the last axis of an image, in this order: TorchRL
              API calls the rows of an image its width.
     frame    uint8, shape (3, height, width).
     video    uint8, shape (1, frames, 3, height, width).
@@ -370,7 +370,7 @@ class VideoRecorder(EpisodeTransform, LeafTransform):
 
     Args:
         logger: object with ``log_video(name=, video=, step=, **kwargs)``, such as a `VideoFolder` or a
-            logger of the reference API; None: `dump` returns the video.
+            logger of TorchRL; None: `dump` returns the video.
         tag: name of the video.
         in_keys: pictures or images of three channels or a grey one, bytes or numbers from 0 to 1; ``"pixels"``.
         skip: keep every ``skip``-th frame; by default every second one of a single env, else all.

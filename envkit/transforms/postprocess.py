@@ -400,7 +400,7 @@ class Reward2GoTransform(Transform):
     """Add up, for each step, the rewards from there to the end of its episode, discounted.
 
     Works in the inverse pass, on the way into a replay buffer, or as ``transform.inv(data)``: data
-    must hold whole episodes. What follows the last end of an episode is added up to the end of the data.
+    must hold whole episodes. Rewards after the last end of an episode are added up to the end of the data.
 
     Args:
         gamma: discount.
@@ -464,7 +464,7 @@ class Reward2GoTransform(Transform):
 
     def _refuse_env(self) -> None:
         raise ArgumentError(
-            "Reward2GoTransform needs whole episodes and cannot stand in an environment. Call "
+            "Reward2GoTransform needs whole episodes and cannot be in an environment. Call "
             "transform.inv(data), or give it to a replay buffer."
         )
 

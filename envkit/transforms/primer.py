@@ -7,7 +7,7 @@ writing ``next``. Otherwise the root value goes on.
 A module that keeps a hidden state says so with a method ``make_tensordict_primer()``. `with_policy_transforms`
 finds such modules inside a policy and adds what is missing to an env: a marker of first steps, and the
 hidden states at the root. It goes by specs alone, so what an env shows already, from however deep
-inside, is not added again. Primers of another library (those of the reference API's recurrent modules)
+inside, is not added again. Primers of another library (those of TorchRL's recurrent modules)
 are read by their attributes; their leaves need a shape, a dtype and a device.
 
 Conventions
@@ -63,9 +63,9 @@ class TensorDictPrimer(FusableTransform, EpisodeTransform):
             keys may be left out. The default is 0. A tensor has the shape of one element or of the
             whole batch.
         reset_key: the `_reset` entry the values obey; needed when the env has several.
-        expand_specs: what to do with specs whose Composite has another shape than the env's batch:
-            True puts the batch axes in front of every leaf; False says that the leaves have them
-            already; None does what True does for a Composite of shape ``()``, and is an error for others.
+        expand_specs: what to do with specs whose Composite has another shape than the env's batch.
+            True puts the batch axes in front of every leaf. False says that the leaves have them already. None does
+            what True does for a Composite of shape ``()``, and is an error for others.
         single_default_value: ``default_value`` is one function that returns a TensorDict of all.
         call_before_env_reset: write the values into the input of the base env's reset as well.
         **specs: specs of the entries by name.
@@ -315,7 +315,7 @@ class TensorDictPrimer(FusableTransform, EpisodeTransform):
 
 
 class gSDENoise(TensorDictPrimer):
-    """Add the noise matrix of state-dependent exploration, ``_eps_gSDE``, drawn anew for each episode.
+    """Add the noise matrix of state-dependent exploration, ``_eps_gSDE``, drawn again for each episode.
 
     Args:
         state_dim, action_dim: sizes of what the policy reads and of its action: the matrix is
@@ -375,7 +375,7 @@ def _require_in(value: torch.Tensor, spec: TensorSpec, key: Key) -> None:
 
 
 _OF_A_PRIMER = ("primers", "default_value", "random", "expand_specs", "single_default_value")
-"""What is read of a primer of another library, the reference's for instance."""
+"""The attributes read from a primer of another library, e.g. TorchRL's."""
 
 
 def get_env_transforms_from_module(module: nn.Module, init_key: str = "is_init") -> Compose:
@@ -399,7 +399,7 @@ def get_env_transforms_from_module(module: nn.Module, init_key: str = "is_init")
 def with_policy_transforms(env: EnvBase, policy: nn.Module, init_key: str = "is_init") -> EnvBase:
     """Append to an env the transforms a policy needs and the env does not have.
 
-    Nothing happens for a policy without recurrent submodules, and a second call adds nothing.
+    A policy without recurrent submodules stays as it is, and a second call adds nothing.
 
     Returns:
         ``env`` itself when nothing is missing or when it is a `TransformedEnv`, which is extended in

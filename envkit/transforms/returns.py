@@ -1,6 +1,6 @@
 """Running values of the rewards of an episode: their sum, and what is left of a target.
 
-Each stands beside its reward and begins anew with the episode; `episodes` says which reset it obeys,
+Each is beside its reward and begins again with the episode; `episodes` says which reset it obeys,
 `episode_counters` does the arithmetic.
 """
 
@@ -32,7 +32,7 @@ class _RewardTransform(FusableTransform, EpisodeTransform):
     Args:
         in_keys: rewards; None takes all of the env.
         out_keys: the running values; None derives their names.
-        reset_keys: the `_reset` entry each value obeys; None takes that of the level it stands at,
+        reset_keys: the `_reset` entry each value obeys; None takes that of the level it is at,
             or the only one there is.
     """
 
@@ -209,7 +209,7 @@ class TargetReturn(_RewardTransform):
     ``(*batch, 1)`` for the batch of its arguments.
 
     Raises:
-        ArgumentError: (a ValueError) ``mode`` is another, or rewards that stand side by side have no ``out_keys``.
+        ArgumentError: (a ValueError) ``mode`` is another, or rewards that are side by side have no ``out_keys``.
     """
 
     def __init__(

@@ -2,12 +2,12 @@
 
 Which rows are new is decided in `coupled`. For `VecNorm` every row counts for the statistics of all rows, and of all copies
 that share them; it measures them together, once each. `VecNormV2` keeps averages, of each row or of all rows, in the
-transform or in the data. The arithmetic stands in `arrays.statistics`; what follows is element-wise.
+transform or in the data. The arithmetic is in `arrays.statistics`; what follows is element-wise.
 
 Conventions
     moments   see `arrays.statistics`.
     averages  they have the shape of the entry, or of one row of it where rows are averaged.
-    event     axes of a value that have statistics of their own; all axes before are rows.
+    event     axes of a value that have their own statistics; all axes before are rows.
 """
 
 from __future__ import annotations
@@ -74,13 +74,13 @@ class VecNormV2(SkipsRows, EpisodeTransform):
         out_keys: where they go; in place by default.
         lock: held while averages are read and written back.
         stateful: the averages are buffers of the transform. False: they travel in the data, as ``_vecnorm_loc``,
-            ``_vecnorm_var`` and ``_vecnorm_count``, and begin anew with each episode.
+            ``_vecnorm_var`` and ``_vecnorm_count``, and begin again with each episode.
         decay: weight of what was seen before, at each update; 1 weighs all updates alike.
         eps: least deviation.
         shared_data: ``statistics`` of another VecNormV2, which are shared with it.
         reduce_batch_dims: all rows update averages that they share, each as one update.
 
-    `clone` and `frozen_copy` have averages of their own; envs of one `EnvCreator` share theirs, with a lock.
+    `clone` and `frozen_copy` have their own averages; envs of one `EnvCreator` share theirs, with a lock.
 
     Raises:
         ArgumentError: (a ValueError) ``decay`` is outside (0, 1], or there are not as many out_keys as in_keys.
@@ -463,7 +463,7 @@ class VecNorm(SkipsRows, CoupledTransform, ArrayTransform):
 
     Every step counts the rows that were stepped, every reset those that were reset, and then all values
     are standardised. Statistics are buffers: clones share them, and so do the envs of one `EnvCreator`
-    and modules whose memory is shared. Nothing is counted after `freeze`; `eval()` changes nothing. It fuses
+    and modules whose memory is shared. Data is not counted after `freeze`; `eval()` changes nothing. It fuses
     unless processes or threads share it: a program changes statistics without asking anybody.
 
     Args:

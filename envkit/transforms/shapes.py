@@ -145,7 +145,7 @@ class UnsqueezeTransform(_ShapeTransform):
     Of an entry that is a TensorDict, the axes of its batch count.
 
     Args:
-        dim: where it stands in the result, negative.
+        dim: where it is in the result, negative.
         allow_positive_dim: accept a place that counts from the first axis after the batch.
         in_keys, out_keys: entries of the env.
         in_keys_inv, out_keys_inv: actions and states; what the user gives has one axis more than what

@@ -175,7 +175,7 @@ class DoubleToFloat(DTypeCastTransform):
 class ClipTransform(ArrayTransform):
     """Clip values to ``[low, high]``, those the env gives and those it takes.
 
-    What the user gives may lie anywhere in the env's own spec; it is clipped on the way in.
+    An action of the user may be anywhere in the env's own spec; it is clipped on the way in.
 
     Args:
         in_keys, out_keys: entries the env gives.

@@ -29,7 +29,7 @@ _ZEROS = bytes(1 << 20)
 class Block:
     """Shared memory that holds the arrays of one layout, zero at first.
 
-    The arrays of every process that maps the block are views of the same bytes. Whoever creates
+    The arrays of every process that maps the block are views of the same bytes. The process that creates
     a block (`create`) passes ``block.fd`` on; the receiver maps it (`attach`) with the same layout.
     """
 
@@ -83,7 +83,7 @@ class Block:
             return
         os.close(self.fd)
         self.fd = -1
-        # The mapping ends with its last array. Closing it by hand would crash whoever still reads
+        # The mapping ends with its last array. Closing it by hand would crash a thread that still reads
         # one: NumPy does not lock a buffer it was given.
         self.arrays = {}
 

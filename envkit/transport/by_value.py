@@ -1,6 +1,6 @@
 """Pickle objects for a process that did not run the caller's script.
 
-What another process can import travels as a name, by plain pickle's rule. What it cannot import
+An object that another process can import travels as a name, by plain pickle's rule. One that it cannot import
 travels by value: lambdas, local classes, and all that the script itself defines.
 
 Conventions

@@ -4,7 +4,7 @@ This module decides how a message is framed. It carries bytes and does not pickl
 
 Conventions
     message  8 bytes of length (little-endian), then that many bytes. A descriptor that belongs to
-             it goes before, with a byte of its own.
+             it goes before, with its own byte.
     `send` and `recv` wait. `post` and `push` send without waiting, so that one slow reader does not
     keep others waiting.
     Ctrl-C loses nothing: `push` and `recv` go on where they stopped, be it for a timeout or for an
@@ -132,7 +132,7 @@ class Channel:
         return self._socket.fileno()
 
     def end(self) -> None:
-        """Send nothing more: the other end is told so when it has read what is on its way.
+        """Send nothing more: the other end finds the end of the channel after what is on its way.
 
         Raises:
             OSError: the other end is closed.

@@ -44,7 +44,7 @@ class MovingRows:
         return None if name is None else int(self._arrays[name][self._own.start])
 
     def inputs(self, request: int | str, moment: int | None) -> list[np.ndarray]:
-        """Give the parts that the host reads. They may be views: whoever takes them copies."""
+        """Give the parts that the host reads. They may be views: the caller copies them."""
         return self._parts(self._layout.moved_by(request).reads, moment, None)
 
     def take_inputs(

@@ -1,4 +1,4 @@
-"""What went wrong in which worker, and how it is told.
+"""Failures of workers, and how they are reported.
 
 This module decides the wording of worker errors. It does not notice failures itself.
 

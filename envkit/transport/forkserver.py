@@ -251,5 +251,5 @@ def _report_ends(statuses: dict[int, int]) -> None:
 
 
 def _write_status(status: int, number: int) -> None:
-    with contextlib.suppress(BrokenPipeError):  # nobody wants to know any more
+    with contextlib.suppress(BrokenPipeError):  # the reader is gone
         os.write(status, STATUS.pack(number))

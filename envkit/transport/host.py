@@ -1,4 +1,4 @@
-"""What a pool asks of the thing that holds the rows, and how a row that raises is told apart.
+"""The requests of a pool to the holder of the rows, and how a row that raises is identified.
 
 This module knows the `Host` protocol and nothing of processes, memory or environments.
 

@@ -60,7 +60,7 @@ H = TypeVar("H", bound=HostWorker)
 
 
 class _InProcess(Backend[H]):
-    """What workers inside this process have in common.
+    """State that workers inside this process share.
 
     Args:
         make_host: builds the host of a worker, called where that is used, with its rows.
@@ -245,13 +245,13 @@ class Arrivals(threading.Condition):
             self.notify_all()
 
     def wait_for_some(self, wanted: int, seconds: float) -> bool:
-        """Wait until so many more have come, whoever gave them, but no longer than ``seconds``; say whether they have."""
+        """Wait until so many more have come, from any worker, but no longer than ``seconds``; say whether they have."""
         self._wanted = wanted
         return wanted <= 0 or self.wait(None if seconds == math.inf else seconds)
 
     def attend(self, pending: dict[Any, Any], until: float, left: int) -> bool:
         """Wait until at most ``left`` of some workers are pending; see `Backend.attend`."""
-        with self:  # nobody answers between a look and the wait for what changes
+        with self:  # no answer comes between a look and the wait for what changes
             if not pending:
                 return False
             return self.wait_for_some(len(pending) - left, max(until - time.monotonic(), 0.0))

@@ -141,7 +141,7 @@ class _ForkServerProcess:
                 news = os.read(self.sentinel, STATUS.size)
             except BlockingIOError:
                 return False
-            if not news:  # the server is gone: nobody will ever tell the exit code
+            if not news:  # the server is gone, and the exit code stays unknown
                 self._abandon()
             elif self.pid is not None:
                 self.exitcode = STATUS.unpack(news)[0]

@@ -7,7 +7,7 @@ Conventions
     rows    axis of every array; row i belongs to sub-environment i.
     slots   axis in front of the rows, for arrays that hold several moments at once.
     moment  the slot that a request is about.
-    traffic what of the arrays a request reads and writes: all that moves where a host has arrays of its own.
+    traffic what of the arrays a request reads and writes: all that moves where a host has its own arrays.
     offset  bytes from the start of the block, a multiple of 64 (one cache line), so that arrays
             convert to torch and to XLA without a copy.
 """

@@ -7,12 +7,12 @@ Three ways, since none of them covers all:
                        holds the interpreter in native code. Linux only. It watches the *thread*
                        that started this process, so it is for threads that last.
     a pidfd            becomes readable when the process that is served is gone. Linux only.
-    a lifeline         a pipe nobody writes to, which ends with the last process that could. It works
+    a lifeline         a pipe without writes, which ends with the last process that could. It works
                        everywhere, but forks of the process that is served may hold it open.
 
-A worker leads a session, and so a process group, of its own. What it starts belongs to that group,
-unless it goes out of its way to leave, and ends with it: whoever waits for the worker, its fork server
-or its parent, calls `end_groups`. Nobody is left to do so where the parent of a worker that no fork
+A worker leads its own session, and so its own process group. Processes that it starts belong to that group,
+unless it goes out of its way to leave, and ends with it: the caller that waits for the worker, its fork server
+or its parent, calls `end_groups`. This call is missing where the parent of a worker that no fork
 server has started is killed.
 """
 

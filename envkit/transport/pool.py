@@ -1,6 +1,6 @@
 """A pool of rows over workers: who is asked when, until when they may answer, and what becomes of who does not.
 
-`Pool` knows requests, deadlines and losses, once for workers of every kind. What differs between kinds lies behind
+`Pool` knows requests, deadlines and losses, once for workers of every kind. The differences between kinds are behind
 `Backend`: how a worker comes to be, how it is asked, how its answer arrives, and how it is ended. This module does not
 know what a command means.
 
@@ -53,7 +53,7 @@ _GRACE_S = 1.0
 
 
 class Request:
-    """What was asked of some workers at once, until when they may answer, and what came of it.
+    """A request to some workers at once: its deadline and its answers.
 
     Attributes:
         name: of the command or method, for messages.
@@ -233,7 +233,7 @@ class Backend(ABC, Generic[W]):
         if os.getpid() != self.owner_pid:
             raise ClosedEnvError(
                 f"this pool of workers belongs to process {self.owner_pid}, and this is process {os.getpid()}, a "
-                "fork of it. Make the environment anew in the process that uses it."
+                "fork of it. Make the environment again in the process that uses it."
             )
 
     @abstractmethod
@@ -250,10 +250,10 @@ class Pool:
         timeout_s: seconds that a round, a call or a job may take from now on; None for no limit.
         start_timeout_s: seconds that `start`, `bind` and the methods in ``building`` may take each, and so the start
             of a single worker; None for no limit. A cold start imports what envs need.
-        building: methods of the host that build anew what `start` has built.
+        building: methods of the host that build again what `start` has built.
 
     Attributes:
-        seeds: the seeds that rows were last given, by row; they stand in the messages of errors.
+        seeds: the seeds that rows were last given, by row; they are in the messages of errors.
         requests: how many there were so far.
         closed: whether `close` was called.
     """
@@ -312,7 +312,7 @@ class Pool:
     def bind(self, layout: Layout) -> dict[str, np.ndarray]:
         """Allocate the arrays of ``layout``, have every host bind them, and return ours.
 
-        They stay valid until `close`, and longer for whoever keeps a view of them.
+        They stay valid until `close`, and longer if you keep a view of them.
         """
         self._require_open()
         arrays = self.backend.allocate(layout)
@@ -411,7 +411,7 @@ class Pool:
         arguments: Sequence[tuple[tuple[Any, ...], dict[str, Any]]],
         workers: Sequence[int] | None = None,
     ) -> list[Any]:
-        """Like `call`, with ``(args, kwargs)`` of its own for each of ``workers`` (all)."""
+        """Like `call`, with separate ``(args, kwargs)`` for each of ``workers`` (all)."""
         self._require_open()
         backend = self.backend
         chosen = backend.workers if workers is None else [backend.workers[n] for n in workers]
@@ -546,7 +546,7 @@ class Pool:
         failures: dict[tuple[int, int], list[Failure]] | None = None,
         least_s: float = 0.0,
     ) -> Request:
-        """Ask for something from now on; ``failures`` of an abandoned round are told with its own."""
+        """Ask for something from now on; ``failures`` of an abandoned round are reported with its own."""
         self.requests = number = self.requests + 1
         limit_s = self.timeout_s if limit == "timeout" else self.start_timeout_s
         limit_s = None if limit_s is None else max(limit_s, least_s)
@@ -561,10 +561,10 @@ class Pool:
         if not self.backend.pending:
             return
         if self._busy(asked):
-            self.backend.attend(0.0, 0)  # one that nobody waited for, after Ctrl-C, may be done
+            self.backend.attend(0.0, 0)  # an abandoned one, after Ctrl-C, may be done
             if busy := self._busy(asked):
                 raise BusyEnvError(f"workers {busy} are still processing a job. Receive it first.")
-        left = self._round  # its deadline may have passed while nobody waited for it
+        left = self._round  # its deadline may have passed while no caller waited for it
         left.deadline = max(left.deadline, time.monotonic() + min(left.limit_s, _GRACE_S))
         self._finish(left)
 

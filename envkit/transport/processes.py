@@ -5,9 +5,9 @@ waited for in one selector. It does not know what a command means, nor how long 
 
 Conventions
     reply pipe  of a worker, its key while it is pending: one byte a request, see `worker`.
-    posted      a message that waits on our side until the worker makes room for it; whoever waits pushes it on.
+    posted      a message that waits on our side until the worker makes room for it; the caller that waits pushes it on.
     unsettled   a worker whose reply announced a message, when Ctrl-C came before that was read.
-    Ctrl-C may come behind any call, see `pool`. What was half done may be done again: watching and ceasing to watch,
+    Ctrl-C may come behind any call, see `pool`. Half-done work may be done again: watching and ceasing to watch,
     sending and receiving a message, noting a death.
 """
 
@@ -84,7 +84,7 @@ class Processes(Backend["WorkerProcess"]):
             ``make_host``.
         prepare: functions that every worker calls before it unpickles ``make_host``, in this order.
             They travel by value.
-        core_each: give every worker a core of its own, if there are as many cores as workers. Workers
+        core_each: give every worker its own core, if there are as many cores as workers. Workers
             that are woken together by a parent which then sleeps otherwise often end up on one core, one
             behind the other: Linux leaves them there, since the other core is not idle for long.
         cores: numbers of the cores that each worker may run on, instead; one set a worker.
@@ -162,7 +162,7 @@ class Processes(Backend["WorkerProcess"]):
         try:
             self._unwatch(worker)
             self.pending.pop(worker.reply, None)
-        finally:  # nobody else knows it any more
+        finally:  # no other object knows it any more
             _stop_all([worker])
         self._watch(successor)
         return successor
@@ -260,7 +260,7 @@ class Processes(Backend["WorkerProcess"]):
             try:  # with no call since it is pending: Ctrl-C in between would leave it asleep
                 write(waker, code)
             except BrokenPipeError:
-                return  # whoever waits finds out how it ended
+                return  # the caller that waits finds out how it ended
         self._push(worker)
 
     def run(
@@ -286,7 +286,7 @@ class Processes(Backend["WorkerProcess"]):
             try:
                 write(worker.waker, code)
             except BrokenPipeError:
-                continue  # whoever waits finds out how it ended
+                continue  # the caller that waits finds out how it ended
 
     # -------------------------------------------------------------------------------- what is heard
 
@@ -334,7 +334,7 @@ class Processes(Backend["WorkerProcess"]):
         """Send what there is room for of a message; the rest goes when there is more."""
         try:
             unsent = not worker.channel.push()
-        except OSError:  # it died, and so will not reply: whoever waits for that finds out
+        except OSError:  # it died, and so will not reply: the caller that waits for that finds out
             unsent = False
         fd = worker.channel.fileno()
         if unsent:
@@ -426,8 +426,8 @@ class Processes(Backend["WorkerProcess"]):
 class WorkerProcess(Worker):
     """A worker's process, descriptors and channel. A dead worker is replaced by a new one.
 
-    Messages are posted to ``channel``, and whoever waits for the worker pushes them; ``waker`` is written to with
-    `wake.write`; ``reply`` is the pipe of its replies.
+    Messages are posted to ``channel``, and the caller that waits for the worker pushes them; ``waker`` is written to
+    with `wake.write`; ``reply`` is the pipe of its replies.
     """
 
     def __init__(

@@ -4,12 +4,12 @@ No reset rule, deadline or batching lives here, and `answers` says what a reply 
 
 Conventions
     ear          one number in, see `wake`: a command (0 to 255) plus ALL_ROWS, or plus CHOSEN_ROWS
-                 where the mask is to be looked at; or CONTROL, for a message on the channel; or
-                 BIND, for a descriptor and a message there; or STOP.
+                 where the mask counts. Else CONTROL, for a message on the channel; BIND, for a descriptor and a
+                 message there; or STOP.
     reply pipe   one byte out: DONE, or MESSAGE, for details on the channel.
     channel      pickled messages: construction, attributes, errors. The stack of a crash, or of a
                  worker that was asked for it (STACK_SIGNAL), is written there as plain text.
-    lifeline     a pipe nobody writes to, see `lifeline`.
+    lifeline     a pipe without writes, see `lifeline`.
 """
 
 import atexit
@@ -103,7 +103,7 @@ def main(
     starter_pid: int,
     run_exit_handlers: bool = True,
 ) -> None:
-    """Be a worker until told to stop or until the parent is gone; does not return.
+    """Run a worker until it gets the stop command or the parent is gone; does not return.
 
     Args:
         channel_fd: socket for messages.
@@ -127,14 +127,14 @@ def main(
         setup: Setup = pickle.loads(channel.recv())
         start_watching(lifeline, setup.parent_pid)
         _Worker(setup, channel, ear, reply).serve()
-    except (EOFError, ConnectionError):  # the parent is gone: nobody left to tell
+    except (EOFError, ConnectionError):  # the parent is gone
         pass
-    except Exception:  # of `Host.close`: nobody waits for a reply any more
+    except Exception:  # of `Host.close`: no caller waits for a reply any more
         traceback.print_exc()
     if run_exit_handlers:
         atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):  # whoever read our output may be gone
+        with contextlib.suppress(Exception):  # the reader of our output may be gone
             stream.flush()
     os._exit(0)
 

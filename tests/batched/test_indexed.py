@@ -280,7 +280,7 @@ def test_closing_a_part_leaves_the_batched_env_running(new_env):
 
     assert part.is_closed and not env.is_closed
     assert env.step(ones(root))["next", "count"].tolist() == [[1]] * 3
-    with pytest.raises(ClosedEnvError, match=r"was closed. Take it anew: env\[index\]"):
+    with pytest.raises(ClosedEnvError, match=r"was closed. Take it again: env\[index\]"):
         part.reset()
 
 

@@ -448,7 +448,7 @@ def bounds_of_the_clone(distribution: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("installed", "told", "cure"),
+    ("installed", "told", "fix"),
     [
         (
             {"dm-control": "1.0.50", "gymnasium": "1.3.0", "mujoco": "4.0.1"},
@@ -475,7 +475,7 @@ def bounds_of_the_clone(distribution: str) -> list[str]:
     ],
 )
 def test_versions_out_of_bounds_are_broken_with_a_cure_within_them(
-    run, monkeypatch, installed, told, cure
+    run, monkeypatch, installed, told, fix
 ):
     monkeypatch.setattr(doctor, "_version_of", installed.get)
     monkeypatch.setattr(doctor.metadata, "requires", bounds_of_the_clone)
@@ -487,7 +487,7 @@ def test_versions_out_of_bounds_are_broken_with_a_cure_within_them(
         assert (status, printed) == (0, "")
     else:
         assert status == 1 and printed.count("broken") == 1
-        assert f"{told}\n         cure: pip install {cure}\n" in printed
+        assert f"{told}\n         fix: pip install {fix}\n" in printed
 
 
 def test_a_library_that_crashes_its_process_does_not_crash_the_doctor():
@@ -501,7 +501,7 @@ def test_little_shared_memory_is_broken_and_names_the_option_of_docker(monkeypat
 
     (finding,) = doctor._memory()
 
-    assert finding.state == "broken" and "--shm-size" in finding.cure
+    assert finding.state == "broken" and "--shm-size" in finding.fix
 
 
 @pytest.fixture
@@ -519,7 +519,7 @@ def no_opengl(tmp_path, monkeypatch):
 def test_without_opengl_the_doctor_names_the_package_that_brings_it(no_opengl):
     (finding,) = doctor._rendering()
 
-    assert finding.state == "note" and "libosmesa6" in finding.cure
+    assert finding.state == "note" and "libosmesa6" in finding.fix
     assert "neither with EGL nor with OSMesa (egl: ImportError: no library libGL.so" in finding.told
 
 
@@ -531,7 +531,7 @@ def test_a_backend_that_was_chosen_and_does_not_draw_is_broken(no_opengl, chosen
     (finding,) = doctor._rendering()
 
     assert finding.state == "broken" and finding.told.startswith(f"MUJOCO_GL={chosen}, but ")
-    assert "unset MUJOCO_GL" in finding.cure
+    assert "unset MUJOCO_GL" in finding.fix
 
 
 def test_two_pygames_in_one_folder_are_told(monkeypatch):

@@ -334,7 +334,7 @@ def test_an_env_that_does_not_say_what_it_keeps_is_told(make):
     collector = SyncDataCollector(make, frames_per_batch=4)
     collector.next()
 
-    with pytest.raises(ResumeError, match=r"Count is an env of your own.*get_extra_state"):
+    with pytest.raises(ResumeError, match=r"Count is your own env.*get_extra_state"):
         collector.state_dict()
 
 

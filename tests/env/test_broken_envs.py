@@ -376,14 +376,11 @@ class A_flag_that_denies_another(Sound):
 
 MASK = (
     "of rows that the '_step' mask leaves out is not that of their root: a batched env must honour the mask "
-    "in _step, see docs/custom_envs.md"
+    "in _step"
 )
 
 
-RESET_MASK = (
-    "of rows that a '_reset' mask leaves out changes after the reset: a batched env must honour the mask in _reset, see "
-    "docs/custom_envs.md"
-)
+RESET_MASK = "of rows that a '_reset' mask leaves out changes after the reset: a batched env must honour the mask in _reset"
 
 
 @broken(f"'count' {MASK}", f"'reward' {MASK}", f"'count' {RESET_MASK}")
@@ -405,7 +402,7 @@ class A_seed_that_fails(Sound):
 def global_draws(library):
     return (
         f"a reset or a step draws from the global generator of {library}, which set_seed does not touch: draw "
-        "from a generator of the env's own, made anew in _set_seed"
+        "from a generator of the env's own, made again in _set_seed"
     )
 
 

@@ -40,10 +40,10 @@ def test_an_env_that_simulates_is_not_built_for_the_meta_device(kind):
         BUILT[kind](device="meta")
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a card")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 @pytest.mark.parametrize("kind", list(BUILT))
 def test_an_env_is_not_built_for_a_card_where_there_is_none(kind):
-    with pytest.raises(DeviceNameError, match=r"was given 'cuda:0', but torch sees no card.*'cpu'"):
+    with pytest.raises(DeviceNameError, match=r"was given 'cuda:0', but torch sees no GPU.*'cpu'"):
         BUILT[kind](device="cuda")
 
 
@@ -83,9 +83,9 @@ def test_no_member_of_a_mixed_env_moves():
     env.close()
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a card")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 def test_a_cast_to_a_card_that_is_not_there_is_refused_before_data_comes():
     env = TransformedEnv(cartpole(), DeviceCastTransform("cuda"))
 
-    with pytest.raises(DeviceNameError, match=r"DeviceCastTransform was given 'cuda:0'.*no card"):
+    with pytest.raises(DeviceNameError, match=r"DeviceCastTransform was given 'cuda:0'.*no GPU"):
         env.reset()

@@ -106,7 +106,7 @@ def test_a_second_thread_is_refused_at_once_and_both_are_named(env):
         assert isinstance(found, BusyError)
         assert "'owner'" in str(found)
         assert "'intruder'" in str(found)
-        assert "one of its own" in str(found)
+        assert "its own env" in str(found)
 
 
 def test_an_env_may_go_from_thread_to_thread(env):

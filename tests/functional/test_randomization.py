@@ -202,9 +202,7 @@ def test_an_env_without_a_model_is_refused_by_its_name():
 def test_what_is_no_function_and_an_unknown_moment_are_refused():
     with pytest.raises(ArgumentTypeError, match=r"\(key, model\) -> model"):
         Randomization.of(Sled(), 0.1)
-    with pytest.raises(
-        ArgumentTypeError, match=r"\(key, model\) -> model.*What it takes is \(model\)"
-    ):
+    with pytest.raises(ArgumentTypeError, match=r"\(key, model\) -> model.*It takes \(model\)"):
         Randomization.of(Sled(), lambda model: model)  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="randomize_at='step' is not one of"):
         Randomization.of(Sled(), heavier, "step")

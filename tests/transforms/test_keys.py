@@ -185,7 +185,7 @@ def test_a_copy_leaves_the_entry_under_its_own_name():
     ("arguments", "error"),
     [
         ((["a"], ["b", "c"]), "1 in_keys.*2 out_keys"),
-        ((["a", "b"], ["b", "c"]), r"\['b'\] stand in in_keys and in out_keys"),
+        ((["a", "b"], ["b", "c"]), r"\['b'\] are in in_keys and in out_keys"),
         (([], [], ["a"], ["b", "c"]), "in_keys_inv"),
         (([], [], ["a"], ["a"]), "in_keys_inv and in out_keys_inv"),
     ],

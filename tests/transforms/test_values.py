@@ -380,7 +380,7 @@ def test_rewards_to_go_need_whole_episodes():
 
     with pytest.raises(DoneError, match="no episode ends"):
         Reward2GoTransform().inv(open_end)
-    with pytest.raises(ArgumentError, match="cannot stand in an environment"):
+    with pytest.raises(ArgumentError, match="cannot be in an environment"):
         _ = TransformedEnv(Count(3), Reward2GoTransform()).action_spec
 
 

@@ -58,9 +58,9 @@ Kind = Literal["stateless", "stateful", "batched"]
 class WorldModule(Protocol):
     """What a world is made of: a module, or any object, with these functions.
 
-    One whose envs are made many as pools, which build them only when they start, may also have
-    ``require_env(name)``, which raises an ArgumentError, with the closest names, where there is no such env, and
-    ``require_keywords(name, given)``, which raises an OptionError where ``build`` would refuse a keyword.
+    A module whose envs are built in pools, when the pool starts, may have two checks.
+    ``require_env(name)`` raises an ArgumentError, with the closest names, where there is no such env.
+    ``require_keywords(name, given)`` raises an OptionError where ``build`` would refuse a keyword.
     """
 
     def env_names(self) -> Collection[str]:
@@ -110,10 +110,11 @@ class World:
 
     @cached_property
     def module(self) -> WorldModule:
-        """What names and builds its envs.
+        """Module that names and builds its envs.
 
         Raises:
-            MissingLibraryError, BrokenLibraryError: (an ImportError) what it stands on is not installed, or fails.
+            MissingLibraryError, BrokenLibraryError: (an ImportError) the library that it depends on is not installed,
+                or fails.
         """
         try:
             return self.load()
@@ -221,7 +222,7 @@ class WorldInfo:
 
 @dataclass(frozen=True)
 class Found:
-    """What an id means.
+    """The environment that an id names.
 
     Attributes:
         build: makes one env by keywords.
@@ -249,7 +250,7 @@ def register(id: str, factory: Factory, *, kind: Kind = "stateful") -> None:
     """Give an env of one's own an id, by which `make` builds it and `list_envs` lists it.
 
     Args:
-        id: "world/name", a world that nobody else has.
+        id: "world/name", a world that no other package has.
         factory: makes one env; takes the keywords that `make` is given. A "stateless" one takes ``batch_size`` too.
         kind: "stateful" (many envs are a pool of the factory's) or "stateless" (one env that steps any batch).
 
@@ -381,7 +382,7 @@ def list_envs(pattern: str | None = None, world: str | None = None) -> list[EnvI
         world: of this world only.
 
     Returns:
-        Strings; ``needs_network`` of each says whether building it fetches something. Nothing is fetched now.
+        Strings; ``needs_network`` of each says whether building it fetches something. No file is fetched now.
         Worlds that are not installed are left out (`worlds` names them).
 
     Raises:

@@ -44,11 +44,12 @@ def make(
     Args:
         id: "world/name", as "brax/ant" or "gym/CartPole-v1", see `list_envs`. The world may be left out where one
             installed world alone has the env.
-        num_envs: None for one env, batch size ``()``; n for n of them, batch size ``(n,)``: of a stateless world
-            one env that steps them as one program, of a stateful one a pool, of EnvPool the library's own.
-        backend: what a pool of a stateful world is. "process", which None means too, is a `ParallelEnv`; "serial" a
-            `SerialEnv`; "async" an `AsyncEnvPool` of processes (for EnvPool, of its threads); "ray" a `ParallelEnv` on
-            a Ray cluster; "vector" Gymnasium's own vector env, for the world "gym". Stateless worlds need no
+        num_envs: None for one env, batch size ``()``; n for n of them, batch size ``(n,)``. For a stateless world
+            it is one env that steps them as one program; for a stateful one a pool; for EnvPool the library's own.
+        backend: the kind of pool for a stateful world. "process", also the meaning of None, is a `ParallelEnv`.
+            "serial" is a `SerialEnv`. "async" is an `AsyncEnvPool` of processes (for EnvPool, of its threads). "ray"
+            is a `ParallelEnv` on a Ray cluster. "vector" is Gymnasium's own vector env, for the world "gym". Stateless
+            worlds need no
             pool: there it goes to the class, as Brax's ``backend="spring"``.
         device: where data is delivered and, for stateless worlds, computed; None is the CPU.
         transforms: one, or several in their order, appended to the env.
@@ -130,7 +131,7 @@ def _listed(transforms: Transform | Sequence[Transform] | None) -> list[Transfor
 
 @dataclass(frozen=True)
 class _Request:
-    """What is asked for, its id already found."""
+    """A request to `make`, its id already found."""
 
     found: Found
     num_envs: int | None

@@ -11,7 +11,7 @@ Conventions
             nested dict with sorted keys.
     moment  what a reset or a step gave, read by key. Where the env has its data in memory anyway it is read there, and
             gone at the next call.
-    values  NumPy arrays, or tensors with ``to_numpy=False``: copies, so that neither whoever changes them nor the
+    values  NumPy arrays, or tensors with ``to_numpy=False``: copies, so that neither a caller who changes them nor the
             next step changes the other.
     shared  rows that are one object, as of Brax: it is asked once, and what it answers is the same for each.
 """
@@ -69,7 +69,7 @@ class EpisodeInfos:
     Args:
         env: with one batch axis.
 
-    A row that has told none at the end of its first episode is not asked again.
+    A row that has reported none at the end of its first episode is not asked again.
     """
 
     def __init__(self, env: EnvBase):
@@ -259,7 +259,7 @@ class BatchView:
     Args:
         env: of batch size ``(num_envs,)``, with one reward and done flags at the root. Several actions are a dict.
         spaces: module of spaces of the gym library that is asked for.
-        whose: name of the view, for messages.
+        whose: name of the adapter, for messages.
         info_keys: observation entries, or nodes of them, that are infos beside those of the env.
         to_numpy: arrays instead of tensors.
 
@@ -432,7 +432,7 @@ class BatchView:
 
     @contextmanager
     def _whole(self) -> Iterator[None]:
-        """Ask for a reset after a step that failed: some rows have moved, and nobody was shown where to."""
+        """Ask for a reset after a step that failed: some rows have moved, and their observations were not returned."""
         try:
             yield
         except InputError:  # it was refused before anything moved
@@ -448,7 +448,7 @@ class BatchView:
 
     @property
     def root(self) -> TensorDictBase:
-        """What the last call has left the env with.
+        """State of the env after the last call.
 
         Raises:
             NotResetError: (a RuntimeError) nothing was reset yet, or the last step failed.
@@ -508,7 +508,7 @@ class BatchView:
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """What the rows say of themselves, if they say so and all say the same."""
+        """The value that all rows agree on, if they do."""
         found = self.common("metadata")
         return dict(found) if isinstance(found, Mapping) else {}
 

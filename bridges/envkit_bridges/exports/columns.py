@@ -1,7 +1,7 @@
 """TensorDicts of steps as named columns of NumPy arrays, and back.
 
 `Layout` says which entries recorded data has, and is written beside the columns as JSON; `read_batches` gives the
-batches of whatever holds data, all of one layout. What is written is numbers and text alone: nothing is pickled,
+batches of whatever holds data, all of one layout. Files hold numbers and text alone: nothing is pickled,
 and nothing that is read back runs.
 
 Conventions
@@ -40,7 +40,7 @@ _HELD = {
     "complex128": "float64",
     TEXT: "object",
 }
-"""Dtype of an entry to that of its column: not every reader knows the rest. Nothing is rounded."""
+"""Dtype of an entry to that of its column: not every reader knows the rest. Values are not rounded."""
 
 
 @dataclass(frozen=True)

@@ -131,7 +131,7 @@ def gym_env_of(
 
 
 def _own(transform: Any) -> Any:
-    """Give a transform that belongs to nobody yet; a list becomes a `Compose`."""
+    """Return a transform that belongs to no env yet; a list becomes a `Compose`."""
     if isinstance(transform, list | tuple):
         return Compose(*(_own(member) for member in transform))
     is_taken = isinstance(transform, Transform) and transform._owner is not None

@@ -1,6 +1,6 @@
 """Envs of envkit as vector envs of Gymnasium.
 
-`to_gym_vector` decides, for each of the library's autoreset modes, which rows begin anew at which call and what
+`to_gym_vector` decides, for each of the library's autoreset modes, which rows begin again at which call and what
 is told of their last moment. Source of the modes: gymnasium.vector.AutoresetMode, Gymnasium 1.1 and later.
 
 Conventions
@@ -52,7 +52,7 @@ def to_gym_vector(
 ) -> GymVectorView:
     """Show an env of batch size ``(num_envs,)`` as a vector env of Gymnasium.
 
-    The state of a stateless env stays inside the view. Actions are what the action space holds: numbers of options
+    The state of a stateless env stays inside the adapter. Actions are what the action space holds: numbers of options
     where the spec is one-hot.
 
     Args:
@@ -72,7 +72,7 @@ def to_gym_vector(
         MissingKeyError: (a KeyError) ``info_keys`` names what is no observation.
         MissingLibraryError: (an ImportError) Gymnasium is not installed.
 
-    What is called out of order raises errors that are of Gymnasium's classes too: ``ResetNeeded`` before the first reset,
+    Calls out of order raise errors that are of Gymnasium's classes too: ``ResetNeeded`` before the first reset,
     ``ClosedEnvironmentError`` after `close`, and ``multiprocessing.TimeoutError`` where a worker exceeds its deadline.
     """
     as_bool("to_numpy", to_numpy)
@@ -136,9 +136,9 @@ class GymVectorView(VectorEnv):
                 gets. Those need a pool of single envs.
 
         Raises:
-            ArgumentError: (a ValueError) options or seeds of single rows where all rows are one object; a mask of another
-                form or of no row; another number of seeds than of rows; or with "next_step" a mask that leaves out rows
-                which ended in the step before.
+            ArgumentError: (a ValueError) options or seeds of single rows where all rows are one object; or another
+                number of seeds than of rows. Also a mask of another form or of no row, or with "next_step" one without
+                the rows that have just ended.
             ResetNeeded, ClosedEnvironmentError: of Gymnasium, from all methods: see `to_gym_vector`.
         """
         with self._errors():
@@ -242,11 +242,11 @@ class GymVectorView(VectorEnv):
         return mask, given
 
     def _require_none_waits(self, mask: np.ndarray) -> None:
-        """Check that no row which is left out has ended: it has begun anew already, and would be shown too early."""
+        """Check that no row which is left out has ended: it has begun again already, and would be shown too early."""
         waiting = np.flatnonzero(self._ended & ~mask).tolist()
         if waiting:
             raise ArgumentError(
-                f"reset_mask leaves out rows {waiting}, which have ended and begin anew in the next step. Choose them "
+                f"reset_mask leaves out rows {waiting}, which have ended and begin again in the next step. Choose them "
                 "too, or step first."
             )
 
@@ -323,7 +323,7 @@ class GymVectorView(VectorEnv):
         return self._result(following, following, told)
 
     def _with_episodes(self, infos: Infos, ended: np.ndarray) -> Infos:
-        """Add what wrappers inside told of the episodes that ended, as the library joins infos."""
+        """Add the infos of wrappers inside about the episodes that ended, as the library joins infos."""
         if not ended.any():
             return infos
         found = self.view.episode_infos(ended)

@@ -48,7 +48,7 @@ def to_hdf5(data: TensorDictBase | Iterable[TensorDictBase], path: str | os.Path
         where episodes begin and end.
 
     Raises:
-        WriteError: (an OSError) it cannot be written. What was there before is as it was.
+        WriteError: (an OSError) it cannot be written; an existing file is kept.
         ArgumentTypeError: (a TypeError) ``path`` is no path, or ``data`` no data.
         ArgumentError: (a ValueError) ``path`` is empty, the data has no steps, no time axis, or what a column cannot hold.
         BatchSizeError: (a RuntimeError) batches have unlike rows.
@@ -234,7 +234,7 @@ class _Sink:
         return size
 
     def flush(self) -> None:
-        """Nothing waits."""
+        """Do nothing: no write is waiting."""
 
     def raise_failure(self) -> None:
         """Tell what went wrong, if something did."""

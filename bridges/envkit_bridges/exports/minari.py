@@ -53,7 +53,7 @@ class Choice:
 
     Attributes:
         sizes: of each.
-        is_single: whether there is one, whose index has no axis of its own.
+        is_single: whether there is one, whose index has no separate axis.
     """
 
     sizes: tuple[int, ...]
@@ -82,7 +82,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Roles:
-    """Paths of entries by what they are to Minari; what is under ``next`` as well stands here without that.
+    """Paths of entries by what they are to Minari; what is under ``next`` as well is here without that.
 
     Attributes:
         observations: carried entries that are observations.
@@ -337,7 +337,7 @@ def _space_of_data(column: Column, spaces: ModuleType) -> Any:
 
 
 class MinariMetadata(TypedDict, total=False):
-    """What Minari keeps of a dataset beside its steps."""
+    """Metadata that Minari keeps of a dataset beside its steps."""
 
     author: str | Iterable[str]
     author_email: str | Iterable[str]
@@ -370,17 +370,18 @@ def to_minari(
     Returns:
         The ``minari.MinariDataset``. An episode that the end of the data cut is marked truncated. Entries that are
         neither observations, actions, rewards nor flags are its infos, but for a stateless env's ``state``, which
-        is left out. ``recover_environment()`` works where ``env`` is an env of Gymnasium, an open pool of such, or
-        made by `make` from numbers and text, no transforms were added, and Gymnasium can make its wrappers
+        is left out. ``recover_environment()`` works for an env of Gymnasium, an open pool of such, and an env that
+        `make` made from numbers and text. It needs an env without added transforms, whose wrappers Gymnasium can make
         again; else ``env_spec`` is None. No second env is made to find that out.
 
     Raises:
         ArgumentTypeError, ArgumentError: (a TypeError, a ValueError) the id is malformed or taken, metadata is of another
-            type, told before anything is collected; the data has no steps, no time axis, or what no column can hold.
+            type, reported before anything is collected; the data has no steps, no time axis, or what no column can
+            hold.
         OptionError: (a TypeError) Minari has no such metadata.
         MissingKeyError: (a KeyError) observations, actions, rewards or done flags are not found.
         BatchSizeError: (a RuntimeError) batches have unlike rows.
-        WriteError: (an OSError) it cannot be written. Nothing has changed then.
+        WriteError: (an OSError) it cannot be written; no file has changed then.
         MissingLibraryError: (an ImportError) Minari is not installed.
     """
     minari = require("minari")
@@ -409,10 +410,10 @@ def to_minari(
 
 
 def from_minari(dataset_id: str) -> EnvData:
-    """Read a Minari dataset, of whoever wrote it, that lies on this machine.
+    """Read a Minari dataset, from any writer, that is on this machine.
 
     Returns:
-        Its steps, batch size ``(steps,)``, one episode after the other; on the CPU. What `to_minari` wrote comes
+        Its steps, batch size ``(steps,)``, one episode after the other; on the CPU. Data that `to_minari` wrote comes
         back in its keys, shapes and dtypes, ``state`` aside, with the last step of a cut episode truncated. Datasets
         of others have ``observation`` (or the names of their Dict space), ``action``, ``reward``, flags,
         ``("collector", "traj_ids")``, and below ``"info"`` the infos that have a row for each step.

@@ -58,7 +58,7 @@ def painter_of(env: EnvBase, rows: Sequence[int], options: Mapping[str, Any]) ->
 
 
 def without_transforms(env: EnvBase) -> EnvBase:
-    """Give the env that transforms stand around."""
+    """Return the env inside all transforms."""
     while isinstance(env, TransformedEnv):
         env = env.base_env
     return env
@@ -70,7 +70,7 @@ def draws_states(env: EnvBase) -> bool:
 
 
 def pace_of(env: EnvBase) -> float:
-    """Say how many steps an env makes in a second of its own time, at most 60; 15 where it has none."""
+    """Say how many steps an env makes in a second of simulated time, at most 60; 15 where it has none."""
     env = without_transforms(env)
     if isinstance(env, MixedEnv):
         return pace_of(env.members[0].env)

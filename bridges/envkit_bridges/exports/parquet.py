@@ -52,7 +52,7 @@ def to_parquet(
         one for each entry.
 
     Raises:
-        WriteError: (an OSError) it cannot be written. What was there before is as it was.
+        WriteError: (an OSError) it cannot be written; an existing file is kept.
         ArgumentTypeError: (a TypeError) ``path`` is no path, or ``data`` no data.
         ArgumentError: (a ValueError) ``path`` is empty, the data has no steps, no time axis, or what a column cannot hold.
         BatchSizeError: (a RuntimeError) batches have unlike rows.
@@ -100,7 +100,7 @@ def from_parquet(path: str | os.PathLike[str]) -> EnvData:
         if b"envkit" not in metadata:
             raise ArgumentError(
                 f"{os.fspath(path)} does not say which entries its columns are, so to_parquet did not write it, or "
-                "another program wrote it anew. Read it with pyarrow.parquet.read_table."
+                "another program wrote it again. Read it with pyarrow.parquet.read_table."
             )
         layout = Layout.from_json(metadata[b"envkit"], path)
         return data_of(layout, _read(file, layout, path))

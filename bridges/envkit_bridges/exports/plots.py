@@ -71,7 +71,7 @@ def plot_rollout(
 ) -> np.ndarray:
     """Plot what one row did: the reward, then the actions, and all else that changes and has few numbers a step.
 
-    Dotted lines stand where an episode ends.
+    Dotted lines mark the ends of episodes.
 
     Args:
         td: a rollout, batch size ``(*batch, T)``.
@@ -183,7 +183,7 @@ def _actions_first(leaf: tuple[Any, Any]) -> bool:
 
 
 def _numbers(value: Any) -> np.ndarray:
-    """Give what stands at each step: float64, shape (T, n)."""
+    """Give what is at each step: float64, shape (T, n)."""
     return value.detach().cpu().double().reshape(len(value), -1).numpy()
 
 

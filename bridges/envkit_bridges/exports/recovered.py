@@ -1,4 +1,4 @@
-"""What a dataset says of the env it came from, so that Gymnasium builds one like it.
+"""The description in a dataset of its env, from which Gymnasium builds one like it.
 
 Conventions
     spec  Gymnasium's ``EnvSpec``; it is written as JSON, so its entry point is a name and its keywords are numbers,
@@ -51,7 +51,7 @@ def _only_entry(env: Any) -> Any:
 def spaces_inside(env: EnvBase) -> tuple[Any, Any] | None:
     """Give the spaces of the env of Gymnasium that an env, or each of a pool, is around; None where it is around none.
 
-    No transforms may stand between both.
+    No transforms may be between both.
     """
     if isinstance(env, GymWrapper):
         inside = env._env
@@ -78,7 +78,7 @@ def _is_around_one(env: EnvBase) -> bool:
 def env_spec_of(env: EnvBase, observation_space: object, action_space: object) -> Any:
     """Give the spec by which Gymnasium makes an env with these spaces; None where there is none.
 
-    There is one for envs of Gymnasium, single or in a pool, and for what `make` made, unless transforms stand
+    There is one for envs of Gymnasium, single or in a pool, and for what `make` made, unless transforms are
     between them and the data. No second env is made to find out: there may be room for one alone.
     """
     for spec, spaces in _candidates(env):

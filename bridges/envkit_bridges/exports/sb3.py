@@ -28,7 +28,7 @@ __all__ = ["SB3View", "to_sb3"]
 def to_sb3(env: EnvBase, *, info_keys: Iterable[Key] = ()) -> SB3View:
     """Show an env of batch size ``(num_envs,)`` as a ``VecEnv`` of Stable-Baselines3.
 
-    The state of a stateless env stays inside the view. Several observation entries are a dict, for
+    The state of a stateless env stays inside the adapter. Several observation entries are a dict, for
     ``MultiInputPolicy``. That library nests none: the parts of a nested name are joined by "_" (``agent_place``). A name
     that is then taken, or that ``torch.nn.ModuleDict`` refuses, such as "values", gets "_" behind.
     Infos of the env are in the info dict of each row, the "episode" of ``Monitor`` in sub-envs as well.

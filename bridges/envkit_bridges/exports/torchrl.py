@@ -4,7 +4,7 @@
 TorchRL also takes a transform of ours as it is. Both import TorchRL only then. Of TorchRL's transforms, only the
 primers that its recurrent modules make of themselves are rebuilt as ours; the others are refused with the name of ours.
 
-What a step or a reset is stays with TorchRL's env; `TorchRLWrapper` converts its specs once and hands data through.
+TorchRL's env defines steps and resets; `TorchRLWrapper` converts its specs once and hands data through.
 It imports nothing of TorchRL: who has an env of theirs has done so.
 """
 
@@ -42,7 +42,7 @@ def to_torchrl(env: EnvBase) -> TorchRLEnv:
     """Give an env as one of TorchRL's: for its collectors, transforms, modules and losses.
 
     Specs, masks, batch size (of any length; an unlocked env stays unlocked) and device are those of ``env``, and so are
-    seeds, random actions and the state dict. The state of a stateless env stands in the data, as in TorchRL's own
+    seeds, random actions and the state dict. The state of a stateless env is in the data, as in TorchRL's own
     stateless envs. Both names are for one env: ``to_torchrl(env).env is env``, and either ``close()`` closes it.
 
     Raises:
@@ -70,9 +70,9 @@ def for_replay_buffer(transform: Transform) -> TorchRLTransform:
     """Give a transform as one that TorchRL's replay buffers run both ways.
 
     Pass the result as ``ReplayBuffer(transform=...)``, to ``append_transform`` or to
-    ``insert_transform``. What is extended goes through `Transform.inv`, what is sampled through
+    ``insert_transform``. Data that is added goes through `Transform.inv`, what is sampled through
     `Transform.forward`. Running statistics (`VecNorm`)
-    learn from what is sampled too: pass a ``frozen_copy()`` for them to stand still.
+    learn from what is sampled too: pass a ``frozen_copy()`` to keep them as they are.
 
     Args:
         transform: a transform, a `Compose`, or a function ``td -> td``.

@@ -1,6 +1,6 @@
 """Specs of envkit as specs of TorchRL, and back.
 
-Both libraries name their classes and what these hold alike. So a spec is built anew from its public
+Both libraries name their classes and what these hold alike. So a spec is built again from its public
 attributes, with the class of the same name in the other library. TorchRL is imported by `to_torchrl_spec`
 alone: who holds a spec of theirs has done so.
 """

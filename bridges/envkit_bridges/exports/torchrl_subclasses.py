@@ -6,7 +6,7 @@ done by the envkit object inside; these hand data through, in TorchRL's calls.
 
 Conventions
     env   the env of envkit. It checks its own input, so its errors are what the caller sees.
-    data  a stateless env's state stands in it, as TorchRL's own stateless envs have it.
+    data  a stateless env's state is in it, as TorchRL's own stateless envs have it.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class TorchRLView(TorchRLBase):
         return self.env.reset(None if tensordict is None else tensordict.copy(), **kwargs)
 
     def maybe_reset(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Reset what is done, as the env does in a rollout of its own."""
+        """Reset what is done, as the env does in its own rollout."""
         return self.env.maybe_reset(tensordict)
 
     def _step_and_maybe_reset(
@@ -71,7 +71,8 @@ class TorchRLView(TorchRLBase):
     ) -> tuple[TensorDictBase, TensorDictBase]:
         """Step and reset at once where the env can, as one program say.
 
-        Not where the data says what to step or what comes out, nor with a hook between: TorchRL has rules of its
+        Not where the data says what to step or what comes out, nor with a hook between: TorchRL has separate rules for
+            its
         own for these. Its roots keep the action.
         """
         decided = {"next", rules.STEP} & set(tensordict.keys())
@@ -146,7 +147,7 @@ class RulingView(TorchRLView):
 
 
 def view_of(env: EnvBase) -> TorchRLView:
-    """Give the view that draws as the env does."""
+    """Return the adapter that draws as the env does."""
     rules_itself = bool(env._action_masks) or env._draws_its_own
     return RulingView(env) if rules_itself else TorchRLView(env)
 

@@ -247,8 +247,8 @@ def record(
 ) -> Video:
     """Play a policy from a reset on, draw it, and write the video.
 
-    There is a frame of the first moment and one after each step; that after the last step of an episode shows how
-    it ended, and the next one is a step into the new one. Every kind of env is drawn: stateless envs from their
+    There is a frame of the first moment and one after each step. The frame after the last step of an episode shows
+    its end, and the next one is a step into the new one. Every kind of env is drawn: stateless envs from their
     states, Gymnasium's, PettingZoo's and dm_control's by their own ``render``, pools and `MixedEnv` row by row.
     Afterwards the env is where it was, its generators included, as are the global generators. Where an env cannot say
     where it is (see `record_for_resume`), only its transforms are put back, and the next call must be a reset.

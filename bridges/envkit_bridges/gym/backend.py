@@ -186,7 +186,7 @@ class _Sent:
 
     @property
     def metadata(self) -> Any:
-        """What the library looks up on an env class before it makes one."""
+        """Attributes that the library looks up on an env class before it makes one."""
         return self._point.metadata
 
     @property

@@ -37,8 +37,8 @@ def require_frames(env: Any) -> None:
 def shape_of_frame(env: Any) -> tuple[int, ...]:
     """Draw a frame of an env that was reset to see how large it is; of a vector env, that of one row.
 
-    What drew it is taken away again where it keeps more than the frame: MuJoCo's free camera looks for good where the
-    bodies were at the first frame, and that is to be one which the user has asked for.
+    The renderer is removed again where it keeps more than the frame: MuJoCo's free camera keeps the aim of its first
+    frame, which must be a frame that the user asked for.
     """
     if "envs" in vars(env):
         return shape_of_frame(env.envs[0])

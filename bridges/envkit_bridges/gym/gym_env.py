@@ -1,7 +1,7 @@
 """Gymnasium environments by their registered names: which library makes them, with which keywords, one or a vector of them.
 
-`GymEnv` decides what is made; how an env object is stepped stands in `gym_wrapper`. The keywords that an env takes are
-told as far as they can be without making it.
+`GymEnv` decides what is made; how an env object is stepped is in `gym_wrapper`. The keywords that an env takes are
+checked as far as possible without making it.
 
 Conventions
     made by  what the library calls to make an env, its entry point: a class mostly.
@@ -166,7 +166,7 @@ def _make_vector(
 
 
 def known_to_env(library: ModuleType, env_name: Any, own: Iterable[str]) -> list[str]:
-    """Name ``own`` keywords, those of ``gymnasium.make``, and of what makes the env, where that can be told."""
+    """Name ``own`` keywords, those of ``gymnasium.make``, and of what makes the env, where that is known."""
     made_by = _made_by(library, env_name)
     named = [*own, *parameters_of(library.make)]
     with contextlib.suppress(Exception):  # what a library says of its envs is a hint

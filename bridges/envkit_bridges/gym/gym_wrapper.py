@@ -219,7 +219,7 @@ class GymWrapper(OnRow, GymLikeEnv):
 
     @property
     def _last_episode(self) -> Any:
-        """What the info of the last step said of the episode that ended there; of a vector env, of all rows.
+        """Info of the last step about the episode that ended there; of a vector env, of all rows.
 
         None of wrappers around a vector env: a reset of some rows has Gymnasium's forget the counts of all.
         """

@@ -1,4 +1,4 @@
-"""What is kept of the info dictionaries of gym-style simulators, and how it is declared.
+"""The entries kept from the info dictionaries of gym-style simulators, and their specs.
 
 A reader is any callable ``reader(info, td)`` that writes into ``td``, called after each reset and step.
 `default_info_dict_reader` is the standard one; `InfoReading` holds the readers of an env and makes specs and data agree.
@@ -83,7 +83,7 @@ class default_info_dict_reader:
 
     @property
     def info_spec(self) -> Composite:
-        """What describes the entries; empty until they are known."""
+        """Specs of the entries; empty until they are known."""
         return Composite() if self._spec is None else self._spec
 
     @property
@@ -126,7 +126,7 @@ class default_info_dict_reader:
     def __call__(self, info: Mapping[str, Any], tensordict: TensorDictBase) -> TensorDictBase:
         """Write the entries of ``info`` into ``tensordict``, which is returned.
 
-        A reader that was not told what to copy finds it out at the first info that holds anything.
+        A reader without given keys finds them at the first info that holds anything.
 
         Raises:
             EncodingError: a value does not fit its spec.
@@ -171,7 +171,7 @@ def _put_into(row: np.ndarray, leaf: TensorSpec, path: Path) -> Callable[[Any], 
             try:
                 row[...] = value
                 return
-            except OverflowError:  # an int of more than 64 bits, which is told below
+            except OverflowError:  # an int of more than 64 bits, which is reported below
                 row[...] = zero
         row[...] = _encoded(value, leaf, path).numpy()
 
@@ -257,7 +257,7 @@ class InfoReading(EnvBase):
     @property
     @abstractmethod
     def _simulator(self) -> Any:
-        """What is stepped and reset."""
+        """The simulator that is stepped and reset."""
 
     @abstractmethod
     def _action_in(self, td: TensorDictBase, rows: list[int] | None = None) -> Any:
@@ -333,7 +333,7 @@ class InfoReading(EnvBase):
         self._read_infos |= set(leaf_paths(Composite(dict(spec))))
 
     def _info_of_one_step(self) -> dict[str, Any]:
-        """Take a step of its own; the env must be reset afterwards."""
+        """Take its own step; the env must be reset afterwards."""
         generator = torch.Generator(self.device or "cpu").manual_seed(0)
         self._simulator.reset()
         action = self._action_in(self.full_action_spec.rand((), generator))

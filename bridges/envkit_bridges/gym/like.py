@@ -1,7 +1,7 @@
 """Gym-style simulators as environments: what is asked of them, in methods that can be overridden.
 
-`GymLikeEnv` decides the order in which a simulator's results are read, and what a load that fails leaves behind. What a
-simulator's values look like is left to the methods that read them; the defaults follow Gymnasium's API and the
+`GymLikeEnv` decides the order in which a simulator's results are read, and the state after a load that fails. The rule
+for a simulator's values look like is left to the methods that read them; the defaults follow Gymnasium's API and the
 declared specs.
 
 Conventions
@@ -62,7 +62,7 @@ __all__ = ["GymLikeEnv", "Reader"]
 
 
 class _StepForms(NamedTuple):
-    """What the specs say of a step.
+    """Facts of the specs about a step.
 
     Attributes:
         action: entry that is the action of the simulator; None where several are.
@@ -83,7 +83,7 @@ _ASKED = frozenset(
 
 
 class GymLikeEnv(InfoReading):
-    """Base of environments that stand on a gym-style simulator; unbatched and batch-locked.
+    """Base of environments over a gym-style simulator; unbatched and batch-locked.
 
     Args:
         env: the simulator.
@@ -252,7 +252,7 @@ class GymLikeEnv(InfoReading):
 
     @property
     def _simulator(self) -> Any:
-        """What is stepped and reset."""
+        """The simulator that is stepped and reset."""
         return self._env if self._log is None else self._log
 
     def _reset(self, td: TensorDictBase | None, **kwargs: Any) -> TensorDictBase:
@@ -383,7 +383,7 @@ class GymLikeEnv(InfoReading):
 
     _own_state_is_needed = True
     _log: EpisodeLog | None = None
-    """What takes the resets and steps of the simulator and writes them down; None where nothing does."""
+    """Log of the resets and steps of the simulator; None where they are not recorded."""
 
     @property
     def _keeps_state(self) -> str | None:

@@ -1,7 +1,8 @@
 """Simulators on plain NumPy rows: how each of them is stepped and reset without a TensorDict.
 
-`SimulatorRows` is the one loop over rows, for Gymnasium's envs, DeepMind Control's and PettingZoo's games alike. What differs
-between them is a `SimulatorCore`: one simulator with the way from its rows to actions, and from what it gives to its rows.
+`SimulatorRows` is the one loop over rows, for Gymnasium's envs, DeepMind Control's and PettingZoo's games alike. The
+differences between them is a `SimulatorCore`: one simulator with the way from its rows to actions, and from what it
+gives to its rows.
 
 Conventions
     row    what one env owns of a leaf, see `envkit_bridges.gym.codecs`.
@@ -44,11 +45,11 @@ DONE: tuple[Path, ...] = (("done",), ("terminated",), ("truncated",))
 
 
 class SimulatorCore(Protocol):
-    """What rows ask of one simulator.
+    """Calls of rows to one simulator.
 
     Attributes:
         step: takes an action, and gives (observation, reward, terminated, truncated, info).
-        writes_flags: some roots have set flags, which `writer` writes; else no root has, and nobody writes them.
+        writes_flags: some roots have set flags, which `writer` writes; else no root has, and they are not written.
     """
 
     step: Callable[[Any], tuple[Any, Any, Any, Any, Any]]
@@ -345,7 +346,7 @@ def reward_array(reward: Any, shape: tuple[int, ...], dtype: np.dtype) -> np.nda
             "Correct the env's step, or wrap it in one that does."
         )
     try:
-        with np.errstate(invalid="ignore"):  # NaN among integers, which is told below
+        with np.errstate(invalid="ignore"):  # NaN among integers, which is reported below
             read = found.astype(dtype, copy=False).reshape(shape)
     except OverflowError as error:
         raise EncodingError(

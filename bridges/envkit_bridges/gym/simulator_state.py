@@ -3,8 +3,8 @@
 `EpisodeLog` takes the place of an env: it hands resets and steps on, and keeps the generator at the last reset, the
 reset's keywords, the actions since, and a digest of all that came out. Another env of the same kind plays that again, and
 is where the first one was if the same comes out. `saved` and `restored` decide which of the two ways is taken.
-A copy goes on where the original stands, by itself; what plain means do not copy is refused, or reset first: nothing is
-restarted without a word.
+A copy continues from the state of the original, independently; what plain means do not copy is refused, or reset
+first: nothing is restarted silently.
 
 Conventions
     offered   the bare env has ``get_state()`` and ``set_state(state)``, and all of its wrappers are known. Then
@@ -84,7 +84,7 @@ def chain_of(env: Any) -> list[Any]:
 
 
 _FRESH = {"_has_reset": False, "_elapsed_steps": None}
-"""What wrappers of gymnasium hold while their env was never reset."""
+"""Values that wrappers of gymnasium hold before the first reset of their env."""
 
 
 def is_fresh(env: Any) -> bool:
@@ -175,7 +175,7 @@ def held_in_episodes(env: Any) -> Carried | None:
 
 
 def clock_entries(env: Any) -> list[tuple[str, str]]:
-    """Name the entries of infos that say how long something took, each in an info of its own name."""
+    """Name the entries of infos that say how long something took, each in an info of that name."""
     return [
         (wrapper._stats_key, "t")
         for wrapper in chain_of(env)
@@ -253,7 +253,7 @@ class EpisodeLog:
 
     Args:
         env: a gymnasium env that has a ``np_random``.
-        gap: why the episode under way, if any, cannot be told; None where none is.
+        gap: why the episode under way, if any, cannot be restored; None where none is.
     """
 
     def __init__(self, env: Any, gap: str | None = None):
@@ -479,7 +479,7 @@ def _differs(env: Any, what: str) -> str:
 
 
 def bare(env: Any) -> Any:
-    """Give the env itself where a log may stand in its place."""
+    """Give the env itself where a log may be in its place."""
     return env.env if isinstance(env, EpisodeLog) else env
 
 
@@ -661,10 +661,10 @@ def _require_copyable(env: HoldsSimulator) -> None:
     simulator = env._env
     classes = type(getattr(simulator, "unwrapped", simulator)).__mro__
     if any(base.__name__ == "AsyncVectorEnv" for base in classes):  # its pipes would be copied
-        raise _refusal(env, "it has processes of its own")
+        raise _refusal(env, "it has its own processes")
     if any(_order_enforcing(chain) is None for chain in _rebuilt(simulator)):
         raise _refusal(
-            env, "it would be built anew, and nothing would notice that it must be reset first"
+            env, "it would be built again, and nothing would notice that it must be reset first"
         )
 
 

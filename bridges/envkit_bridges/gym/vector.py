@@ -117,8 +117,8 @@ class VectorCore:
         can_wait = self._ended if self._resets_rows else np.zeros_like(rows)
         if not self._has_stand_ins and bool((rows & ~can_wait).any()):
             raise StepMaskError(
-                f"rows {_numbers(rows)} are to be left out of a step, but {self.env} steps all its rows; "
-                f"of them only {_numbers(can_wait)} may be left out: those that have ended, and only with "
+                f"rows {_numbers(rows)} are to be left out of a step, but {self.env} steps all its rows. "
+                f"Of them only {_numbers(can_wait)} may be left out: those that have ended, and only with "
                 "async vectorisation or without autoreset. A SyncVectorEnv without vector wrappers, "
                 "SerialEnv and ParallelEnv step rows as you like: "
                 "GymEnv(name, num_envs=k, vectorization_mode='sync')."

@@ -4,8 +4,8 @@
 https://docs.jax.dev/en/latest/persistent_compilation_cache.html. It is off until it is called.
 
 Conventions
-    note   a line of the logger "envkit" at level WARNING, which Python shows on stderr unless told
-           otherwise: ``logging.getLogger("envkit").setLevel("ERROR")`` silences it.
+    note   a line of the logger "envkit" at level WARNING, which Python shows on stderr unless
+           configured otherwise: ``logging.getLogger("envkit").setLevel("ERROR")`` silences it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""One graphics card for two libraries: how much memory JAX takes, and a warning when it took too much.
+"""One GPU for two libraries: how much memory JAX takes, and a warning when it took too much.
 
-JAX takes three quarters of a card when it opens it, which leaves torch the rest; see
+JAX takes three quarters of a GPU when it opens it, which leaves torch the rest; see
 https://docs.jax.dev/en/latest/gpu_memory_allocation.html. It reads its settings once, at that moment.
 """
 
@@ -16,14 +16,14 @@ from envkit.errors import ArgumentError, StartedError
 
 __all__ = ["configure_gpu", "warn_if_full"]
 
-_LITTLE = 0.1  # of the card
+_LITTLE = 0.1  # of the GPU
 
 
 def configure_gpu(fraction: float = 0.5, *, preallocate: bool = False) -> None:
-    """Say how much of each card JAX may take; call it before the first env is made.
+    """Say how much of each GPU JAX may take; call it before the first env is made.
 
     Args:
-        fraction: of the memory of a card, between 0 and 1; the rest is torch's.
+        fraction: of the memory of a GPU, between 0 and 1; the rest is torch's.
         preallocate: take it at once, which makes later allocations faster and never fragments; else as
             it is needed.
 
@@ -33,7 +33,7 @@ def configure_gpu(fraction: float = 0.5, *, preallocate: bool = False) -> None:
     """
     if not 0 < fraction < 1:
         raise ArgumentError(
-            f"fraction is {fraction}, but must lie between 0 and 1: JAX's part of each card, 0.5 for half."
+            f"fraction is {fraction}, but must lie between 0 and 1: JAX's part of each GPU, 0.5 for half."
         )
     if xla_bridge.backends_are_initialized():
         raise StartedError(
@@ -46,13 +46,13 @@ def configure_gpu(fraction: float = 0.5, *, preallocate: bool = False) -> None:
 
 
 def warn_if_full(device: torch.device) -> None:
-    """Warn if a device is a card on which hardly any memory is left for torch."""
+    """Warn if a device is a GPU on which hardly any memory is left for torch."""
     if device.type != "cuda":
         return
     free, total = torch.cuda.mem_get_info(device)
     if free < _LITTLE * total and torch.cuda.memory_reserved(device) < total / 2:
         warnings.warn(
             f"only {free / 2**30:.1f} of {total / 2**30:.1f} GiB of {device} are free for torch. JAX takes most of "
-            "a card when it opens it: call envkit.configure_gpu(fraction=0.5) before the first env is made.",
+            "a GPU when it opens it: call envkit.configure_gpu(fraction=0.5) before the first env is made.",
             stacklevel=2,
         )

@@ -1,9 +1,9 @@
 """Rows of a stateless env, stepped by compiled programs: what a program is given, and how what it gives is named.
 
 A `ProgramEngine` reads the entries of a TensorDict that a program takes, flattens the batch, pads it to a compiled
-size, runs the program, and names what comes back. What is computed stands in `programs`; memory and dtypes at the
+size, runs the program, and names what comes back. The computation is in `programs`; memory and dtypes at the
 border are decided in `dlpack`, gradients in `gradients`. It knows no specs and no done rows: masks, checks and what is
-kept of rows that stand still are the env's (`jax_env`).
+kept of rows that are not stepped are the env's (`jax_env`).
 
 Conventions
     rows       the flattened batch. Sizes other than the env's own are padded, see `padded_size`.
@@ -58,7 +58,7 @@ _FLAGS: tuple[Path, ...] = tuple((name,) for name in DONE_LEAVES)
 
 @dataclass(eq=False)
 class Settings:
-    """What an env and those that run transforms in its programs have in common.
+    """Base of an env and of those that run transforms in its programs.
 
     Attributes:
         batch_size: of the env.
@@ -161,7 +161,7 @@ class ProgramEngine:
         """Begin an episode in every row of a batch; gives its root.
 
         A program that resets takes long to compile. So `advance` does it where it can and is compiled, or is about
-        to be, and else `restart`: both reset in the same loop, bit for bit.
+        to be, and else `restart`: both reset in the same loop, exactly.
         """
         size, constants = self.size(shape.numel()), self.constants(shape)
         first = self._first(size, constants, key)
@@ -565,7 +565,7 @@ class ProgramEngine:
         return self._padded(rows.transpose(0, 1)).transpose(0, 1)
 
     def root(self, td: TensorDictBase) -> Rows:
-        """Read what a root shows, in memory of its own; leaves that are absent are left to the program."""
+        """Read what a root shows, in its own memory; leaves that are absent are left to the program."""
         batch = td.batch_size
         return {
             path: self.own_rows(batch, value)

@@ -1,8 +1,8 @@
 """Rows of a stateless env that show leaves by path, seen through transforms.
 
 `NamedRows` is what the programs run: a `BatchedEnv` whose timesteps are named and changed by the hooks
-of fused transforms. When something begins anew, and in which order, is decided elsewhere (`functional`);
-what a transform computes stands in the transform. No torch here.
+of fused transforms. When something begins again, and in which order, is decided elsewhere (`functional`);
+what a transform computes is in the transform. No torch here.
 
 Conventions
     path      tuple of names; a leaf has shape (rows, *event), done flags (rows, 1), rewards that are one number too.
@@ -61,10 +61,10 @@ class RowState:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Acted:
-    """What a policy gives that writes more than an action.
+    """Results of a policy that writes more than an action.
 
     ``action``: what the env is stepped with. ``written``: all that it wrote, by path, to be recorded;
-    what stands at the root is what transforms read there. ``following``: entries of the next moment,
+    what is at the root is what transforms read there. ``following``: entries of the next moment,
     which win over what the step shows there.
     """
 
@@ -206,7 +206,7 @@ class NamedRows:
 
     @property
     def _given(self) -> Shared:
-        """What rows share as it was given."""
+        """Values that rows share, as they were given."""
         return tuple(
             {name: constants[name] for name in transform.state()}
             for transform, constants in self._chain

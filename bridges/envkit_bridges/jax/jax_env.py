@@ -1,20 +1,20 @@
 """Any `StatelessEnv` as a TensorDict env, and the same with transforms inside its programs.
 
-`JaxEnv` decides what is declared of an env, what a reset and a step are, and when a run is one program; `FusedEnv`
-what is declared, taken and given once transforms are compiled in: what a `TransformedEnv` of them would. Which those
-are is planned from specs (`_plan_fusion`). How data gets to programs and back stands in `engine`, a run of many steps in
+`JaxEnv` decides what is declared of an env, what a reset and a step are, and when a run is one program. `FusedEnv`
+decides the same with transforms compiled in, equal to a `TransformedEnv` of them. Which those
+are is planned from specs (`_plan_fusion`). How data gets to programs and back is in `engine`, a run of many steps in
 `unrolling`.
 
 Conventions
     state      everything of a row that a step needs, its PRNG key and elapsed steps included, under ``("state", ...)``,
-               packed or leaf by leaf. Nothing but the key for new rows lives in the env. It is made of the seed, or
+               packed or leaf by leaf. Only the key for new rows lives in the env. It is made of the seed, or
                where none was set, of a number from torch's global generator at its first use.
     packed     state as two tensors: ``floats`` and int32 ``words``, each (*batch, width).
     memory     entries at the root of the data that transforms read at a step. They go in and out of the
                programs beside the state.
-    constants  numbers and tensors of the transforms. They are read anew at every call.
-    shared     tensors of the transforms that a program changes. What they are after it is written into
-               them as soon as it is called, so that whoever shares them reads the newest.
+    constants  numbers and tensors of the transforms. They are read again at every call.
+    shared     tensors of the transforms that a program changes. Their values after it are written into
+               them as soon as it is called, so that an env that shares them reads the newest.
 """
 
 from __future__ import annotations
@@ -376,9 +376,9 @@ class JaxEnv(EnvBase):
         """Take ``steps`` steps as one program, new episodes begun inside.
 
         Args:
-            td: root to start from: ``state``, observation, done flags; what is done begins anew.
+            td: root to start from: ``state``, observation, done flags; what is done begins again.
             steps: length of the run.
-            policy: None for random actions, a `JaxPolicy`, or what `compile_policy` gave. What they draw
+            policy: None for random actions, a `JaxPolicy`, or what `compile_policy` gave. Their draws
                 comes from the env's seed.
             record_state: record ``state`` at root and next of every step, as `rollout` does.
 
@@ -478,7 +478,7 @@ class JaxEnv(EnvBase):
 
     @property
     def drawn_bytes(self) -> dict[str, int]:
-        """What ``randomize`` draws for a row, by name of the leaf, and the bytes of its state that it takes."""
+        """Leaves that ``randomize`` draws for a row, by name of the leaf, and the bytes of its state that it takes."""
         rows = self._engine.programs.env.env
         return {} if rows.randomization is None else rows.randomization.drawn_bytes(rows)
 
@@ -490,7 +490,7 @@ class JaxEnv(EnvBase):
 
         Returns:
             Nested TensorDict by field name, in the dtypes of the buffers: bools and small integers
-            as int32, uint32 (keys) as int32 of the same bits, 64-bit integers as pairs of those.
+            as int32, uint32 (keys) reinterpreted as int32, 64-bit integers as pairs of those.
 
         Raises:
             DataTypeError: ``state`` is no TensorDict.
@@ -636,7 +636,7 @@ _WIDE_INTEGERS = (torch.int64, torch.uint64)
 
 @dataclass(frozen=True)
 class _Fusion:
-    """What runs inside the programs of an env, and what that env declares then.
+    """The parts inside the programs of an env, and its specs then.
 
     Attributes:
         taken: transforms that do, first to last.
@@ -659,7 +659,7 @@ def _plan_fusion(
 
     A run ends where a transform says that it does not fuse (see `FusableTransform.fuses`), or where
     what it declares cannot be what a program gives: other actions or done flags, a state that is
-    changed or taken away, 64-bit floats where JAX has none. One with state of its own (`VecNorm`) needs
+    changed or taken away, 64-bit floats where JAX has none. One with its own state (`VecNorm`) needs
     all rows on one device, and gives no gradients.
 
     Args:

@@ -1,8 +1,8 @@
 """PRNG keys of JAX: those made on the host, and whether an env draws from the key it is given.
 
-A key of a seed and the next of a sequence are the same bits as ``jax.random`` gives, without a program that would have to
-be compiled first. That holds for JAX's own settings of its generator; where others are set, ``jax.random`` is asked.
-A program that draws from a key of its own begins every episode alike: `unkeyed_draws` reads it from its jaxpr.
+A key of a seed and the next of a sequence are identical to those of ``jax.random``, without a program that would have
+to be compiled first. That holds for JAX's own settings of its generator; where others are set, ``jax.random`` is asked.
+A program that draws from its own key begins every episode alike: `unkeyed_draws` reads it from its jaxpr.
 
 Conventions
     key    raw PRNG key on the host, uint32, shape (2,): two words of 32 bits.

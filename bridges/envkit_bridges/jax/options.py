@@ -65,19 +65,19 @@ class JaxOptions(EnvOptions, _Own, total=False):
     Args:
         batch_size: what `reset` without data produces; any other size is accepted too.
         devices: JAX devices (or torch's names of them) over which rows are spread evenly. Data
-            stays on ``device``. What a policy draws in `unroll` depends on how many there are, all else does not.
+            stays on ``device``. The draws of a policy in `unroll` depend on their number; all other results do not.
         requires_grad: let torch gradients flow from state, observation and reward of a step to the state
             and the action that it was given. They are computed by JAX, and only where autograd
             records and an input requires grad. Otherwise what is returned has no graph.
         episode_length: truncate episodes after this many steps of this env; None never does.
-        reset_mode: where episodes begin: "fresh" draws each anew, "pool" takes one of ``pool_size``
+        reset_mode: where episodes begin: "fresh" draws each again, "pool" takes one of ``pool_size``
             beginnings, "cached" the one of the row's first episode. All cost the same.
         pool_size: see ``reset_mode``.
-        reset_rows: which rows a program computes a reset of after a step: "done", those that have ended, which a card's
-            host must be asked for; or "all", and keeps what it needs: nothing waits for the host then. It pays on a
-            card where a reset costs little beside a step. Episodes are the same, but for rounding.
+        reset_rows: rows for which a program computes a reset after a step. "done" resets finished rows only, for which
+            a GPU waits for its host. "all" computes a reset of every row and selects, without that wait. It pays on a
+            GPU where a reset costs little beside a step. Episodes are the same, but for rounding.
         cache_clear_frequency: forget all that JAX has compiled, in this process, after this many steps, as
-            the reference API does by default; False never does.
+            TorchRL does by default; False never does.
         state_layout: "packed" (two tensors) or "nested" (one tensor a leaf, slower). Data of
             either layout is accepted as input.
         categorical_action_encoding: discrete actions as integers instead of one-hot.
@@ -86,7 +86,7 @@ class JaxOptions(EnvOptions, _Own, total=False):
             observe.
         action_repeat: steps of the simulator in one step of this env, which sums their rewards and stops where
             the episode ends. ``episode_length`` counts the steps of this env.
-        randomize: ``f(key, model) -> model``: every row steps with a model of its own, which ``f`` draws from
+        randomize: ``f(key, model) -> model``: every row steps with its own model, which ``f`` draws from
             the one that the simulator was made with. Leaves that ``f`` changes become part of the row's state,
             under ("state", "model") where it is nested or unpacked; see ``drawn_bytes``.
         randomize_at: when a row draws: at the begin of every "episode", which None means too, or once, at the
@@ -103,7 +103,7 @@ _COUNTS = {
 
 
 def of_every_env(options: JaxOptions) -> EnvOptions:
-    """Leave out what envs over JAX alone take; what nobody takes stays, for `EnvBase` to refuse."""
+    """Leave out what envs over JAX alone take; unknown ones stay, for `EnvBase` to refuse."""
     own = _Own.__annotations__
     return {name: value for name, value in options.items() if name not in own}  # type: ignore[return-value]
 
@@ -148,7 +148,7 @@ def _clearing(frequency: object) -> int:
 
 
 def chunks_on(device: torch.device | None, reset_rows: ResetRows) -> Chunks:
-    """Say how rows begin anew together in programs on a device."""
+    """Say how rows begin again together in programs on a device."""
     if device is None or device.type == "cpu":
         return ALL_ON_HOST if reset_rows == "all" else ON_HOST
     return ALL_ON_CARD if reset_rows == "all" else ON_CARD

@@ -1,20 +1,20 @@
 """The compiled programs behind a stateless env.
 
 `Programs` owns everything that is traced. It works on flat rows and on arrays by path; it does not
-know TensorDict, torch, or batches of more than one axis. What rows show is decided in `transformed_rows`.
+know TensorDict, torch, or batches of more than one axis. The outputs of rows are decided in `transformed_rows`.
 
 Conventions
     rows       flat batch axis, padded to the size a program is compiled for.
     path       tuple of names; a state has either the two paths `PACKED`, or one for each leaf.
     flags      bool (3, rows, 1): done, terminated, truncated; (6, rows, 1) of two moments.
     memory     leaves by path that fused transforms read at the root; empty without any.
-    constants  triple: one mapping for each fused transform, with what `FusableTransform` calls constants and
-               state; rows that count for such state, bool (rows,), None if there is none; and the model that
-               the env is stepped with, None where it has none that is an argument, see `ModelledEnv`.
+    constants  triple. One mapping for each fused transform, with the constants and state of `FusableTransform`.
+               Rows that count for such state, bool (rows,), None if there is none. The model that the env is stepped
+               with, None where none is an argument, see `ModelledEnv`.
     policy     see `functional.Policy`; observes leaves by path. None draws from the action space.
     run        dict of time-major arrays: "root" and "next", each as outputs are, but for flags of shape
                (3, time, rows); "action" and, for a policy that writes more (`Acted`), "written" in its place.
-    carried    state of all rows after a run, as its loop carries it. Nobody reads it: where it is given out, XLA on a
+    carried    state of all rows after a run, as its loop carries it. It is not read: where it is given out, XLA on a
                CPU keeps buffers of the loop apart that else share memory and wait for each other, see docs/performance.md.
     outputs    dict with "state" and "leaves" (arrays by path) and "flags". The leaves of a step
                include its rewards; those of a root do not. A "state" that is not recorded is empty.
@@ -77,7 +77,7 @@ _OUTPUTS = {**_PARTS, "flags": FLAGS}
 _MOMENTS = {name: after_time(spec) for name, spec in _OUTPUTS.items()}
 _RUN = {"root": _MOMENTS, "next": _MOMENTS, "action": after_time(ROWS), "written": after_time(ROWS)}
 _BEGIN = ROWS, ROWS, FLAGS, ROWS
-# What each program takes and gives, apart from static arguments, where rows are spread over devices.
+# Inputs and outputs of each program, apart from static arguments, where rows are spread over devices.
 _SPREAD: dict[str, tuple[tuple[Any, ...], Any]] = {
     "step": ((ROWS, ROWS, ROWS, EVERYWHERE), _OUTPUTS),
     "restart": ((ROWS, ROWS, EVERYWHERE, EVERYWHERE), _OUTPUTS),
@@ -230,17 +230,16 @@ class Programs:
     ) -> tuple[dict[str, Any], dict[str, Any], jax.Array]:
         """Step, then begin new episodes where one has ended; gives `next`, the root after it, and the flags of both.
 
-        ``follows`` is `RESTART`. The same program is good for a step that nothing follows (`NOTHING`),
-        and for a first episode in every row without a step before (`BEGIN`): then `next` means nothing, and of the
-        state only its key is read, the same in every row. Not on a card, where the host would read at each step which
-        of the two it is.
+        ``follows`` is `RESTART`. The same program is good for a step that nothing follows (`NOTHING`). It
+        also serves a first episode in every row without a step before (`BEGIN`): then `next` means nothing, and only
+        the key of the state is read. Not on a GPU, where the host would read at each step which of the two it is.
         """
         rows, inner = self._rows(constants), self.read_state(state)
         rows_here, first = inner.key.shape[0], rows.env.first_origins
         self.advancing.add(rows_here * self._devices)
 
         def before() -> RowState:
-            # Read within the branch: what is read outside of it is laid out as arrays of its own.
+            # Read within the branch: what is read outside of it is laid out as its own arrays.
             return rows.begin(self.read_state(state), memory)
 
         def written(moment: tuple[RowState, Timestep]) -> tuple[RowState, Timestep]:
@@ -394,7 +393,7 @@ class Programs:
         )
 
     def name_leaves(self, state: object) -> ByPath:
-        """Give the leaves of a state by path, unsigned ones as signed ones of the same bits."""
+        """Give the leaves of a state by path, unsigned ones reinterpreted as signed ones."""
         return {
             name: _same_bits(leaf, _SIGNED.get(leaf.dtype.name, leaf.dtype))
             for name, leaf in self.env.packing.leaves(state).items()

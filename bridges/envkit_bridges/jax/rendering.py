@@ -168,7 +168,7 @@ def _require_camera(model: Any, camera: Any) -> None:
     else:
         is_known = True  # None, or a camera of MuJoCo's own
     if not is_known:
-        listed = ", ".join(f"{at} ({name!r})" for at, name in enumerate(names)) or "none of its own"
+        listed = ", ".join(f"{at} ({name!r})" for at, name in enumerate(names)) or "none"
         raise ArgumentError(
             f"camera is {camera!r}, but this model has {listed}. Pass one of these, or -1, the free camera."
         )

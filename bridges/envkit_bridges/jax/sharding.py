@@ -4,7 +4,7 @@ Conventions
     shard   equal, neighbouring rows: device i holds rows ``i * n // devices`` onwards.
     spec    a `PartitionSpec`; ROWS and its fellows say which axis of an array the rows are.
 
-Decided here: programs run under `jax.shard_map`, so XLA cannot introduce communication that nobody
+Decided here: programs run under `jax.shard_map`, so XLA cannot introduce communication that was not
 asked for. Data enters and leaves on one device, as torch tensors do, part by part; a run as one program crosses once.
 """
 
@@ -146,7 +146,7 @@ class Shards:
         return jax.tree.map(place, takes, arguments, is_leaf=_is_spec)
 
     def _parts_of(self, results: object) -> list[Any]:
-        """Bring the part of each device to the first one, from card to card: a whole array would go through the host."""
+        """Bring the part of each device to the first one, from GPU to GPU: a whole array would go through the host."""
 
         def part(device: object) -> Any:
             return jax.tree.map(lambda leaf: _on(leaf, device), results)

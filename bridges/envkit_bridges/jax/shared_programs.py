@@ -5,13 +5,13 @@ does not know what programs compute.
 
 Conventions
     account  hashable description of a value: equal accounts, equal behaviour when traced. Numbers, strings,
-             arrays and what is made of them count by value, plain objects by their class (with its
-             attributes) and their own attributes, functions by identity (those of libraries, by code) and by what
-             they read from their closure and module, all else by identity: tensors, open files.
+             arrays and what is made of them count by value. Plain objects count by their class (with its attributes)
+             and their own attributes. Functions count by identity (those of libraries, by code) and by what they read
+             from their closure and module. All else, as tensors and open files, counts by identity.
     owner    who calls a program. Whatever a call traces is the owner's, and is counted there.
 
 Decided here: an env is described when it first calls a program, and again whenever it traces one. So what was
-changed before is seen, and what is traced after a change goes to programs of its own. What a trace itself
+changed before is seen, and what is traced after a change goes to its own programs. A value that a trace itself
 changes, by keeping or counting something, is no such change. Programs live as long as an env that uses them.
 """
 
@@ -142,7 +142,7 @@ class _Accounting:
         return Same(value)
 
     def _of_function(self, function: FunctionType) -> Hashable:
-        """Describe a function; those that a library makes anew, inside another one, by code and closure."""
+        """Describe a function; those that a library makes again, inside another one, by code and closure."""
         if not (_is_of_library(function) and function.__closure__):
             return Same(function), *self._read_by(function)
         cells = inspect.getclosurevars(function).nonlocals
@@ -160,7 +160,7 @@ class _Accounting:
     def _read_by(self, function: FunctionType) -> tuple[Hashable, ...]:
         """Describe what a function reads besides its arguments: defaults, closure and globals of its module.
 
-        Of functions in libraries that are installed nothing is: nobody changes their globals.
+        Functions in installed libraries are not read: their globals do not change.
         """
         if _is_of_library(function):
             return ()
@@ -246,7 +246,7 @@ class Owner(Protocol):
         """Describe all that traces depend on but for the arguments."""
 
     def jit(self, name: str, traced: Callable[..., Any]) -> Callable[..., Any]:
-        """Jit a function, which traces whoever owns the call, as a program of that name."""
+        """Jit a function, which traces the owner of the call, as a program of that name."""
         ...
 
     def trace(self, name: str, *args: Any) -> Any:
@@ -299,7 +299,7 @@ class Shared:
 
 _ALL: WeakValueDictionary[Hashable, Shared] = WeakValueDictionary()
 _TRACED: WeakKeyDictionary[Owner, tuple[Hashable, Shared]] = WeakKeyDictionary()
-"""What owners were after their newest trace, and for which programs it was."""
+"""Owners as they were after their newest trace, and for which programs it was."""
 _LOCK = threading.Lock()
 
 
@@ -317,7 +317,7 @@ class Program:
         self._shared: Shared | None = None
 
     def __call__(self, *args: object) -> Any:
-        """Call it; an owner that has changed since gets programs of its own."""
+        """Call it; an owner that has changed since gets its own programs."""
         try:
             return (self._shared or self.shared).call(self._name, self._owner, args)
         except _ChangedError:

@@ -1,6 +1,6 @@
 """Envs of JAX libraries behind the TensorDict interface: found by name, looked into, rebuilt in other processes.
 
-What all such worlds have in common. A world adds how one of its envs resets and steps (a `SimulatorCore`), and
+Shared parts of all such libraries. A library adds how one of its envs resets and steps (a `SimulatorCore`), and
 how the library makes it.
 """
 

@@ -1,12 +1,12 @@
-"""What was made of a tensor, kept while the tensor lives and torch has not written to it.
+"""Objects made from a tensor, kept while it lives and torch has not written to it.
 
-On a card, asking a tensor for a number lets the host wait for all that was begun. So what a step needs of one that
+On a GPU, asking a tensor for a number lets the host wait for all that was begun. So what a step needs of one that
 no step changes is asked once. This module knows tensors; it does not know what is kept of them.
 
 Conventions
     unchanged  the same tensor in the same memory with the same ``_version``, which every write through torch
-               counts, those to its views too; not those through ``.data``. Inference tensors count none, and
-               nothing is kept of them.
+               counts, also those through tensors that share its memory; not those through ``.data``. Inference tensors
+               count none, and nothing is kept of them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ class Unchanged:
         if tensor.is_inference():
             return
         key, kept = id(tensor), self._kept
-        forget = partial(kept.pop, key)  # called with the reference, which pop takes as its default
+        forget = partial(
+            kept.pop, key
+        )  # called with the weak reference, which pop takes as its default
         reference = weakref.ref(tensor, forget)
         kept[key] = reference, tensor._version, tensor.data_ptr(), value
 

@@ -1,14 +1,14 @@
 """Whole runs of a stateless env: one program, or a few of one kind, and their results as TensorDicts.
 
 This module decides what a program is given to start from, how a run is cut into programs, and how what
-they recorded is named. What is computed stands in `programs`, how policies enter in
+they recorded is named. The computation is in `programs`, how policies enter in
 `policy.inputs`.
 
 Conventions
     data     transitions of batch size (*batch, time). They lie time-major in memory, and are seen
              with time last.
     carried  entries of the root that the policy reads and the env does not show: they go through the
-             programs, and those that the policy writes begin anew with an episode. Other entries that
+             programs, and those that the policy writes begin again with an episode. Other entries that
              the env does not know are repeated at every root.
 """
 
@@ -48,7 +48,7 @@ class Unrolling:
     Args:
         env: what is run; its specs say what a policy reads and writes.
         engine: its programs.
-        root: where to start; what is done begins anew.
+        root: where to start; what is done begins again.
         policy: None, a `JaxPolicy`, or what `compile_policy` gave.
         next_key: draws the key of the run, once the policy was accepted.
 
@@ -101,7 +101,7 @@ class Unrolling:
         pieces: list[TensorDict] = []
         made = 0
         while True:
-            # What is lent is kept until the host has read how many steps were made.
+            # Lent memory is kept until the host has read how many steps were made.
             begin, constants = self._start(), engine.constants(self._root.batch_size)
             stepped = to_jit(counted.to(device))
             run, last, stopped = engine.programs.until(
@@ -136,7 +136,7 @@ class Unrolling:
         self._engine.require_legal(data, data.get("next"))
 
     def _refuse_leaks(self) -> None:
-        """Refuse memory at the root that nobody begins anew where an episode begins."""
+        """Refuse memory at the root that is not reset where an episode begins."""
         if keys := [as_key(path) for path in self._actor.carries if path in self._actor.writes]:
             raise PolicyError(
                 f"the policy reads {keys} and writes them at the root, where a reset leaves alone what the env "
@@ -174,7 +174,7 @@ class Unrolling:
         return following
 
     def _others(self, run: dict[str, Any]) -> Mapping[Path, torch.Tensor]:
-        """List the tensors of the root that nobody reads or writes."""
+        """List the tensors of the root that are neither read nor written."""
         if not self._free:
             return self._free
         used = {*self._actor.carries, *_acted(run)}

@@ -1,4 +1,4 @@
-"""What the forward of a module can see besides tensors that are looked up by name, as a hashable key.
+"""A hashable key of all that the forward of a module can see besides tensors looked up by name.
 
 A translation has it built in: attributes such as the ``p`` of a dropout layer, which submodules there
 are, what functions close over. Two keys are equal only if all of that is the same. Globals of the code
@@ -44,7 +44,7 @@ _VALUES = (
     torch.device,
 )
 _FEW = 1024
-"""Values of a tensor that are compared; larger ones are told by identity and by what torch counts of writes."""
+"""Values of a tensor that are compared; larger ones are compared by identity and by what torch counts of writes."""
 
 _PLAIN = frozenset({type(None), bool, int, str})
 _EMPTY = frozenset({dict, OrderedDict, list, tuple})
@@ -96,7 +96,7 @@ class _Same:
 
 
 class _Walk:
-    """One walk. An object that is met again is told by its identity; so is a container in itself."""
+    """One walk. An object that is met again counts by its identity; so is a container in itself."""
 
     def __init__(self, named: set[int], *, in_trace: bool = False):
         self._named = named
@@ -108,7 +108,7 @@ class _Walk:
         kind = type(value)
         if kind in _PLAIN:
             return kind, value
-        if kind in _EMPTY and not value:  # most of what a module holds: hooks that nobody has set
+        if kind in _EMPTY and not value:  # most of what a module holds: hooks that are not set
             return kind, ()
         if isinstance(value, float):
             return float, value.hex()  # equal for NaN, not for the two zeros
@@ -139,7 +139,7 @@ class _Walk:
             self._around.pop()
 
     def _of_entries(self, entries: Mapping[Any, Any]) -> Hashable:
-        """Tell names and what stands under them, most of which `key` would not have to look into."""
+        """Tell names and what is under them, most of which `key` would not have to look into."""
         found: list[Any] = []
         for name, item in entries.items():
             found.append(name if type(name) is str else self.key(name))
@@ -202,7 +202,7 @@ def own_classes(value: object) -> list[type]:
 
 
 def values_of_class(cls: type) -> dict[str, Any]:
-    """Give the attributes of a class that are values; methods are told by identity."""
+    """Give the attributes of a class that are values; methods are compared by identity."""
     return {
         name: value
         for name, value in vars(cls).items()

@@ -1,6 +1,6 @@
 """Torch policies that are translated: `compile_policy` and what it remembers.
 
-This module decides when a translation still holds. How a module is exported stands in `exporting`, how
+This module decides when a translation still holds. How a module is exported is in `exporting`, how
 its graph is read in `graph`, what it is translated to is the caller's to say.
 
 A translation holds while the entries it reads, the interaction type, the submodules and their

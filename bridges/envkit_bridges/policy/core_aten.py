@@ -138,7 +138,7 @@ class Op:
 def namespace(library: ModuleType, **more: Callable[..., Any]) -> SimpleNamespace:
     """Give the functions of a library that is written like NumPy, and ``more`` that rules ask for.
 
-    These are what libraries spell differently, or have in one only:
+    These are spelt differently by libraries, or exist in one only.
         argsort(x, axis, descending): stable; NaN is the greatest.
         rsqrt, sigmoid, erf, erfinv, lgamma, digamma(x), matmul(x, y): in the precision of the operands.
         cummax, cummin, logcumsumexp(x, axis).

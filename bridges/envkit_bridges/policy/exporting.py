@@ -65,7 +65,7 @@ _ONE_AT_A_TIME = threading.RLock()  # torch.export keeps its modes for the whole
 
 @dataclass(frozen=True)
 class Signature:
-    """What a module is called with.
+    """Arguments of a call of a module.
 
     Attributes:
         reads: entries it gets, with the shape of one row and the dtype.
@@ -106,7 +106,7 @@ def signature_for(
     if missing:
         raise MissingKeyError(
             f"the policy reads {missing}, but a root has {list(map(as_key, given))}. Give what it "
-            "remembers a first value: pass it in the TensorDict, or append a TensorDictPrimer. What it "
+            "remembers a first value: pass it in the TensorDict, or append a TensorDictPrimer. Values that it "
             f"reads of 'state' is not there in a program; {STEPWISE}."
         )
     return Signature(tuple((path, *given[path]) for path in dict.fromkeys(reads)), writes)
@@ -174,7 +174,7 @@ def _export(module: torch.nn.Module, signature: Signature, rows: int | None) -> 
 
 
 class _ForwardError(Exception):
-    """What the forward of a module raised, apart from all that export itself may raise."""
+    """The error that the forward of a module raised, apart from all that export itself may raise."""
 
 
 class _ByPath(torch.nn.Module):
@@ -258,7 +258,7 @@ def _tracing() -> Iterator[None]:
     """Make torch traceable while a module is exported, and put everything back after it.
 
     Distributions check their arguments by looking at values, which a trace has none of. Fused attention
-    has no decomposition on every device. What torch logs of a failure is raised, and so not printed too,
+    has no decomposition on every device. The log of torch about a failure is raised, and so not printed too,
     unless TORCH_LOGS asks for it.
     """
     checked = Distribution._validate_args
@@ -296,7 +296,7 @@ def _without_logs() -> Iterator[None]:
             logger.disabled = False
 
 
-# What a trace cannot follow, though what comes of it is known. Some modules of TorchRL ask whether any row has a property
+# Code that a trace cannot follow, though its result is known. Some modules of TorchRL ask whether any row has a property
 # before they treat the rows that have it, or check arguments by their values. For each such line the table says what a trace
 # is given there, so that every row gets what it gets in torch, whatever the values are. A line is known by its text: if
 # TorchRL changes it, the module is refused until this table knows the new one. ``x.data`` is ``x.detach()`` where nothing
@@ -357,7 +357,7 @@ def _without_refusal_of_safe_tanh() -> Iterator[None]:
         module._err_compile_safetanh = refusal  # type: ignore[attr-defined]
 
 
-# What they check holds by construction, or is the caller's to keep, as for any compiled function; of a
+# Their checks hold by construction, or is the caller's to keep, as for any compiled function; of a
 # matrix, NaN tells what torch would have raised.
 _CHECKS = {
     "_linalg_check_errors.default",
@@ -496,12 +496,12 @@ def _op_of(node: Node, table: Mapping[str, Op], library: Library) -> Op:
         return Op(target, library)  # type: ignore[arg-type]
     raise TranslationError(
         f"{target} has no translation to {library.name}. The module uses it {_placeholder_of(node)}. Write that line with "
-        f"other operators (docs/compiled_policies.md lists those covered), or {STEPWISE}."
+        f"other operators (the guide to compiled policies lists those covered), or {STEPWISE}."
     )
 
 
 def _operator_of(node: Node) -> Any:
-    """Give what is called; an operator that raises for some values stands behind a token of its order."""
+    """Give what is called; an operator that raises for some values comes behind a token of its order."""
     return node.args[1] if node.target is with_effects else node.target
 
 

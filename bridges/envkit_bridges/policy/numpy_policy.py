@@ -1,19 +1,20 @@
 """Compiled policies step by step: in NumPy where that is the same and faster, otherwise as the torch module.
 
 NumPy acts on CPU data of few rows: a call of the module costs more than its arithmetic then. The module
-itself acts where a gradient is recorded, under autocast, where it has hooks, where rows times parameters
-are many, and where a translation is not covered or did not give what the module gave for the first data.
-What is drawn comes from torch's generator, the same numbers as the module would draw: torch's own operator is called on
-the memory of the arrays. So is what NumPy has no function for. An index out of range raises, as in torch.
+itself acts where a gradient is recorded, under autocast, where it has hooks, and where rows times parameters are many.
+It also acts where a translation is not covered or gave another result for the first data. Random numbers come from
+torch's generator, the same as the module would draw: torch's own operator is called on the memory of the arrays. So is
+what NumPy has no function for. An index out of range raises, as in torch.
 
 For few rows every call counts, so the graph is walked once, with the arrays of one call, and what it did
-is written down as the source of a function: one call an operator, and nothing beside it. What follows from sizes and
-constants is computed then. Views of parameters stay views of their memory, so that what an optimiser writes there is
-seen. Operands and results are cast only where NumPy would give another dtype than torch.
+is written down as the source of a function: one call an operator, and nothing beside it. Values that follow from sizes
+    and
+constants is computed then. Parameters are used in their own memory, so that the writes of an optimiser are seen.
+Operands and results are cast only where NumPy would give another dtype than torch.
 
 Conventions
     rows    the flattened batch, in front of every array: one array for each entry that is read or written.
-    fixed   values that no later call changes: constants, sizes, and views of parameters.
+    fixed   values that no later call changes: constants, sizes, and the memory of parameters.
     slot    global name in the written function that holds a fixed value or an operator.
 """
 
@@ -247,7 +248,7 @@ class _Plan:
 
 
 class Stepwise:
-    """What acts step by step in an env for a compiled policy.
+    """The function that acts step by step in an env for a compiled policy.
 
     Args:
         env: names what a plain module reads and writes.
@@ -448,7 +449,7 @@ def straightened(
         graph: in NumPy.
         tensors: memory of the parameters and buffers, by the names of `Graph.tensors`. It is read at
             every call.
-        inputs: of one call. What is drawn for it leaves torch's generator as it was.
+        inputs: of one call. Its draws leave torch's generator as it was.
 
     Raises:
         TranslationError: an operator is used in a way that is not covered.

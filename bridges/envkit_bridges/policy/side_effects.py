@@ -135,7 +135,7 @@ def _put_back_names(cls: type, values: Mapping[str, Any]) -> None:
 
 
 def _globals_read(part: torch.nn.Module) -> list[tuple[str, dict[str, Any]]]:
-    """List the globals with a value of their own that methods of a module, or functions it holds, name.
+    """List the globals with their own value that methods of a module, or functions it holds, name.
 
     Returns:
         The name of each, and the namespace that holds it.

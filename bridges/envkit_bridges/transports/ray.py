@@ -1,7 +1,7 @@
 """Workers that are Ray actors, on this machine or on others of a cluster.
 
 `RayActors` places actors, sends them requests, waits for their answers and ends them. `RowActor` serves one pool, one request
-after the other. They share no memory: both sides hold arrays of their own, and what a request reads and writes of them
+after the other. They share no memory: both sides hold their own arrays, and what a request reads and writes of them
 (`Layout.traffic`) goes through Ray's store as NumPy arrays. `RaySession` is Ray in this process: begun where it is not
 running yet, and then ended after the last pool that uses it.
 
@@ -89,7 +89,7 @@ class RaySession:
 
 
 def _connection() -> tuple[str, str]:
-    """Name this process's connection to Ray: jobs of a cluster have names of their own, clusters their nodes."""
+    """Name this process's connection to Ray: jobs of a cluster have their own names, clusters their nodes."""
     context = ray.get_runtime_context()
     return context.get_job_id(), context.get_node_id()
 
@@ -182,7 +182,7 @@ class RowActor:
     def _require_host(self) -> Host:
         if self._host is None:
             raise WorkerError(
-                "Ray has started this actor anew (backend_options['max_restarts']), and what it held is gone."
+                "Ray has started this actor again (backend_options['max_restarts']), and what it held is gone."
             )
         return self._host
 
@@ -310,7 +310,7 @@ class RayActors(Backend["Actor"]):
         return dict(self._arrays)
 
     def bind(self, worker: Actor, request: Request) -> None:
-        """Have an actor allocate and bind arrays of its own, which hold zeros if ours are new."""
+        """Have an actor allocate and bind its own arrays, which hold zeros if ours are new."""
         assert self._layout is not None
         moving = worker.moving = MovingRows(self._layout, self._arrays, worker.rows)
         held = moving.everything() if worker.is_late else []
@@ -349,7 +349,7 @@ class RayActors(Backend["Actor"]):
             self.pending[reply] = worker
         except ray.exceptions.RayError as error:
             request.miss(self._lost(worker, error))
-        except BaseException:  # Ctrl-C: it may have been sent, and nobody would take the reply
+        except BaseException:  # Ctrl-C: it may have been sent, and its reply would not be read
             why = worker.failure("interrupted")
             self.lose(worker, why)
             request.miss(why)

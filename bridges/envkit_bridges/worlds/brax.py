@@ -1,7 +1,7 @@
 """Brax environments as stateless envs.
 
 Conventions
-    The simulator is Brax's bare env: no episode wrapper, no auto-reset of its own. Its ``done`` is
+    The simulator is Brax's bare env: no episode wrapper, no auto-reset. Its ``done`` is
     read as termination; time limits are envkit's and truncate.
 """
 

@@ -99,7 +99,7 @@ def _require_camera(model: Any, camera: Any) -> None:
 
 
 def _listed(names: list[str]) -> str:
-    return ", ".join(f"{at} ({name!r})" for at, name in enumerate(names)) or "no camera of its own"
+    return ", ".join(f"{at} ({name!r})" for at, name in enumerate(names)) or "no camera"
 
 
 def _require_size(model: Any, side: str, value: Any, kept: str) -> None:
@@ -122,7 +122,7 @@ def import_suite() -> ModuleType:
 
 @contextlib.contextmanager
 def _on_the_calling_thread() -> Iterator[None]:
-    """Have OSMesa draw where it is called, as EGL does: a thread of its own could not be left at exit without errors."""
+    """Have OSMesa draw where it is called, as EGL does: its own thread could not be left at exit without errors."""
     name = "DISABLE_RENDER_THREAD_OFFLOADING"  # read when dm_control is imported
     chosen = os.environ.get(name)
     os.environ.setdefault(name, "1")
@@ -382,7 +382,7 @@ def build(name: str, **kwargs: Any) -> DMControlEnv:
 class DMControlWrapper(GymWrapper):
     """An env object of dm_control behind the TensorDict interface; unbatched and batch-locked.
 
-    Each observation is an entry of its own in the dtype of the library, float64 mostly; scalars have shape (1,), the
+    Each observation is its own entry in the dtype of the library, float64 mostly; scalars have shape (1,), the
     reward too. ``set_seed`` replaces the random state of the task.
 
     Args:

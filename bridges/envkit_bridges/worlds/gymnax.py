@@ -75,7 +75,7 @@ _DRAWN = (
     *("Acrobot-v1", "CartPole-v1", "Pendulum-v1", "MountainCar-v0", "MountainCarContinuous-v0"),
     *("Catch-bsuite", "Pong-misc", "PointRobot-misc", "MetaMaze-misc", "FourRooms-misc"),
 )
-"""What the visualizer draws, apart from MinAtar; of others its figure would stay empty."""
+"""Envs that the visualizer draws, apart from MinAtar; of others its figure would stay empty."""
 
 
 def _space_of(space: Any) -> Any:

@@ -86,7 +86,7 @@ class JumanjiCore(SimulatorCore):
 
 @contextlib.contextmanager
 def _known_warnings() -> Iterator[None]:
-    """Leave out what JAX warns of when it traces some of Jumanji's envs, which nobody here can change."""
+    """Leave out what JAX warns of when it traces some of Jumanji's envs, which cannot be changed here."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "scatter inputs have incompatible types", FutureWarning)
         yield
@@ -137,7 +137,7 @@ class JumanjiOptions(JaxOptions, total=False):
 class JumanjiWrapper(SimulatorEnv):
     """A Jumanji env object behind the TensorDict interface; batch-unlocked.
 
-    Entries of the observation stand under their names (``grid``, ``action_mask``, ...), nested as they are; an
+    Entries of the observation are under their names (``grid``, ``action_mask``, ...), nested as they are; an
     observation that is a single array is ``observation``. An action mask is data: random actions are uniform over
     all actions, as those of Jumanji's specs are, unless a transform applies it (`ActionMask`).
 

@@ -1,6 +1,6 @@
 """Steps and resets of single sub-envs, each at its own time: what the exchanges of asynchronous pools add.
 
-Each sub-env has a worker of its own, so a job of one moves nothing else. What is asked of all at once goes the
+Each sub-env has its own worker, so a job of one moves nothing else. Requests to all at once go the
 way of the exchange it derives from, and leaves and finds the same rows. Rows in memory that are sent or taken at the
 same time are also moved together, where nothing was lost and nothing is masked.
 
@@ -44,13 +44,13 @@ class Outcome(NamedTuple):
 
 
 class _Recovering:
-    """What both exchanges do about a row that failed and was built anew."""
+    """Handling of a row that failed and was built again, for both exchanges."""
 
     recovery: Any
     pool: Pool
 
     def _answer(self, job: Job) -> Any:
-        """Give what a job has returned; None where its row was built anew instead.
+        """Give what a job has returned; None where its row was built again instead.
 
         Raises:
             WorkerError: it failed, and is not made good.
@@ -62,14 +62,14 @@ class _Recovering:
             return None
 
     def _begin_anew(self, row: int, kind: JobKind) -> None:
-        """Count it as told that a row was lost; its next episode begins where the job was to begin one."""
+        """Record that the loss of a row was reported; its next episode begins where the job was to begin one."""
         self.recovery.tell([row])
         if kind != "step":
             self._begin_episode(row)
 
     @abstractmethod
     def _begin_episode(self, row: int) -> None:
-        """Reset a row that was built anew, with all its parts."""
+        """Reset a row that was built again, with all its parts."""
 
 
 class BufferJobs(_Recovering, BufferExchange):
@@ -80,7 +80,7 @@ class BufferJobs(_Recovering, BufferExchange):
         return bool(self._has_roots[row])
 
     def fill_one(self, row: int, kind: JobKind, td: TensorDictBase) -> None:
-        """Check the inputs of a job of one row and write them, where nobody looks before `begin_one`.
+        """Check the inputs of a job of one row and write them, which are not read before `begin_one`.
 
         Actions of a row that is left out stay as they lie there.
 
@@ -136,7 +136,7 @@ class BufferJobs(_Recovering, BufferExchange):
         return pool.begin_call(row, "reset_rows", {row: (given, {})})
 
     def _begin_skipped(self, row: int, kind: JobKind, td: TensorDictBase) -> Job:
-        """Have a row that is left out pass a step: what is known of it stays, but where it has ended and begins anew."""
+        """Have a row that is left out pass a step: what is known of it stays, but where it has ended and begins again."""
         root, following = self.roots[self.slot + 1], self.nexts[self.slot]
         flags = self.metadata[row].paths("done")
         advance, is_next = kind != "step", self.newest_is_next[row]
@@ -207,7 +207,7 @@ class BufferJobs(_Recovering, BufferExchange):
     def take_together(self, rows: Sequence[int], kind: JobKind) -> tuple[Leaves, Leaves] | None:
         """Do what `take_one` does for several rows, none of which failed: `next`, and the roots that follow, by path.
 
-        What a kind does not make is empty. None where a row was lost, which is told one by one.
+        Entries that a kind does not make are empty. None where a row was lost, which is reported one by one.
         """
         if not self.recovery.lost.isdisjoint(rows):
             return None

@@ -1,4 +1,4 @@
-"""Memory of large results, used again once nobody holds them any more.
+"""Memory of large results, used again once no caller holds them any more.
 
 The system takes large blocks back when they are freed, and clears each page of a new one when it is first written: that
 took as long as the copies of a rollout of pictures. Small blocks are kept by the allocator anyway.
@@ -19,7 +19,7 @@ __all__ = ["LentMemory"]
 
 _LARGE_BYTES = (
     32 * 2**20
-)  # glibc maps blocks from here on anew each time (mallopt(3), M_MMAP_THRESHOLD)
+)  # glibc maps blocks from here on again each time (mallopt(3), M_MMAP_THRESHOLD)
 
 
 class LentMemory:

@@ -1,4 +1,4 @@
-"""One env of this process, stepped on a row of memory of its own.
+"""One env of this process, stepped on its own row of memory.
 
 `OneRow` is for envs whose simulator writes into rows (`row_core`): no TensorDict is made but the one that is given out.
 """
@@ -142,7 +142,7 @@ class OneRow(RowMemory):
 
 
 class _State:
-    """What a transform wrote at a root for its next step; as `ActionInput`, but never converted."""
+    """Value that a transform wrote at a root for its next step; as `ActionInput`, but never converted."""
 
     def __init__(self, path: Path, leaf: torch.Tensor):
         self._key, self._form = as_key(path), (leaf.shape, leaf.dtype)

@@ -1,4 +1,4 @@
-"""A whole rollout over rows of memory, each step in a slot of its own.
+"""A whole rollout over rows of memory, each step in its own slot.
 
 Rows are written side by side, in two halves of the slots that there are: what lies in one is copied out at once, while
 the other is written. No TensorDict is built for a step but the one that a policy sees, and none of what a policy sees
@@ -10,8 +10,8 @@ Conventions
     time    leading axis in memory; the result shows it last.
     others  root entries that neither env nor action keys account for: what the policy writes beside
             its action, or what the caller put there. They are carried as `step_mdp` would.
-    asked   an acted root that is to be stepped next, where a run goes on step by step: the policy has written
-            under ``next`` or masked the step, has left other entries than before, or has used the env itself.
+    asked   an acted root that is to be stepped next, where a run goes on step by step. Then the policy has
+            written under ``next`` or masked the step, has left other entries than before, or has used the env itself.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def recorded(
         env: whose rows they are.
         rows: stepped; every row is in an episode.
         run: stops never, or where any row is done.
-        ended: gives, by level, what of an outcome is to begin anew; no masks if nothing is.
+        ended: gives, by level, what of an outcome is to begin again; no masks if nothing is.
     """
     if run.stop == "all" or not rows.looks_like(run.root):
         return None
@@ -83,7 +83,7 @@ def recorded(
     made = _Recording(
         rows, run, actor, others, env.device, ended=ended, flags=_flags(env), apart=apart
     )
-    if isinstance(actor, Drawn):  # nobody uses the env meanwhile
+    if isinstance(actor, Drawn):  # no caller uses the env meanwhile
         made.make()
     else:
         with rows.recording(made.leave):
@@ -154,7 +154,7 @@ class _Recording:
         actor: acts on roots.
         others: what stays as it is at every root.
         flags: of an outcome, which say that a row has ended.
-        apart: roots do not pass through the rows, as nobody looks at one: those that only repeat what a step made are
+        apart: roots do not pass through the rows, as no caller reads one: those that only repeat what a step made are
             copied out of its outcome.
     """
 
@@ -178,7 +178,7 @@ class _Recording:
         self._stacks = _Stacks.empty(rows, room, device)
         self._window = 0, range(0)  # its first step, and its slots
         self._left: tuple[int, range] | None = None  # a window that is still in the slots
-        self._begun: torch.Tensor | None = None  # rows that began anew after it
+        self._begun: torch.Tensor | None = None  # rows that began again after it
         self._is_left = False
         for path, stack in self._stacks.roots.items():
             stack[0].copy_(run.root.get(as_key(path)).detach())  # rows would keep a graph for good
@@ -346,7 +346,7 @@ class Actor:
         raise NotImplementedError
 
     def close(self, start: int, slots: range) -> None:
-        """End a window, whose slots are written anew after the next one."""
+        """End a window, whose slots are written again after the next one."""
 
     def latest(self) -> dict[Path, torch.Tensor]:
         """Give what was seen and written in the last step."""
@@ -493,7 +493,7 @@ class OnLeaves(Actor):
     def fitting(
         cls, policy: LeavesPolicy, rows: RowMemory, others: set[Path], device: Any
     ) -> OnLeaves | None:
-        """Make one, unless it reads more than lies in rows, or writes no action, or more than may stand beside rows."""
+        """Make one, unless it reads more than lies in rows, or writes no action, or more than may be beside rows."""
         roots, writes = rows.roots[0].keys(), policy.writes
         fits = roots >= set(policy.reads) and rows.actions <= set(writes)
         apart = not any(_overlap(path, known) for path in writes for known in roots)
@@ -611,5 +611,5 @@ def _stacked(given: Mapping[Path, list[torch.Tensor]], count: int) -> dict[Path,
 
 
 def _overlap(one: Path, other: Path) -> bool:
-    """Say whether two entries are the same, or one stands below the other."""
+    """Say whether two entries are the same, or one is below the other."""
     return all(a == b for a, b in zip(one, other, strict=False))

@@ -6,7 +6,7 @@ and `shared_rows`.
 
 Conventions
     region  "in" (actions, states), "root" (what is known before a step), "next" (what a step
-            made), "mask" (which parts to step or reset, for sub-envs with a batch of their own).
+            made), "mask" (which parts to step or reset, for sub-envs with their own batch).
     slot    number of a moment in time. The step of slot t reads ``in[t]`` and writes ``next[t]``; the root that
             follows it, or that a reset makes, is ``root[t + 1]``. So a whole run of steps can lie
             side by side, two at least. Stepping one by one stays at one slot.
@@ -181,7 +181,7 @@ _SMALL_BYTES = (
 
 
 class Moment(Leaves):
-    """The entries of one moment, views of a ring."""
+    """The entries of one moment, as memory of a ring."""
 
     def __init__(self, leaves: Leaves):
         super().__init__(leaves)
@@ -209,7 +209,7 @@ class RowMemory(ABC):
 
     Attributes:
         has_begun: every row was reset once.
-        carried: for each slot, inputs that repeat the root, and where they stand there: what transforms remember.
+        carried: for each slot, inputs that repeat the root, and their paths there: what transforms remember.
         carries_all: all inputs are actions or such.
         newest_is_next: for each row, whether what is known now lies in `next` rather than at the root.
         has_large_rows: to copy a moment takes as long as a step.
@@ -220,7 +220,7 @@ class RowMemory(ABC):
         actions: which of the inputs are.
         slots: the moment that the next step of each row reads and writes.
         batch_size: axes of every entry behind that of its slots.
-        node_axes: of nested entries that have batch axes of their own.
+        node_axes: of nested entries that have their own batch axes.
     """
 
     has_begun = False
@@ -306,7 +306,7 @@ class RowMemory(ABC):
         )
 
     def deliver(self, moment: Moment) -> TensorDict:
-        """Copy rows of memory into a TensorDict of its own, where data is delivered."""
+        """Copy rows of memory into its own TensorDict, where data is delivered."""
         device, owned = self._device, {}
         for path, tensor in moment.copies(device, later=self._non_blocking).items():
             node = owned if len(path) == 1 else node_of(owned, path)

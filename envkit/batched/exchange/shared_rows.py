@@ -69,7 +69,7 @@ class BufferExchange(RowMemory):
 
     Stepping one by one leaves ``slot`` as it is; `recording` moves it. ``more_inputs`` are sent beside what the
     specs ask for. Actions are converted, or refused, here: the sub-envs trust their rows. ``lost`` are the rows
-    of which the last step told that they were lost, see `recovery`.
+    which the last step reported as lost, see `recovery`.
 
     Args:
         metadata: of each row; they share one layout.
@@ -128,7 +128,7 @@ class BufferExchange(RowMemory):
         mask: torch.Tensor | None,
         slot: int | None = None,
     ) -> list[int] | None:
-        """Check the inputs of a step and write them into the rows, where nobody looks before `wake`.
+        """Check the inputs of a step and write them into the rows, which are not read before `wake`.
 
         Args:
             given: tensors or arrays by path, of all rows; those of rows that are not stepped may hold anything.
@@ -294,7 +294,7 @@ class BufferExchange(RowMemory):
 
     @property
     def has_lost(self) -> bool:
-        """Whether rows were lost that nobody was told of, or that have not begun anew."""
+        """Whether rows were lost that were not reported, or that have not begun again."""
         return bool(self.recovery.unstarted)
 
     def newest(self) -> TensorDict:
@@ -418,7 +418,7 @@ class ActionRows:
             value = torch.from_numpy(value)
         for inputs, run in self._runs:
             rule = inputs[path]
-            rule.require_form(value, (len(rows),))  # told as the caller sees it
+            rule.require_form(value, (len(rows),))  # reported as the caller sees it
             assert value is not None
             own = None if stepped is None else [row - run.start for row in stepped if row in run]
             part = value[run.start : run.stop].detach().to(rows.device)
@@ -494,7 +494,7 @@ class RowsInPlace:
     Args:
         exchange: what steps the rows.
         is_current: says whether the env still delivers what ``exchange`` holds, on the CPU.
-        may_lose: rows may be lost, and are told then by what was known of them before the step.
+        may_lose: rows may be lost, and are reported then by what was known of them before the step.
     """
 
     def __init__(self, exchange: BufferExchange, is_current: Callable[[], bool], *, may_lose: bool):
@@ -509,7 +509,7 @@ class RowsInPlace:
         return all(rows.dtype != torch.bfloat16 for region in regions for rows in region.values())
 
     def root(self) -> TensorDict:
-        """Give what is known now, as a TensorDict of its own."""
+        """Give what is known now, as its own TensorDict."""
         return self._exchange.newest()
 
     def advance(

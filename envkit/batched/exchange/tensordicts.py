@@ -120,7 +120,7 @@ class TensorDictExchange:
 
     def fill(self, td: TensorDictBase, mask: torch.Tensor | None) -> Inputs:
         """Check the inputs of a step and give them by row, for `wake`."""
-        if not self._individual:  # one layout for all rows; told as the caller sees it
+        if not self._individual:  # one layout for all rows; reported as the caller sees it
             lead = (self._num_rows,)
             for key, leaf in self._states[0].items():
                 require_input(key, td.get(key, None), (*lead, *leaf.shape), leaf.dtype)

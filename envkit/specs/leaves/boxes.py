@@ -135,7 +135,7 @@ class _Box(LeafSpec):
     def _handed_out(self) -> tuple[Tensor, Tensor]:
         """The bounds in memory of this spec's own, so that writing changes one entry of one spec.
 
-        Those of dtypes that have coordinates of their own are copies (bool, unsigned beyond a byte).
+        Those of dtypes that have their own coordinates are copies (bool, unsigned beyond a byte).
         """
         if not self._owns_bounds:
             self._low, self._high = self._low.clone(), self._high.clone()
@@ -143,7 +143,7 @@ class _Box(LeafSpec):
         return self._bounds()
 
     def _prepared(self, make: Callable[[], Any]) -> Any:
-        """What drawing needs of the bounds, made anew once someone has written into them."""
+        """Values that drawing needs of the bounds, made again once someone has written into them."""
         written = _writes_into(self._low), _writes_into(self._high)
         if self._sampler is None or self._sampler[0] != written:
             self._sampler = written, make()

@@ -89,7 +89,7 @@ class _Choices(LeafSpec):
         raise NotImplementedError
 
     def _to_index(self, value: Tensor) -> Tensor:
-        """Read a value. What is no proper value gives some index, in range or not."""
+        """Read a value. An improper value gives some index, in range or not."""
         raise NotImplementedError
 
     # -- mask --------------------------------------------------------------------------

@@ -9,9 +9,8 @@ Conventions
     contents     tensors of a leaf (bounds, mask) whose leading axes are those of the spec.
     size         shape of the data: the spec's shape with 1 for each dynamic axis.
     coordinates  a tensor in the order of the values, which torch can compare, clamp and pickle:
-                 the values themselves where it can; int64 for bool, uint16 and uint32; for uint64
-                 the int64 that is 2**63 less; for complex numbers real and imaginary part on a
-                 new last axis.
+                 the values themselves where it can. Else int64 for bool, uint16 and uint32; for uint64 the int64 that
+                 is 2**63 less; for complex numbers real and imaginary part on a new last axis.
     A value is in the domain exactly if it is its own nearest value there.
 """
 

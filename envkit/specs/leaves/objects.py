@@ -31,8 +31,8 @@ class NonTensor(LeafSpec):
         example_data: the object that `rand`, `zero` and `one` give.
         batched: give every element of the batch its own entry (`NonTensorStack`), instead of one
             object for all.
-        feature_dims: number of last axes that one entry covers, where all axes before them have entries
-            of their own; excludes ``batched``, which is 0 of them.
+        feature_dims: number of last axes that one entry covers, where all axes before them have separate
+            entries; excludes ``batched``, which is 0 of them.
 
     ``dtype`` and ``space`` are None.
 
@@ -77,7 +77,7 @@ class NonTensor(LeafSpec):
 
     @property
     def batched(self) -> bool:
-        """Whether every element has an entry of its own."""
+        """Whether every element has its own entry."""
         return self._entry_ndim == 0
 
     @property
@@ -170,7 +170,7 @@ class FixedObjects(NonTensor):
     Args:
         numbers: int64, shape ``(*shape,)``: which object each element has.
         objects: all objects that a value may have, no two of them equal.
-        batched: give each element an entry of its own.
+        batched: give each element its own entry.
     """
 
     _contents = ("_numbers",)

@@ -6,7 +6,7 @@ its own business.
 Conventions
     value axes  the axes of the members as they were given: a value along them belongs to one member.
     row axes    what is in front of them, or was put between them by `expand`, `unsqueeze` or
-                ``torch.stack``: each row belongs to a member of its own.
+                ``torch.stack``: each row belongs to its own member.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Choice(LeafSpec):
     """Describe the values of any of several leaves.
 
     Each value of a sample comes from one member, drawn uniformly. When the spec is expanded or
-    stacked, each of its rows remains a value of its own.
+    stacked, each of its rows remains its own value.
 
     Args:
         choices: the members, leaf specs of one shape, dtype and device. Where all are non-tensor data
@@ -172,7 +172,7 @@ class Choice(LeafSpec):
         return self._written(self._pick(member, draws))
 
     def _written(self, value: Any) -> Any:
-        """Put objects in the place of their numbers; a row has an entry of its own."""
+        """Put objects in the place of their numbers; a row has its own entry."""
         if self._objects is None:
             return value
         last_row = max((i for i, axis in enumerate(self._axes) if axis is None), default=-1)
@@ -185,7 +185,7 @@ class Choice(LeafSpec):
         return tuple(1 if axis == "value" else size for axis, size in pairs)
 
     def _pick(self, member: Tensor, values: Sequence[Any]) -> Any:
-        """Take each value from the member whose number stands there."""
+        """Take each value from the member whose number is there."""
         if isinstance(values[0], Tensor):
             member = member.to(values[0].device)
             signed = _SIGNED.get(dtype := values[0].dtype, dtype)

@@ -1,10 +1,10 @@
 """Transforms in which the rows of a batch have an effect on each other, and the statistics that they keep.
 
-Everything else is computed row by row, wherever a row is stepped. What needs all rows together (running
+Everything else is computed row by row, wherever a row is stepped. Values that need all rows together (running
 statistics, for instance) needs to know which of them are new: `CoupledTransform` decides that, once
 for each step and reset, and hands them over. `LateBuffers` holds statistics of one entry, which exist once its shape
 is known. `SkipsRows` counts and warns of the rows that statistics leave out: one that is not finite would make them so
-for ever, and is shown as it came.
+forever, and is shown as it came.
 
 Conventions
     event  axes of an entry that belong to one row; all axes before are rows.
@@ -123,7 +123,7 @@ class LateBuffers(nn.Module):
         return self.names[0] in self._buffers
 
     def begin(self, made: Mapping[str, torch.Tensor]) -> None:
-        """Register a buffer of each name, unless there are some. What is given was made in `lasting`."""
+        """Register a buffer of each name, unless there are some. The buffers given were made in `lasting`."""
         if self.exist:
             return
         for name in self.names:
@@ -131,7 +131,7 @@ class LateBuffers(nn.Module):
 
     @lasting()
     def copied(self) -> Self:
-        """Give statistics of their own that begin where these are."""
+        """Return separate statistics that begin where these are."""
         twin = type(self)()
         if self.exist:
             twin.begin({name: tensor.clone() for name, tensor in self.named_buffers()})

@@ -120,7 +120,7 @@ class FusableTransform(Transform):
         return {}
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Give the tensors that `seen_leaves` changes, by names of their own; most have none."""
+        """Give the tensors that `seen_leaves` changes, by their own names; most have none."""
         return {}
 
     def seen_leaves(
@@ -142,7 +142,7 @@ class FusableTransform(Transform):
     def fuses(self) -> bool:
         """Whether the hooks over leaves are all there is to this transform.
 
-        They are not if it has an inverse pass, or if a subclass writes a hook over TensorDicts anew.
+        They are not if it has an inverse pass, or if a subclass writes a hook over TensorDicts again.
         """
         kind = type(self)
         return self._is_forward and all(
@@ -155,7 +155,7 @@ class FusableTransform(Transform):
 
     @property
     def stacks(self) -> bool:
-        """Whether rows that are envs of their own may be stacked for the hooks over leaves.
+        """Whether rows that are their own envs may be stacked for the hooks over leaves.
 
         Each row then gets the bits that it would get alone. Not so where all rows that are seen change one
         state, or where a constant is learned and data is to keep the graph.
@@ -226,5 +226,5 @@ class MomentTransform(FusableTransform):
 
 
 def _place(kind: type, name: str) -> int:
-    """Say how far up in the bases of a class the one stands that defines ``name``."""
+    """Return the position, among the bases of a class, of the one that defines ``name``."""
     return next(place for place, base in enumerate(kind.__mro__) if name in vars(base))

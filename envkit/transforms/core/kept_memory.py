@@ -1,13 +1,13 @@
-"""What an env remembers in the data stays its own, whatever later transforms make of what is shown.
+"""Keep the memory of an env in the data unchanged, also when later transforms change what is shown.
 
 An entry that is an output and a state of an env is its memory: the next step reads what the last one wrote. Who
 declares an entry in both specs declares it so; transforms, users' transforms and base envs alike. Where a later
-transform renames, changes or leaves out such an entry, `KeptMemory` stands before it: it copies the memory to a name
-of its own, and gives it back on the way in. This module decides when that is, and under which names.
+transform renames, changes or leaves out such an entry, `KeptMemory` comes before it: it copies the memory to another
+name, and gives it back on the way in. This module decides when that is, and under which names.
 
 Conventions
     path   where the memory is for the env that reads it.
-    place  where it travels instead: below a node of its own, which no other transform writes to.
+    place  where it travels instead: below its own node, which no other transform writes to.
     chain  transforms of an env, first to last, with those of this module among them.
     root   what a step or a reset is given.
 """
@@ -143,7 +143,7 @@ def is_kept(path: Path) -> bool:
 
 
 def kept_before(transform: Transform, before: Specs, after: Specs) -> KeptMemory | None:
-    """Give what must stand before a transform so that it leaves memory alone; None where it does anyway.
+    """Give what must come before a transform so that it leaves memory alone; None where it does anyway.
 
     A transform that declares another input for an entry gives it back by itself, as one with ``in_keys_inv`` does.
 

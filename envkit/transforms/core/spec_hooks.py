@@ -3,7 +3,7 @@ which of it are books.
 
 A hook such as `Transform.transform_observation_spec` takes and gives a Composite. Where every entry
 is changed alike it is easier to write for a leaf. These decorators decide which leaves that is: those the
-transform reads, and where what the hook returns is declared. They carry the names the reference API
+transform reads, and where what the hook returns is declared. They carry the names TorchRL
 gives them, without its underscore.
 
 Conventions

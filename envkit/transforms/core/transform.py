@@ -84,14 +84,14 @@ class Transform(OwnState, ChecksKeywords):
 
     only_adds_done = False
     """A promise: done flags that the env before has set stay set, and nothing must happen before a
-    reset. Then the env may be told to step and to reset what is done in one go."""
+    reset. Then one call of the env may step and reset the rows that are done."""
 
     learns = False
-    """What it sees changes what it does to later data, as running averages. It then leaves itself as it is while
-    ``frozen`` is True, which `evaluate` and the like set."""
+    """Whether the data that it sees changes what it does to later data, as running averages do. It then leaves itself
+    as it is while ``frozen`` is True, which `evaluate` and the like set."""
 
     frozen = False
-    """Nothing is learnt from what comes."""
+    """Whether learning is switched off."""
 
     computes_only = False
     """A promise of this very class, not of those that derive from it: its hooks look at nothing but data and
@@ -103,7 +103,7 @@ class Transform(OwnState, ChecksKeywords):
     """Actions that it shows as observations too: what was done last, before the policy writes the next one."""
 
     keeps_books = False
-    """The observations it adds tell of the run, not of the world (a count of steps, a sum of rewards): a
+    """The observations it adds describe the run, not the environment (a count of steps, a sum of rewards): a
     policy that is a plain function is not given them."""
 
     keeps_memory = False
@@ -114,7 +114,7 @@ class Transform(OwnState, ChecksKeywords):
     """Actions, each with the entry that says which of its options random actions are drawn from."""
 
     _default_in_keys: Keys = None
-    """What ``in_keys`` are where none are given."""
+    """Default of ``in_keys``."""
 
     _pairs_keys = False
     """Each in_key has one out_key: lists of two lengths are refused."""
@@ -256,7 +256,7 @@ class Transform(OwnState, ChecksKeywords):
     def _already_begun(
         self, td: TensorDictBase | None
     ) -> tuple[torch.Tensor, TensorDictBase] | None:
-        """Give the rows, of those a reset shall begin anew, that have begun anew by themselves.
+        """Give the rows, of those a reset shall begin again, that have begun again by themselves.
 
         For simulators that start a new episode in the step that ends one.
 
@@ -386,7 +386,7 @@ class Transform(OwnState, ChecksKeywords):
             holder = holder._owner
 
     def _refuse_env(self) -> None:
-        """Raise where this transform cannot stand in an env, when it is given to one; most can."""
+        """Raise where this transform cannot be in an env, when it is given to one; most can."""
 
     def _belong_to(self, owner: Any) -> None:
         self._require_unowned()
@@ -481,8 +481,8 @@ TransformLike = Transform | Callable[[TensorDictBase], TensorDictBase]
 def _give_buffers_both_passes(kind: type[nn.Module]) -> None:
     """Have TorchRL's wrapper of a function run the method ``inv`` of instances of ``kind`` on what is written.
 
-    A buffer of TorchRL runs the inverse pass of its own transforms on what is written. Any other module it wraps as a
-    function, to be called on samples alone, so that an inverse pass would be left out without a word. Nothing here
+    A buffer of TorchRL runs the inverse pass of TorchRL's transforms on what is written. Any other module it wraps as a
+    function, to be called on samples alone, so that an inverse pass would be left out silently. No transform here
     imports TorchRL.
     """
 

@@ -1,7 +1,7 @@
 """How resets and steps go through transforms, to an env and back.
 
-`TransformStepping` decides when each hook runs, and which rows it sees. What masks select and what survives is asked of `rules` through `transition`, as in `EnvBase`. It
-does not know any transform.
+`TransformStepping` decides when each hook runs, and which rows it sees. The selection of masks, and what survives,
+follow `rules` through `transition`, as in `EnvBase`. It does not know any transform.
 
 Conventions
     inner    the side of the stepper, after the inverse pass; outer: the user's side.
@@ -100,7 +100,7 @@ class Route:
             names = ", ".join(type(leaf).__name__ for leaf in outside)
             raise FusionError(
                 f"unroll would pass {names} by: these transforms run outside the programs of the env "
-                "(docs/transforms.md says which run inside; all before them must). Use "
+                "(the guide to transforms lists which run inside; all before them must). Use "
                 "rollout(steps, break_when_any_done=False), which goes step by step."
             )
 
@@ -153,7 +153,7 @@ class TransformStepping(TransformHolder):
         return chain if len(chain) > len(self._transform.flat()) else [self._transform]
 
     def _forget_what_was_made(self) -> None:
-        """Find the route, and the parents of transforms, anew at the next use."""
+        """Find the route, and the parents of transforms, again at the next use."""
         self._found_route = None
         self._parents = {}
         self._version += 1
@@ -184,7 +184,7 @@ class TransformStepping(TransformHolder):
     def _reset(self, td: TensorDictBase | None, **kwargs: Any) -> TensorDictBase:
         route = self._route
         if route.is_direct:
-            kwargs.pop("set_state", None)  # programs always begin anew
+            kwargs.pop("set_state", None)  # programs always begin again
             root = route.stepper._reset(td, **kwargs)
         else:
             root = self._reset_through(route, td, **kwargs)
@@ -374,9 +374,9 @@ class TransformStepping(TransformHolder):
         return root
 
     def _needs_no_answer(self, route: Route, ended: TensorDictBase, shown: TensorDictBase) -> bool:
-        """Say whether transforms may be told of resets without asking whether there are any, which waits for a card.
+        """Say whether transforms may hear of resets without asking whether there are any, which waits for a GPU.
 
-        So it is where the stepper has begun all anew that ended, and a reset of nothing leaves no trace.
+        So it is where the stepper has begun all again that ended, and a reset of nothing leaves no trace.
         """
         keys = route.stepper.done_keys
         if not any(reading_waits(ended.get(key)) for key in keys):
@@ -388,7 +388,7 @@ class TransformStepping(TransformHolder):
     def _also_reset(
         stepper: EnvBase, root: TensorDictBase, asked: TensorDictBase, ended: TensorDictBase
     ) -> TensorDictBase:
-        """Reset in the stepper what ``asked`` wants reset and the stepper has not begun anew."""
+        """Reset in the stepper what ``asked`` wants reset and the stepper has not begun again."""
         stepper.any_done(ended)
         late = {}
         for key in stepper.reset_keys:
@@ -477,7 +477,7 @@ class TransformStepping(TransformHolder):
 
     @property
     def _runner(self) -> EnvBase | None:
-        """What can do whole runs in place of this env, if anything can."""
+        """The object that can do whole runs in place of this env; None without one."""
         return self._route.stepper if self._route.is_direct else None
 
     def _expect_run(self, stop: rules.Stop, policy: Any) -> None:
@@ -505,7 +505,7 @@ class TransformStepping(TransformHolder):
 
 @dataclass(slots=True, eq=False)
 class _TransformedWork:
-    """What a `TransformedEnv` remembers of a step under way.
+    """State of a step under way in a `TransformedEnv`.
 
     Attributes:
         route: how it goes.

@@ -1,7 +1,7 @@
 """An environment behind transforms.
 
 `TransformedEnv` holds the transforms and decides what they make of the base env's specs, device, seed
-and state. How resets and steps go through them stands in `stepping`. It does not know any transform.
+and state. How resets and steps go through them is in `stepping`. It does not know any transform.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class TransformedEnv(OnRow, TransformStepping):
     _stages: list[tuple[Composite, Composite]]
     """Input and output specs as each transform saw them when they were read."""
     _kept: dict[int, KeptMemory]
-    """What stands before transforms that change what is shown of memory, by their numbers; see `kept_memory`."""
+    """Transforms that come before others that change what is shown of memory, by their numbers; see `kept_memory`."""
 
     def __init__(
         self,
@@ -147,7 +147,7 @@ class TransformedEnv(OnRow, TransformStepping):
         return self
 
     def steps_first(self, transform: Transform) -> bool:
-        """Say whether ``transform``, one of this env's, stands right after the base env."""
+        """Say whether ``transform``, one of this env's, comes right after the base env."""
         return self._transform.flat()[0] is transform
 
     def _env_before(self, transform: Transform) -> TransformHolder:
@@ -339,7 +339,7 @@ class TransformedEnv(OnRow, TransformStepping):
             return super().rand_action(tensordict)
         if self.full_action_spec != base.full_action_spec:
             raise SpecError(
-                f"{type(base).__name__} draws random actions of its own, for {base.full_action_spec}, but "
+                f"{type(base).__name__} draws its own random actions, for {base.full_action_spec}, but "
                 f"behind its transforms they are {self.full_action_spec}. Override rand_action in a "
                 "subclass of TransformedEnv too, or pass a policy that draws them."
             )
@@ -428,7 +428,7 @@ class TransformedEnv(OnRow, TransformStepping):
             ArgumentTypeError: (a TypeError) it is no dict.
             RuntimeError: it does not fit the transforms; nothing was loaded then.
             ResumeError: (a RuntimeError) the base env did not get where it was, or the dict does not mention
-                it though its simulator keeps a state of its own.
+                it though its simulator keeps its own state.
         """
         require_state_dict(state_dict)
         own = {name: value for name, value in state_dict.items() if not name.startswith(_BASE)}
@@ -441,7 +441,7 @@ class TransformedEnv(OnRow, TransformStepping):
             )
         with put_back_on_failure(self._transform):  # they come first: a simulator is not put back
             if base:
-                self._transform._set_seed(None)  # what was not seeded is not told of
+                self._transform._set_seed(None)  # a seed that was not set is not passed on
             loaded = self._transform.load_state_dict(own, strict, assign)
             if base:
                 self.base_env.load_state_dict(base, strict, assign)

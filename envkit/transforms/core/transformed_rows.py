@@ -8,9 +8,9 @@ those of each env stepping by itself, to the bit (`tests/batched/test_transforms
 
 Conventions
     row        global row number; index: its place among the rows of this host.
-    inner      what the env inside shows; shown: what is seen of it through the transforms.
+    inner      what the env inside shows; shown: the same seen through the transforms.
     root, next regions of shared memory, arrays of shape (slots, rows, *leaf), see `envkit.batched.exchange.row_memory`.
-    own memory of this host for inner leaves that are shown otherwise, or not at all: one moment of it.
+    own        memory of this host for inner leaves that are shown otherwise, or not at all: one moment of it.
     settings   attributes of a transform. Numbers and tensors that it calls `constants` are read at every
                step; what else it is set to counts as it was when rows were bound.
 """
@@ -175,7 +175,7 @@ class TransformedRows:
     def step(self, rows: Sequence[int], *, advance: bool) -> None:
         """Step some rows and write their next rows; with ``advance`` also their next roots.
 
-        All rows are stepped before the first that raised is told. The pool then asks for the rows behind
+        All rows are stepped before the first error is raised. The pool then asks for the rows behind
         it, see `envkit.transport.Host.run`: these are done already.
         """
         if not self._behind or self._behind != rows[:]:

@@ -147,7 +147,7 @@ class Wrapper(EnvBase):
 
 
 class TransformHolder(Wrapper):
-    """What a transform asks of the env that it works for."""
+    """Attributes of an env that its transforms use."""
 
     @abstractmethod
     def _env_before(self, transform: Any) -> TransformHolder:
@@ -155,7 +155,7 @@ class TransformHolder(Wrapper):
 
     @abstractmethod
     def steps_first(self, transform: Any) -> bool:
-        """Say whether ``transform``, one of this env's, stands right after the base env."""
+        """Say whether ``transform``, one of this env's, comes right after the base env."""
 
     @abstractmethod
     def _step_inverted(self, td: TensorDictBase) -> TensorDictBase:

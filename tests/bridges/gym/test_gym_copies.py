@@ -133,7 +133,7 @@ class Locked(CartPoleEnv):
                     "context": "forkserver"
                 },  # JAX, if another test has loaded it, warns of forks
             ),
-            "processes of its own",
+            "its own processes",
         ),
     ],
     ids=["easy", "locked", "async"],

@@ -170,7 +170,7 @@ def _refuse_wide_memory(translation: Translation, lasting: Collection[Path]) -> 
 
 @dataclass(frozen=True)
 class PolicySpecs:
-    """What the specs of an env say of its policies.
+    """Facts of the specs of an env about its policies.
 
     Attributes:
         shown: what a root shows: event shape and dtype, by path.

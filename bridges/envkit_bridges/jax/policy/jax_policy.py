@@ -6,7 +6,7 @@ Conventions
     action       in the env's own encoding, rows in front: numbers for a discrete space, a dict by name
                  for a dict of spaces.
     outputs      action and whatever else is to be recorded, in a dict: keys are names or tuples of names,
-                 values arrays with rows in front, or dicts. Memory stands under ``next``.
+                 values arrays with rows in front, or dicts. Memory is under ``next``.
     name         last part of the key of an action.
 """
 
@@ -110,7 +110,7 @@ def _check_signature(function: Callable[..., Any]) -> None:
 
 @dataclass(frozen=True)
 class Places:
-    """What a policy may write in an env.
+    """Entries that a policy may write in an env.
 
     Attributes:
         actions: what it must write.
@@ -154,7 +154,7 @@ class _Stepwise:
         return tensordict
 
     def _draw_key(self) -> jax.Array | np.ndarray:
-        """Draw a key where the env draws actions; on a card as a tensor, which the host neither reads nor brings there."""
+        """Draw a key where the env draws actions; on a GPU as a tensor, which the host neither reads nor brings there."""
         generator = self._env._action_generator
         device = self._env.device if generator is None else generator.device
         if device is None or device.type == "cpu":

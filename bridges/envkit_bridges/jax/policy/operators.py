@@ -1,11 +1,11 @@
 """Operators of torch that JAX computes, and no other library: `TABLE` holds these and those of every library.
 
 Random numbers: torch's generators are replaced by a JAX key. The distribution is that of torch, the numbers are others.
-Each operator of a graph gets a key of its own; how the keys follow each other is decided in `graph`. A generator that a
+Each operator of a graph gets its own key; how the keys follow each other is decided in `graph`. A generator that a
 module brings along is refused: its state would be the same at every step.
 
 Linear algebra: where torch looks at the outcome and raises (a matrix is singular, or not positive definite), a program
-cannot: it gives NaN for that matrix. What torch reports as ``info`` is computed as torch counts it.
+cannot: it gives NaN for that matrix. The ``info`` of torch is computed as torch counts it.
 
 Conventions
     matrix   last two axes; all in front of them are a batch.
@@ -494,7 +494,7 @@ def _steps(
 ) -> list[tuple[int, np.float32]]:
     """Say for each axis what size it gets, and how far apart in the input two neighbours lie.
 
-    The distance is computed in float32, as torch does: an image may hang on its last bit.
+    The distance is computed in float32, as torch does: an image may depend on its last bit.
     """
     found = []
     factors = factors or [None] * rank

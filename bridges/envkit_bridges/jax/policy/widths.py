@@ -38,7 +38,7 @@ _WIDE_INTEGERS = (torch.int64, torch.uint64)
 
 @dataclass(frozen=True)
 class Widths:
-    """What needs 64 bits in a graph.
+    """Values that need 64 bits in a graph.
 
     Attributes:
         steps: names of the steps that are computed with 64 bits.

@@ -57,7 +57,7 @@ class EnvPoolAsyncEnvPool(AsyncEnvPool):
     Args:
         env_makers: the id of an env of the library, or a list that names it once for each env.
         create_env_kwargs: go to ``envpool.make_gymnasium``, the same for all.
-        **options: of `AsyncEnvPool`. Rows are always exchanged in memory, and none is built anew.
+        **options: of `AsyncEnvPool`. Rows are always exchanged in memory, and none is built again.
 
     Raises:
         MissingLibraryError: (an ImportError) EnvPool is not installed.
@@ -94,7 +94,7 @@ class EnvPoolAsyncEnvPool(AsyncEnvPool):
         require_name(names[0])
         if options.get("use_buffers") is False or options.get("on_worker_failure") == "restart":
             raise OptionError(
-                "with backend='envpool' rows are exchanged in memory and none is built anew. Leave use_buffers and "
+                "with backend='envpool' rows are exchanged in memory and none is built again. Leave use_buffers and "
                 "on_worker_failure out."
             )
         self.env_name = names[0]
@@ -191,13 +191,13 @@ class EnvPoolRows(Backend[EnvPoolRow]):
         request.settle(worker.index, None, [])
 
     def replace(self, index: int) -> NoReturn:
-        """Refused: a row has no life of its own.
+        """Refused: a row cannot live alone.
 
         Raises:
             UnsupportedError: always.
         """
         raise UnsupportedError(
-            f"row {index} of an EnvPool cannot be built anew by itself. Close the pool: the next reset makes another."
+            f"row {index} of an EnvPool cannot be built again by itself. Close the pool: the next reset makes another."
         )
 
     def close(self) -> None:
@@ -254,7 +254,7 @@ class EnvPoolRows(Backend[EnvPoolRow]):
         request.settle(index, None, failures)
 
     def _call_set_seed(self, of_row: dict[int, int]) -> None:
-        """Note seeds; once all rows have new ones, the pool is built anew with them."""
+        """Note seeds; once all rows have new ones, the pool is built again with them."""
         self._seeds.update(of_row)
         if len(self._seeds) == len(self.rows_of):
             seeds, self._seeds = self._seeds, {}
@@ -274,7 +274,7 @@ class EnvPoolRows(Backend[EnvPoolRow]):
 
     def _refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
         raise UnsupportedError(
-            "envs of EnvPool take no options when they are reset, and have no methods of their own. Pass "
+            "envs of EnvPool take no options when they are reset, and have no methods. Pass "
             "create_env_kwargs, and set_seed()."
         )
 
@@ -297,7 +297,7 @@ class EnvPoolRows(Backend[EnvPoolRow]):
         self._pool.close()
 
     def _take(self, result: Stepped) -> None:
-        """Take a result of some row; nobody waits for that of a job that was given up."""
+        """Take a result of some row; the result of a job that was given up is dropped."""
         with self._answers:
             if not self.workers:
                 return

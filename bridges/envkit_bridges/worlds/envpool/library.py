@@ -191,7 +191,7 @@ def built_anew(pool: Any, seeds: Sequence[int]) -> Any:
 _RENDERING = frozenset(
     f"_render_{name}" for name in ("mode", "env_id", "width", "height", "camera_id")
 )
-"""What the library writes down on a pool that it has made."""
+"""Attributes that the library sets on a pool that it has made."""
 
 
 def _as_int32(seed: int) -> int:
@@ -276,7 +276,7 @@ class Sent:
 
 
 class RowPool:
-    """An EnvPool whose rows are reset when they are told to be, and at no other time.
+    """An EnvPool whose rows are reset on request, and at no other time.
 
     Args:
         pool: made by ``envpool.make_gymnasium``, all of whose envs step together.
@@ -360,7 +360,7 @@ class RowPool:
         return made
 
     def finish(self) -> None:
-        """Wait for a step that nobody has received, and drop what it gives."""
+        """Wait for a step that was not received, and drop its results."""
         if self._sent is not None:
             self.recv(self._sent)
 

@@ -62,7 +62,7 @@ def _numbers(mask: torch.Tensor | None) -> Rows:
 class MultiThreadedEnvWrapper(GymLikeEnv):
     """An EnvPool object behind the TensorDict interface: batch size ``(num_envs,)``, batch-locked.
 
-    What has ended is reset by `reset`, `step_and_maybe_reset` or a rollout, and not in the step that follows, so no
+    An ended row is reset by `reset`, `step_and_maybe_reset` or a rollout, and not in the step that follows, so no
     step ignores its action and ``next`` holds the true last observation. `_step` and `_reset` masks select rows.
 
     Args:
@@ -169,7 +169,7 @@ class MultiThreadedEnvWrapper(GymLikeEnv):
             return
         if self.run_type_checks:
             require_actions(ticket.td, self.full_action_spec)
-        # Rows that are left out and done begin anew as well.
+        # Rows that are left out and done begin again as well.
         is_free = ticket.advance and ticket.td.get("next", None) is None
         ticket.restarts = is_free and self._is_plain
         ticket.work = _RowWork(mask, self._actions_of(ticket.td, mask))
@@ -260,7 +260,7 @@ class MultiThreadedEnvWrapper(GymLikeEnv):
     # ------------------------------------------------------------------------------- seeds and life
 
     def set_seed(self, seed: int | None = None, static_seed: bool = False) -> int:
-        """Build the pool anew, row i with the i-th seed of the chain; returns the seed after the last.
+        """Build the pool again, row i with the i-th seed of the chain; returns the seed after the last.
 
         With ``static_seed`` all rows get the same one, which is returned.
         """
@@ -305,7 +305,7 @@ class MultiThreadedEnvWrapper(GymLikeEnv):
 
 @dataclass(slots=True, eq=False)
 class _RowWork:
-    """What is remembered of a step that EnvPool's threads make.
+    """State of a step that EnvPool's threads make.
 
     Attributes:
         mask: rows that are stepped, of which there is one at least; None: all.
@@ -319,7 +319,7 @@ class _RowWork:
 
 
 def _public(infos: Mapping[str, Any]) -> dict[str, Any]:
-    """Give the infos without the row numbers, which are where rows stand."""
+    """Return the infos without the row numbers, which are the positions of the rows."""
     kept = {name: value for name, value in infos.items() if name != "env_id"}
     players = {name: value for name, value in kept.pop("players", {}).items() if name != "env_id"}
     return {**kept, "players": players} if players else kept

@@ -1,7 +1,7 @@
-"""The envs that envkit brings itself, by name; the world "envkit".
+"""The envs that envkit brings itself, by name; their ids begin "envkit/".
 
 Conventions
-    name  what stands in the id after "envkit/".
+    name  what is in the id after "envkit/".
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _NEEDS = {"Chess": "chess", "PendulumJax": "jax"}
 """Name to the library that the core does not bring."""
 
 _DEFAULTS = {"Chess": {"stateful": False, "include_fen": True}}
-"""Keywords that make an env of this world stateless, as its others are."""
+"""Keywords that make one of these envs stateless, as the others are."""
 
 
 def env_names() -> list[str]:
@@ -60,7 +60,7 @@ def build(name: str, **kwargs: Any) -> EnvBase:
     if name not in _HOMES:
         near = get_close_matches(str(name), _HOMES, 3) or env_names()
         raise ArgumentError(
-            f"envkit has no env called {name!r} of its own. Did you mean {' or '.join(map(repr, near))}?"
+            f"envkit itself has no env called {name!r}. Did you mean {' or '.join(map(repr, near))}?"
         )
     home, kind = _HOMES[name]
     try:

@@ -1,8 +1,8 @@
 """Chess by the rules of python-chess, with every move an action of one fixed list, and positions and moves as text.
 
 The order of `san_moves` is that of the actions of `ChessEnv`. A move is named by its piece, the square it goes to, and as
-much of the square it comes from as tells it from moves of like pieces: nothing, the file, else the rank, else both. So a
-string is in the list if pieces can stand so that it is a move's name; each is there plain, with check (+) and with mate
+much of its origin as is needed among like pieces: nothing, the file, else the rank, else both. So a
+string is in the list if some position makes it a move's name; each is there plain, with check (+) and with mate
 (#). Source: PGN standard, 8.2.3.
 
 Conventions
@@ -88,7 +88,7 @@ def _of_pawns(target: Square) -> Iterator[str]:
 
 
 def _origins(piece: str, target: Square) -> Iterator[str]:
-    """Say in which ways the origin of a move may have to be told."""
+    """List the ways in which the origin of a move may have to be written."""
     lines = list(_lines_to(piece, target))
     yield ""
     for index, line in enumerate(lines):
@@ -196,7 +196,7 @@ def played(board: Any, action: int) -> str:
 
     Raises:
         InputError: it is not legal there by exactly this name: python-chess would also read one that says check, mate
-            or an origin which are not so, or need not be told.
+            or an origin which are not so, or need not be written.
     """
     named = san_moves()[action]
     try:
@@ -300,7 +300,7 @@ class ChessEnv(Undrawn, EnvBase):
         device: where data is; games are played on the CPU.
         **options: see `envkit.env.options.EnvOptions`.
 
-    A step earns 1 for mate and 0.5 for a draw, whoever moves. Draws are those that end a game by
+    A step earns 1 for mate and 0.5 for a draw, for either player. Draws are those that end a game by
     themselves, and fifty moves of each side without a capture or a pawn's move. Random actions are legal moves.
     A reset to data that holds ``fen``, ``pgn`` or their hashes begins there unless ``set_state`` is False.
 
@@ -460,7 +460,7 @@ class ChessEnv(Undrawn, EnvBase):
 
     @property
     def _draws_its_own(self) -> bool:
-        """Without masks, nobody but this env knows which actions are legal."""
+        """Without masks, only this env knows which actions are legal."""
         return not self.mask_actions or super()._draws_its_own
 
     def _drawn_actions(
@@ -527,7 +527,7 @@ class ChessEnv(Undrawn, EnvBase):
         boards = self._boards_at(TensorDict() if td is None else td)
         if len(boards) != 1:
             raise BatchSizeError(
-                f"the data is of {len(boards)} games, which have legal moves of their own. Pass one: td[0]."
+                f"the data is of {len(boards)} games, which have different legal moves. Pass one: td[0]."
             )
         return boards[0]
 
@@ -552,7 +552,7 @@ class ChessEnv(Undrawn, EnvBase):
     # ------------------------------------------------------------------------------------- state
 
     def _set_seed(self, seed: int) -> None:
-        """Nothing in chess is random but actions."""
+        """Only actions are random in chess."""
 
     def _own_state(self) -> dict[str, Any]:
         """Add the game, and the texts that hashes stand for."""

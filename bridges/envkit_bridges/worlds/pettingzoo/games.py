@@ -1,6 +1,6 @@
 """Env objects of PettingZoo in one form: a reset and a step over dicts by agent, dead agents included.
 
-`ParallelGame` and `TurnGame` decide what the two APIs of the library mean here; a log can stand in their place
+`ParallelGame` and `TurnGame` decide what the two APIs of the library mean here; a log can be in their place
 (`envkit_bridges.gym.simulator_state`). They know no TensorDict.
 
 Conventions
@@ -129,7 +129,7 @@ class Game(ABC):
             if missing := due.difference(told):
                 raise OutputShapeError(
                     f"{sorted(missing)} are among the agents of {self}, but the {what} of its step hold only "
-                    f"{sorted(told)}. Correct the env: agents that are dead leave env.agents, others are told of."
+                    f"{sorted(told)}. Correct the env: agents that are dead leave env.agents, and the others appear in each result."
                 )
 
     def _end(self, observations: ByAgent, terminated: ByAgent, truncated: ByAgent) -> None:
@@ -140,10 +140,10 @@ class Game(ABC):
             if name in living:
                 self.ends[name] = told
             elif not any(self.ends[name]) and (name in self.played or name in observations):
-                self.ends[name] = told if any(told) else (True, False)  # gone without a word
+                self.ends[name] = told if any(told) else (True, False)  # gone silently
 
     def _over(self) -> NotResetError:
-        return NotResetError(f"the game of {self} is over: nobody can act. Reset it first.")
+        return NotResetError(f"the game of {self} is over: no agent can act. Reset it first.")
 
     @abstractmethod
     def acting(self) -> list[str]:

@@ -1,7 +1,7 @@
 """Agents of a game as groups of data: which there are, what a group declares, and how a moment of the game is written.
 
-Agents whose specs are equal lie side by side in arrays; others are stacked lazily, each in a TensorDict of
-its own. Infos that are numbers and the state of the whole game are described here too.
+Agents whose specs are equal lie side by side in arrays; others are stacked lazily, each in its own
+TensorDict. Infos that are numbers and the state of the whole game are described here too.
 
 Conventions
     rows     arrays of one agent by path below the group, as ("observation",); all leaves have fixed shapes.
@@ -99,7 +99,7 @@ Rows = Mapping[Path, np.ndarray]
 
 
 class Moment(NamedTuple):
-    """What is known after a reset or a step, by agent."""
+    """Data after a reset or a step, by agent."""
 
     observations: Mapping[str, Any]
     rewards: Mapping[str, Any]
@@ -270,7 +270,7 @@ class Group:
         if self.has_options and not self.is_even:
             raise SpecError(
                 f"the agents of group {self.name!r} are unlike, and some of them are given action masks, which "
-                "cannot be stacked. Put them into groups of their own."
+                "cannot be stacked. Put them into their own groups."
             )
         self._reads_at_once = self.is_even and all(
             agent.action.space == self.agents[0].action.space for agent in self.agents

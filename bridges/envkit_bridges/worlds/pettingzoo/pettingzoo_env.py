@@ -244,7 +244,7 @@ class PettingZooEnv(PettingZooWrapper):
         return [repr(self.task_name), f"parallel={self.parallel}"]
 
 
-# -------------------------------------------------------------------------------------- as a world
+# ----------------------------------------------------------------------------------- in the catalogue
 
 
 def env_names() -> list[str]:

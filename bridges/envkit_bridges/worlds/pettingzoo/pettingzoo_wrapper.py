@@ -56,10 +56,10 @@ __all__ = ["PettingZooWrapper"]
 class PettingZooWrapper(GymLikeEnv):
     """A PettingZoo env object, parallel or turn-based (AEC), behind the TensorDict interface; unbatched, batch-locked.
 
-    Entries of each group, whose leading axis are its agents: ``observation``, ``action``, ``reward`` (float32), the
-    flags ``done``, ``terminated`` and ``truncated``, ``mask`` with ``use_mask``, ``action_mask`` where the library
-    says which actions are allowed (random actions obey it), ``("info", name)`` for numbers that are in the infos
-    of the first reset. The flags of the root say when the whole game has ended.
+    The leading axis of each entry of a group are its agents. Entries are ``observation``, ``action``, ``reward``
+    (float32), the flags ``done``, ``terminated`` and ``truncated``, and ``mask`` with ``use_mask``. There is an
+    ``action_mask`` where the library says which actions are allowed (random actions obey it), and ``("info", name)``
+    for numbers in the infos of the first reset. The flags of the root say when the whole game has ended.
 
     Args:
         env: a ``pettingzoo.ParallelEnv``, whose agents all act in each step, or a ``pettingzoo.AECEnv``, in which
@@ -372,13 +372,13 @@ class PettingZooWrapper(GymLikeEnv):
 class GameCore:
     """Step one game, writing what comes out into rows; see `SimulatorCore`.
 
-    What lies in the rows is what the env gives as TensorDicts (`tests/bridges/worlds/test_pettingzoo.py` compares both).
+    The contents of the rows equal the TensorDicts of the env (`tests/bridges/worlds/test_pettingzoo.py` compares both).
 
     Args:
         env: around the game.
     """
 
-    writes_flags = True  # of a game in which nobody plays
+    writes_flags = True  # of a game without players
     bind = staticmethod(SimulatorRows)
 
     def __init__(self, env: PettingZooWrapper):
