@@ -66,4 +66,4 @@ def test_the_doctor_reports_the_stranger_called_envkit(monkeypatch, stranger):
     assert [finding.told.partition(" is installed")[0] for finding in broken] == (
         ["the distribution 'envkit' 0.7.1"] if stranger else []
     )
-    assert all(finding.cure.startswith("pip uninstall envkit") for finding in broken)
+    assert all(finding.fix.startswith("pip uninstall envkit") for finding in broken)
