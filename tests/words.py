@@ -65,7 +65,7 @@ def plain(text: str) -> str:
 def sentences(text: str) -> list[str]:
     return [
         part
-        for part in re.split(r"(?<=[.!?])[\"')]*\s+(?=[\"'(]?[A-Zx\d]|[\"'][a-z])", text)
+        for part in re.split(r"(?<=[.!?])[\"')]*\s+(?=[\"'(]?[A-Zx\d]|[\"'][a-z]|envkit)", text)
         if part
     ]
 
@@ -112,8 +112,10 @@ def in_markdown(source: str) -> Iterator[tuple[int, str]]:
     for line, piece in _pieces(prose, 1, re.compile(r"^\s*(?:[-*] |\d+\. |#+ |\||>|$)")):
         is_table = piece.lstrip().startswith("|")
         for cell in re.split(r"(?<!\\)\|", CODE_SPAN.sub("`x`", piece)) if is_table else [piece]:
-            read = re.sub(r"^\s*(#+|[-*]|>) ", "", cell)
-            yield from ((line, text) for text in broken(read, IN_PAGES))
+            read = re.sub(r"^\s*([-*]|>) ", "", cell)
+            heading = read.startswith("#")  # which may begin with a question word
+            found = broken(read.lstrip("# "), IN_PAGES)
+            yield from ((line, one) for one in found if not (heading and "begins" in one))
 
 
 def _pieces(text: str, line: int, starts: re.Pattern[str]) -> Iterator[tuple[int, str]]:

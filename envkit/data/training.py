@@ -73,7 +73,9 @@ def generalized_advantage_estimate(
         >>> value, next_value = torch.ones(3, 1), torch.ones(3, 1)
         >>> done = torch.tensor([[False], [False], [True]])
         >>> reward = torch.full((3, 1), 2.0)
-        >>> advantage, target = generalized_advantage_estimate(0.5, 0.5, value, next_value, reward, done)
+        >>> advantage, target = generalized_advantage_estimate(
+        ...     0.5, 0.5, value, next_value, reward, done
+        ... )
         >>> advantage[:, 0].tolist()
         [1.9375, 1.75, 1.0]
     """

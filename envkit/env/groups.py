@@ -100,7 +100,7 @@ def _agents_of(group: str, agents: Any) -> list[str]:
 
 
 def _by_name(names: Sequence[str]) -> dict[str, list[str]]:
-    """Put agents called ``name_<int>`` into the group ``name``, others into groups of their own."""
+    """Put agents called ``name_<int>`` into the group ``name``, others into their own groups."""
     groups: dict[str, list[str]] = {}
     for name in names:
         stem, _, number = name.rpartition("_")

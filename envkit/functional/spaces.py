@@ -6,7 +6,7 @@ spaces into those.
 Conventions
     space      `Box`, `Discrete`, `MultiDiscrete`, or a dict, tuple or list of spaces.
     bounds     inclusive on both sides, for integers too.
-    path       tuple of names of a space within a tree of spaces; () where it stands alone.
+    path       tuple of names of a space within a tree of spaces; () where it is alone.
     mask       bool, shape (*batch, options): which options of a choice are allowed; those of several side by side.
 """
 
@@ -177,12 +177,12 @@ def sample_space(
     batch: tuple[int, ...] = (),
     masked: Collection[tuple[str, ...]] = (),
 ) -> Any:
-    """Draw from a space or from every space of a tree, each from a key of its own.
+    """Draw from a space or from every space of a tree, each from its own key.
 
     Spaces whose path is in ``masked`` give 32 random bits for each choice, of which `choose_allowed` makes one.
 
-    With ``batch=(n,)`` n times, of which the first are the same for every n: each number is hashed from the key and
-    its place, as JAX does unless ``jax_threefry_partitionable`` is off, so here it is on. See
+    With ``batch=(n,)`` n times, of which the first are the same for every n. Each number is hashed from the key and
+    its place, as JAX does with ``jax_threefry_partitionable``, so here it is on. See
     https://docs.jax.dev/en/latest/jep/263-prng.html.
     """
     found, treedef = jax.tree_util.tree_flatten_with_path(space, is_leaf=_is_space)
@@ -243,7 +243,7 @@ def _chosen(space: Discrete | MultiDiscrete, bits: jax.Array, mask: jax.Array) -
     ]
     allowed = jnp.cumsum(jnp.stack(filled, 1), -1, dtype=jnp.int32)  # (rows, choices, options)
     number = bits.reshape(rows, len(sizes)) % allowed[..., -1].astype(jnp.uint32)
-    # The option that has so many allowed ones before it: as many as do not exceed that number stand before it.
+    # The option that has so many allowed ones before it: as many as do not exceed that number come before it.
     choice = (allowed <= number[..., None].astype(jnp.int32)).sum(-1, dtype=jnp.int32)
     return choice.reshape(bits.shape)
 

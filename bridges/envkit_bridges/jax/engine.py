@@ -507,7 +507,7 @@ class ProgramEngine:
     def require_legal(
         self, data: TensorDictBase, following: TensorDictBase, mask: torch.Tensor | None = None
     ) -> None:
-        """Check that no action was one that the env does not allow, where that is an error; a card is waited for.
+        """Check that no action was one that the env does not allow, where that is an error; a GPU is waited for.
 
         Args:
             data: roots of a step or a run, with the actions.

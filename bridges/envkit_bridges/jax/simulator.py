@@ -186,7 +186,7 @@ class ParamsCore(SimulatorCore):
 
     @property
     def model_argument(self) -> Any:
-        """The params: other ones compile nothing anew."""
+        """The params: other ones compile nothing again."""
         return self.params
 
     def with_model(self, model: Any) -> Self:
@@ -325,9 +325,9 @@ class ParamsEnv(SimulatorEnv):
 
     @property
     def params(self) -> Any:
-        """What the env is stepped with.
+        """Parameters that the env is stepped with.
 
-        Others can be assigned, of the same structure; nothing is compiled anew. Rows with params of their own
+        Others can be assigned, of the same structure; nothing is compiled again. Rows with their own params
         (``params_per_row``) keep them: assigned ones are for rows that begin without state.
         """
         return self._params

@@ -328,7 +328,7 @@ def _require_sense(group: str, agents: Sequence[str], forms: Sequence[Any]) -> N
     if len(set(forms)) > 1:
         raise SpecError(
             f"the agents {list(agents)} of group {group!r} observe or act in unlike shapes, which cannot lie side by "
-            "side in a program. Put them into groups of their own: group_map=MarlGroupMapType.ONE_GROUP_PER_AGENT."
+            "side in a program. Put them into separate groups: group_map=MarlGroupMapType.ONE_GROUP_PER_AGENT."
         )
 
 

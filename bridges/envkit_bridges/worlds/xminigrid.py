@@ -205,13 +205,12 @@ def _with_tasks(
     """Let episodes draw their ruleset from a benchmark; gives params with the first one, and the options."""
     if not hasattr(params, "ruleset"):
         raise ArgumentError(
-            f"benchmark is given, but {env_name!r} has a task of its own. Leave benchmark out, or make an env whose "
+            f"benchmark is given, but {env_name!r} has a fixed task. Leave benchmark out, or make an env whose "
             "name begins with 'XLand'."
         )
     if options.get("randomize") is not None:
         raise OptionError(
-            "benchmark and randomize both say how params are drawn. Pass one of them; a function of your own can "
-            "call benchmark.sample_ruleset(key)."
+            "benchmark and randomize both say how params are drawn. Pass one of them; your own function can call benchmark.sample_ruleset(key)."
         )
     tasks = _benchmark(benchmark)
     return params.replace(ruleset=tasks.get_ruleset(0)), {**options, "randomize": _Drawing(tasks)}

@@ -306,7 +306,7 @@ def test_wrong_benchmarks_are_told_and_so_is_one_that_cannot_be_fetched(monkeypa
         XMiniGridEnv(XLAND, benchmark="trivial")
     with pytest.raises(ArgumentTypeError, match="benchmark is 3, of type int"):
         XMiniGridEnv(XLAND, benchmark=3)
-    with pytest.raises(ArgumentError, match="'MiniGrid-Empty-8x8' has a task of its own"):
+    with pytest.raises(ArgumentError, match="'MiniGrid-Empty-8x8' has a fixed task"):
         XMiniGridEnv("MiniGrid-Empty-8x8", benchmark=benchmark())
     with pytest.raises(OptionError, match="benchmark and randomize both"):
         XMiniGridEnv(XLAND, benchmark=benchmark(), randomize=lambda key, params: params)
