@@ -81,7 +81,7 @@ def test_prose_of_a_page_is_read_and_its_code_only_for_width():
     page = f"""# Built anew
 
 One line
-goes on anew.
+is built anew.
 
 | a | told | b |
 
