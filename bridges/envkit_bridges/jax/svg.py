@@ -1,4 +1,4 @@
-"""What an SVG drawing looks like, as an array.
+"""An SVG drawing as an array of pixels.
 
 pygame draws the shapes of an SVG file, and neither letters nor pictures inside it. So letters become outlines, drawn
 with matplotlib's fonts, and drawings inside a drawing become a part of it, before pygame sees it. A drawing that shows
