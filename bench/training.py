@@ -540,23 +540,20 @@ def cpu_ratio(peer: dict[str, float], ours: dict[str, float]) -> float:
     return round(peer["all"] / ours["all"], 3)
 
 
-def curves_apart(ours: list[list[Returns]], peer: list[list[Returns]]) -> float:
-    """Say how far the mean curves are apart at the end, in pooled standard deviations of the seeds."""
-    ends = [[run[-1][1] for run in runs] for runs in (ours, peer)]
-    spread = math.sqrt(statistics.mean(statistics.variance(end) for end in ends))
-    return round(abs(statistics.mean(ends[0]) - statistics.mean(ends[1])) / max(spread, 1e-9), 2)
-
-
-def shown(ours: list[list[Returns]], peer: list[list[Returns]], name: str) -> dict[str, Any]:
-    """Lay curves out for the record: steps once, returns by seed."""
-    return {
-        "curves": {
-            "steps": [steps for steps, _ in ours[0]],
-            "envkit": [[round(value, 1) for _, value in run] for run in ours],
-            name: [[round(value, 1) for _, value in run] for run in peer],
-        },
-        "ends apart in deviations of the seeds": curves_apart(ours, peer),
+def report_curves(title: str, curves: dict[str, list[list[Returns]]]) -> None:
+    """Print and record returns by work and seed: steps once, and of the last point the mean, least and greatest."""
+    ends = {work: [round(run[-1][1], 1) for run in runs] for work, runs in curves.items()}
+    end = {
+        work: {"mean": round(statistics.fmean(found), 1), "low": min(found), "high": max(found)}
+        for work, found in ends.items()
     }
+    print(f"  returns at the end: {end}")
+    by_seed = {
+        work: [[round(value, 1) for _, value in run] for run in runs]
+        for work, runs in curves.items()
+    }
+    steps = [steps for steps, _ in next(iter(curves.values()))[0]]
+    record(f"{title}: returns", {"at the end": end, "steps": steps, "returns": by_seed})
 
 
 def cart_pole(seeds: int, iterations: int) -> None:
@@ -577,12 +574,16 @@ def cart_pole(seeds: int, iterations: int) -> None:
         loop.close()
     result: dict[str, Any] = {f"CPU s for {STEPS:,} steps": cpu}
     result["CPU time of the peer over envkit's"] = cpu_ratio(cpu[name], cpu["envkit"])
-    if seeds:
-        peer = [_curve(PlainLoop(seed, iterations), iterations) for seed in range(seeds)]
-        ours = [_curve(envkit_cart_pole(seed, iterations), iterations) for seed in range(seeds)]
-        result |= shown(ours, peer, name)
     walls = {work: [clock.wall for clock in found] for work, found in clocks.items()}
-    report("PPO on 8 CartPoles, CleanRL's hyperparameters", result, walls, frames)
+    title = "PPO on 8 CartPoles, CleanRL's hyperparameters"
+    report(title, result, walls, frames)
+    if seeds:
+        makers = {name: PlainLoop, "envkit": envkit_cart_pole}
+        curves = {
+            work: [_curve(make(seed, iterations), iterations) for seed in range(seeds)]
+            for work, make in makers.items()
+        }
+        report_curves(title, curves)
 
 
 def _curve(loop: PlainLoop | EnvkitLoop, iterations: int) -> list[Returns]:
@@ -623,14 +624,13 @@ def pendulum(value: str, seeds: int, iterations: int) -> None:
         f"CPU s for {STEPS:,} steps": {name: peer, "envkit": ours},
         "CPU time of the peer over envkit's": cpu_ratio(peer, ours),
     }
-    if seeds:
-        theirs = [
-            brax_training(seed, iterations, hidden, evaluates=True).curve for seed in range(seeds)
-        ]
-        trained = [_pendulum_curve(seed, iterations, hidden) for seed in range(seeds)]
-        result |= shown(trained, theirs, name)
     walls = {name: run.wall, "envkit": [clock.wall for clock in clocks]}
-    report(f"PPO on 2048 Brax pendulums, brax.training's {value}", result, walls, frames)
+    title = f"PPO on 2048 Brax pendulums, brax.training's {value}"
+    report(title, result, walls, frames)
+    if seeds:
+        runs = [brax_training(seed, iterations, hidden, evaluates=True) for seed in range(seeds)]
+        ours = [_pendulum_curve(seed, iterations, hidden) for seed in range(seeds)]
+        report_curves(title, {name: [run.curve for run in runs], "envkit": ours})
 
 
 def _pendulum_curve(seed: int, iterations: int, hidden: Hidden) -> list[Returns]:
