@@ -409,7 +409,7 @@ class PlainLoop:
 
 @dataclass
 class BraxRun:
-    """A run of brax.training: CPU and wall seconds of each iteration but the first, which compiles, and its curve."""
+    """A run of brax.training: CPU and wall seconds of each iteration but the first two, which compile, and its curve."""
 
     cpu: list[float]
     wall: list[float]
@@ -453,7 +453,7 @@ def brax_training(seed: int, iterations: int, hidden: Hidden, *, evaluates: bool
         ),
     )
     spent = [
-        (later[0] - earlier[0], later[1] - earlier[1]) for earlier, later in pairwise(stamps[1:])
+        (later[0] - earlier[0], later[1] - earlier[1]) for earlier, later in pairwise(stamps[2:])
     ]
     return BraxRun([cpu for cpu, _ in spent], [wall for _, wall in spent], curve)
 
@@ -606,7 +606,7 @@ def _curve(loop: PlainLoop | EnvkitLoop, iterations: int) -> list[Returns]:
 def pendulum(value: str, seeds: int, iterations: int) -> None:
     """Time brax.training's loop and envkit's one after the other, then train with each seed."""
     name, hidden = "brax.training", VALUES[value]
-    run = brax_training(0, ROUNDS + 1, hidden, evaluates=False)
+    run = brax_training(0, ROUNDS + 2, hidden, evaluates=False)
     collecting = brax_collecting(ROUNDS)
     loop, _ = envkit_pendulum(0, iterations, hidden)
     loop.iterate(Clock())  # compiles
