@@ -111,7 +111,10 @@ class JaxMARLCore(SimulatorCore):
         }
         _, _, rewards, _, _ = _in_form(env.step_env, jax.random.PRNGKey(0), state, actions)
         forms = [
-            (_form_of(env.action_space(agent)), str(_like(core._of_agent(observed, number))))
+            (
+                _form_of(env.action_space(agent)),
+                str(_like(_in_form(partial(core._of_agent, number=number), observed))),
+            )
             for number, agent in enumerate(env.agents)
         ]
         groups = complete_group_map(names, group_map)

@@ -114,6 +114,7 @@ def test_two_games_equal_jaxmarl_stepped_by_hand(spread):
 @pytest.mark.sweep
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
+@pytest.mark.filterwarnings("ignore:scatter inputs:FutureWarning")  # of JaxNav
 @pytest.mark.filterwarnings("ignore:MABrax is deprecated:DeprecationWarning")
 @pytest.mark.parametrize("name", env_names())
 def test_every_env_equals_jaxmarl_stepped_by_hand_and_does_what_its_specs_say(name):
@@ -189,6 +190,14 @@ def test_one_policy_gives_one_layout_in_jaxmarl_and_in_pettingzoo_and_a_program_
         assert torch.equal(
             compiled[group, "action"], compiled[group, "observation"][..., :5].argmax(-1)
         )
+
+
+@pytest.mark.parametrize("name", ["storm", "storm_np", "storm_2p"])
+def test_games_that_number_their_agents_have_them_in_one_group(name):
+    env = JaxMARLEnv(name)
+
+    assert env.group_map == {"agent": ["agent_0", "agent_1"]}
+    assert env.observation_spec["agent"].shape == (2,)
 
 
 def test_groups_are_by_name_or_as_they_are_said(spread):
