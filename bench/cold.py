@@ -79,6 +79,7 @@ _FIRST = """
 # Env, call, and whether programs lie on disk.
 _CALLS = (
     ("inverted_pendulum", "rollout", False),
+    ("inverted_pendulum", "rollout", True),
     ("ant", "rollout", False),
     ("ant", "rollout", True),
     ("ant", "step", True),

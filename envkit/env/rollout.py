@@ -148,11 +148,17 @@ def rollout(
         act = on_device(act, policy_device(policy), self.device)
     if max_steps > 1 and auto_reset:
         self._expect_run(stop, policy)
-    root = _first_root(self, tensordict, auto_reset, set_state)
+    is_whole = callback is None and return_contiguous and self._steps_by_itself
+    unbegun = None
+    if is_whole and stop == "never" and auto_reset and tensordict is None and set_state is None:
+        unbegun = self._unbegun_root(policy)
+    root = _first_root(self, tensordict, auto_reset, set_state) if unbegun is None else unbegun
     steps = None
-    if callback is None and return_contiguous and self._steps_by_itself:
+    if is_whole:
         run = Run(stop, root, max_steps, policy, act, record_state, check_every)
         steps = self._fast_rollout(run)
+    if unbegun is not None:
+        self._check_begun(cast(TensorDictBase, steps)[..., 0])
     if steps is None:
         hidden = unrecorded(self, record_state)
         made = steps_of(self, root, act, max_steps, stop, callback, check_every)

@@ -61,7 +61,7 @@ class Run:
 
     Attributes:
         stop: when it ends.
-        root: where to start, nothing in it done.
+        root: where to start, nothing in it done, unless `Stepping._unbegun_root` gave it.
         steps: most steps.
         policy: what the user passed.
         act: the same as a callable from TensorDict to TensorDict.

@@ -440,6 +440,20 @@ class Stepping(SpecNames, ABC):
         """
         return None
 
+    def _unbegun_root(self, policy: Any) -> TensorDictBase | None:
+        """Give a root whose rows are all done and hold what their first episodes are drawn from, or None.
+
+        Where an env gives one, its `_fast_rollout` begins them, to the same values as `reset`, and no reset comes before
+        it: no separate program for a reset is compiled then. The run stops for nothing.
+        """
+        return None
+
+    def _check_begun(self, root: TensorDictBase) -> None:
+        """Do for the first root of a run that began its episodes itself what `reset` does for its own."""
+        if not self.allow_done_after_reset:
+            self._checks.refuse_done(root, None, {}, self)
+        self._has_begun, self._unshown = True, None
+
     def _runs_at_once(self, policy: Any) -> bool:
         """Say whether many steps with this policy can be one program that runs by itself; see `_begin_run`."""
         return False

@@ -349,15 +349,25 @@ class ProgramEngine:
         if self._inputs_like is None:
             self._inputs_like = self.programs.inputs_like(constants)
         state, *others = jax.tree.map(blank, self._inputs_like)
-        words = torch.from_numpy(key.view(np.int32))
-        if self.programs.packed:
-            field = next(f for f in self.programs.env.packing.fields if f.name == KEY)
-            state["words",][:, field.offset : field.offset + field.size] = words
-        else:
-            state[KEY][:] = words
+        self._write_key(state, key)
         return state, *others
 
     _inputs_like: Any = None
+
+    def _write_key(self, state: Rows, key: np.ndarray) -> None:
+        """Write the key of all rows, or one for each, into the leaves of a state."""
+        words = torch.from_numpy(np.ascontiguousarray(key).view(np.int32))
+        if self.programs.packed:
+            field = next(f for f in self.programs.env.packing.fields if f.name == KEY)
+            state["words",][..., field.offset : field.offset + field.size] = words
+        else:
+            state[KEY][:] = words
+
+    def unbegun(self, root: TensorDict, keys: np.ndarray) -> TensorDict:
+        """Write into the blank state of a root the keys that the first episodes of its rows are drawn from, and give it."""
+        state = self._state(root)
+        self._write_key(state, keys.reshape(*root.batch_size, -1))
+        return root
 
     # ---- states
 

@@ -71,7 +71,7 @@ from envkit_bridges.jax.device_memory import warn_if_full
 from envkit_bridges.jax.engine import ProgramEngine, Settings
 from envkit_bridges.jax.fused_transforms import observation_leaves
 from envkit_bridges.jax.gradients import is_wanted
-from envkit_bridges.jax.keys import key_of, split, unkeyed_draws
+from envkit_bridges.jax.keys import key_of, row_keys, split, unkeyed_draws
 from envkit_bridges.jax.options import (
     JaxOptions,
     ResetRows,
@@ -427,6 +427,17 @@ class JaxEnv(EnvBase):
         steps = self._steps_by_itself and not (is_compilable(policy) or may_keep_graph)
         if stop == "never" and steps:
             self._engine.programs.advancing.add(self._engine.size(self.numel()))
+
+    def _unbegun_root(self, policy: PolicyLike) -> TensorDict | None:
+        """Give one where the program of a run begins episodes from the state alone."""
+        programs = self._engine.programs
+        is_plain = not programs.transforms and programs.shards is None and self.numel()
+        if self.run_type_checks or not is_plain or not is_compilable(policy):
+            return None
+        if self.requires_grad or programs.env.env.randomization is not None:
+            return None
+        root: Any = self.full_observation_spec.zero().update(self.full_done_spec.one())
+        return self._engine.unbegun(root, row_keys(self._next_key(), self.numel()))
 
     @property
     def _cannot_drop_steps(self) -> str | None:

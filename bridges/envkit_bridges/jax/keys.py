@@ -20,10 +20,11 @@ from typing import Any
 import jax
 import numpy as np
 
+from envkit import functional
 from envkit.functional import BatchedEnv, EnvWrapper
 from envkit_bridges.jax.compilation import simulator_name
 
-__all__ = ["key_of", "split", "unkeyed_draws"]
+__all__ = ["key_of", "row_keys", "split", "unkeyed_draws"]
 
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _PARITY = 0x1BD11BDA
@@ -48,13 +49,20 @@ def split(key: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return _hashed(key, 0), _hashed(key, 1)
 
 
+def row_keys(key: np.ndarray, num_rows: int) -> np.ndarray:
+    """Derive one key a row, as `envkit.functional.BatchedEnv.row_keys` does; shape (num_rows, 2)."""
+    if not _is_default():
+        return np.asarray(functional.row_keys(jax.numpy.asarray(key), num_rows))
+    return _hashed(key, np.arange(num_rows, dtype=np.uint64))
+
+
 def _is_default() -> bool:
     config = jax.config
     return config.jax_default_prng_impl == "threefry2x32" and config.jax_threefry_partitionable  # type: ignore[attr-defined]
 
 
-def _hashed(key: np.ndarray, count: int) -> np.ndarray:
-    """Give the block of a counter below 2**32 under a key."""
+def _hashed(key: np.ndarray, count: int | np.ndarray) -> np.ndarray:
+    """Give the block of a counter below 2**32 under a key, or those of several, shape (*count, 2)."""
     first, second = (int(word) for word in key)
     schedule = (first, second, first ^ second ^ _PARITY)
     left, right = first, (count + second) & _WORD
@@ -64,7 +72,7 @@ def _hashed(key: np.ndarray, count: int) -> np.ndarray:
             right = ((right << rotation | right >> (32 - rotation)) & _WORD) ^ left
         left = (left + schedule[(group + 1) % 3]) & _WORD
         right = (right + schedule[(group + 2) % 3] + group + 1) & _WORD
-    return np.array([left, right], np.uint32)
+    return np.array([left, right], np.uint32).T
 
 
 _DRAWS = frozenset(("random_bits", "threefry2x32", "rng_bit_generator", "random_gamma"))

@@ -113,7 +113,7 @@ def test_sizes_one_to_nine_take_one_program_for_each_power_of_two():
     [
         (lambda env: env.reset(), {"restart"}),
         (lambda env: env.rand_step(env.reset()), {"restart", "step"}),
-        (lambda env: env.rollout(3, break_when_any_done=False), {"restart", "unroll"}),
+        (lambda env: env.rollout(3, break_when_any_done=False), {"unroll"}),
         (lambda env: env.rollout(3), {"restart", "until"}),
         (
             lambda env: env.rollout(3, lambda place, *rest: place, break_when_any_done=False),

@@ -7,7 +7,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envkit_bridges.jax.keys import key_of, split
+from envkit import functional
+from envkit_bridges.jax.keys import key_of, row_keys, split
 
 
 def key_of_jax(seed):
@@ -22,6 +23,14 @@ def test_keys_of_seeds_and_those_that_follow_have_the_bits_of_jax(seed):
 
     assert np.array_equal(key, key_of_jax(seed))
     assert np.array_equal(split(key), jax.random.split(key_of_jax(seed)))
+
+
+@settings(max_examples=10, deadline=None)
+@given(seed=st.integers(0, 2**64 - 1), rows=st.integers(0, 3))
+def test_keys_of_rows_have_the_bits_of_jax(seed, rows):
+    wanted = functional.row_keys(key_of_jax(seed), rows)
+
+    assert np.array_equal(row_keys(key_of(seed), rows), wanted)
 
 
 def test_where_another_generator_is_set_jax_is_asked():
