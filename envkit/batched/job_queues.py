@@ -90,7 +90,7 @@ def envs_of(
     if wrong or len(set(envs)) != len(envs):
         raise ArgumentError(
             f"env_index is {env_index!r}, but must name different envs of 0 to {num_envs - 1}, "
-            "each by an int."
+            "each by an int. Pass a list of such numbers."
         )
     return envs
 

@@ -356,7 +356,9 @@ def _check_amounts(given: Any) -> None:
         setattr(given, name, _as_limit(name, getattr(given, name)))
     given.prefetch = as_int("prefetch", given.prefetch, least=0, meaning="0, or 1 batch ahead")
     if given.prefetch > 1:
-        raise ArgumentError(f"prefetch is {given.prefetch}, but at most 1 batch is made ahead.")
+        raise ArgumentError(
+            f"prefetch is {given.prefetch}, but at most 1 batch is made ahead. Pass 0 or 1."
+        )
     by_episode = given.trajs_per_batch is not None
     if given.traj_format not in ("padded", "cat"):
         raise ArgumentError(f"traj_format is {given.traj_format!r}, but must be 'padded' or 'cat'.")
@@ -429,7 +431,9 @@ def _check_exclusive(given: Any) -> None:
                 "postproc, split_trajs or trajs_per_batch. Leave one of them out."
             )
         if given.replay_buffer is None:
-            raise OptionError("replay_buffer_chunk=False needs a replay_buffer.")
+            raise OptionError(
+                "replay_buffer_chunk=False needs a replay_buffer. Pass replay_buffer=."
+            )
 
 
 def require_callable(name: str, value: Any) -> None:
@@ -440,7 +444,7 @@ def require_callable(name: str, value: Any) -> None:
     """
     if value is not None and not callable(value):
         raise ArgumentTypeError(
-            f"{name} is {value!r}, of type {type(value).__name__}, but must be callable, or None."
+            f"{name} is {value!r}, of type {type(value).__name__}, but must be callable, or None. Pass a function."
         )
 
 

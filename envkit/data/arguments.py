@@ -106,7 +106,7 @@ def as_file(name: str, value: Any) -> Path:
         )
     if not text or "\0" in text:
         raise ArgumentError(
-            f"{name} is {text!r}, but must name something: a path is not empty and holds no null character."
+            f"{name} is {text!r}, but must name something: a path is not empty and holds no null character. Name a file."
         )
     return Path(text)
 
@@ -125,7 +125,7 @@ def require_tensordict(name: str, value: Any, fix: str = "") -> None:
     if not isinstance(value, TensorDictBase):
         fix = fix or "what env.reset() gives, or TensorDict({...}, batch_size=env.batch_size)"
         raise DataTypeError(
-            f"{name} is a {type(value).__name__}, but must be a TensorDict. Pass {fix}."
+            f"{name} is of type {type(value).__name__}, but must be a TensorDict. Pass {fix}."
         )
 
 

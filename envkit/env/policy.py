@@ -283,7 +283,7 @@ class _CallOnRoot:
         if not isinstance(acted, TensorDictBase):
             raise PolicyError(
                 f"the policy returned {type(acted).__name__}, but was called with a TensorDict and "
-                "must return the TensorDict with the action in it, or a new one."
+                "must return one. Write the action into it, or return a new one with the action."
             )
         try:
             return tensordict.update(acted)

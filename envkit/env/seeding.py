@@ -53,7 +53,9 @@ def checked_seed(seed: Any) -> int:
     except TypeError:
         number = -1
     if number < 0:
-        raise ArgumentError(f"seed is {seed!r}, but must be an integer of 0 or more, or None.")
+        raise ArgumentError(
+            f"seed is {seed!r}, but must be an integer of 0 or more, or None. Pass one of these."
+        )
     if number > _LARGEST:
         raise ArgumentError(
             f"seed is {seed!r}, but must be at most 2**64 - 1: generators cannot tell larger ones "

@@ -643,7 +643,7 @@ class TerminateTransform(EpisodeTransform):
         super().__init__()
         if not callable(stop):
             raise ArgumentError(
-                f"stop is {stop!r}, but must be a function of the data after a step."
+                f"stop is {stop!r}, but must be a function of the data after a step. Pass one that returns bools."
             )
         self.stop = stop
         self.write_done = as_bool("write_done", write_done)

@@ -73,7 +73,7 @@ class ModuleTransform(Transform):
     ):
         if (module is None) == (module_factory is None):
             raise ArgumentError(
-                "ModuleTransform takes a module or a module_factory, one of them. Got "
+                "ModuleTransform takes a module or a module_factory, one of them; pass one. Got "
                 f"{'neither' if module is None else 'both'}."
             )
         made = module_factory() if module is None and module_factory is not None else module

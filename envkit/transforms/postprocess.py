@@ -228,7 +228,7 @@ class MultiStep(nn.Module):
         super().__init__()
         n_steps = _number_of_steps(n_steps)
         if not 0 < gamma <= 1:
-            raise ArgumentError(f"gamma is {gamma}, but must lie in (0, 1].")
+            raise ArgumentError(f"gamma is {gamma}, but must lie in (0, 1]. Pass such a number.")
         self.gamma = gamma
         self.n_steps = n_steps
         self.reward_keys = as_keys(reward_keys)

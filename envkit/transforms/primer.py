@@ -120,7 +120,7 @@ class TensorDictPrimer(FusableTransform, EpisodeTransform):
         unknown = [as_key(path) for path in found if path not in paths]
         if unknown:
             raise MissingKeyError(
-                f"default_value names {unknown}, but the primers are {list(map(as_key, paths))}."
+                f"default_value names {unknown}, but the primers are {list(map(as_key, paths))}. Name some of these."
             )
         return {path: found.get(path, 0.0) for path in paths}
 

@@ -407,7 +407,9 @@ class VecNormV2(SkipsRows, EpisodeTransform):
 
 def _checked_decay(decay: float) -> float:
     if not 0 < decay <= 1:
-        raise ArgumentError(f"decay is {decay}, but must lie in (0, 1]; 1 forgets nothing.")
+        raise ArgumentError(
+            f"decay is {decay}, but must lie in (0, 1]. Pass such a number; 1 forgets nothing."
+        )
     return decay
 
 

@@ -234,7 +234,9 @@ class PermuteTransform(_ShapeTransform):
         self.dims = tuple(dims)
         own = list(range(-len(self.dims), 0))
         if sorted(self.dims) != own:
-            raise ArgumentError(f"dims is {self.dims}, but must be a reordering of {own}.")
+            raise ArgumentError(
+                f"dims is {self.dims}, but must be a reordering of {own}. Pass these in another order."
+            )
         self._back = tuple(self.dims.index(dim) - len(own) for dim in own)
 
     def _view(self, value: Array, batch_dims: int) -> Array:

@@ -325,7 +325,7 @@ class LineariseRewards(ArrayTransform):
         numbers = None if weights is None else torch.as_tensor(weights)
         if numbers is not None and numbers.ndim != 1:
             raise ArgumentError(
-                f"weights has shape {tuple(numbers.shape)}, but must have one axis: a number for each objective."
+                f"weights has shape {tuple(numbers.shape)}, but must have one axis. Pass a number for each objective."
             )
         self.register_buffer("weights", numbers)
 
@@ -578,7 +578,9 @@ class ObservationNorm(_Affine):
                 ``reduce_dim`` leaves out time.
         """
         if num_iter < 1:
-            raise ArgumentError(f"num_iter is {num_iter}, but must be 1 or more steps.")
+            raise ArgumentError(
+                f"num_iter is {num_iter}, but must be 1 or more steps. Pass how many steps to take."
+            )
         given = (reduce_dim,) if isinstance(reduce_dim, int) else reduce_dim
         refusal = ArgumentError(
             f"cat_dim is {cat_dim}, but must be one of reduce_dim={reduce_dim}: episodes are joined along "

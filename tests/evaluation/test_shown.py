@@ -58,7 +58,7 @@ def test_rewards_of_several_numbers_tell_no_return():
 
 
 def test_what_is_no_tensordict_is_refused():
-    with pytest.raises(DataTypeError, match="td is a list, but must be a TensorDict"):
+    with pytest.raises(DataTypeError, match="td is of type list, but must be a TensorDict"):
         show_rollout([1, 2])
 
 

@@ -308,7 +308,7 @@ def find(id: str) -> Found:
     """
     if not isinstance(id, str):
         raise ArgumentTypeError(
-            f"id is {id!r}, of type {type(id).__name__}, but must be a string, as 'brax/ant' or 'gym/CartPole-v1'."
+            f"id is {id!r}, of type {type(id).__name__}, but must be a string. Pass one as 'brax/ant' or 'gym/CartPole-v1'."
         )
     if id in _REGISTERED:
         return _REGISTERED[id]

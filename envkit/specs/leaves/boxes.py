@@ -498,7 +498,9 @@ class Binary(_IntegerBox):
 
 def _is_continuous(dtype: torch.dtype | None, domain: str | None) -> bool:
     if domain not in (None, "continuous", "discrete"):
-        raise SpecError(f"domain is {domain!r}. Pass 'continuous', 'discrete' or leave it out.")
+        raise SpecError(
+            f"domain is {domain!r}, but must be 'continuous' or 'discrete'. Pass one of them, or leave it out."
+        )
     if dtype is None:
         return domain != "discrete"
     continuous = require_dtype(dtype).is_floating_point or dtype.is_complex
