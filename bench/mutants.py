@@ -57,14 +57,26 @@ class Mutant:
 
     @property
     def lines(self) -> set[int]:
-        """Marks of the lines of the statement that was changed: of a loop or branch those of its head."""
+        """Marks of the lines of the statement that was changed: of a loop or branch those of its head.
+
+        Decorators, and what a class says outside of its methods, concern all that they stand for.
+        """
         lines = self.before.splitlines()
         pairs = zip(lines, self.after.splitlines(), strict=False)
-        first = next(number for number, (old, new) in enumerate(pairs, 1) if old != new)
+        first = next(n for n, (old, new) in enumerate(pairs, 1) if old != new and old.strip())
         found = range(first, first + 1)
         for node in ast.walk(ast.parse(self.before)):
-            last = node.end_lineno or node.lineno if isinstance(node, ast.stmt) else 0
-            if isinstance(node, ast.stmt) and node.lineno <= first <= last:
+            if not isinstance(node, ast.stmt):
+                continue
+            last = node.end_lineno or node.lineno
+            decorators = getattr(node, "decorator_list", [])
+            held = node.body if isinstance(node, ast.ClassDef) else []
+            said = [part for part in held if not hasattr(part, "body")]
+            is_above = decorators and decorators[0].lineno <= first < node.lineno
+            if is_above or any(part.lineno <= first <= (part.end_lineno or 0) for part in said):
+                found = range(node.lineno, last + 1)
+                break
+            if node.lineno <= first <= last:
                 body = None if isinstance(node, ast.FunctionDef) else getattr(node, "body", None)
                 end = max(body[0].lineno, node.lineno + 1) if body else last + 1
                 found = range(node.lineno, end) if first < end else found

@@ -135,5 +135,6 @@ def test_done_and_truncated_alone_say_too_little():
 def test_a_skipped_row_keeps_a_root_value_only_of_the_same_shape():
     assert rules.kept_shape(np.zeros((2, 1)), (2, 1))
     assert not rules.kept_shape(np.zeros((2, 2)), (2, 1))
+    assert not rules.kept_shape(np.zeros(2), (2, 1))
     assert not rules.kept_shape(None, (2, 1))
     assert rules.kept_shape(np.zeros((2, 7)), (2, -1))

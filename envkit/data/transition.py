@@ -150,7 +150,7 @@ def _can_stay(previous: Any, shape: Sequence[int], batch: torch.Size) -> bool:
     """Say whether a root value can stand in for the value of a step that was not taken."""
     if is_non_tensor(previous):  # one object stands for each of the axes that it lacks
         return previous.shape[: len(batch)] == batch
-    return hasattr(previous, "shape") and rules.kept_shape(previous, shape)
+    return rules.kept_shape(previous, shape)
 
 
 def _take_forms(following: TensorDictBase, root: TensorDictBase) -> None:

@@ -18,6 +18,7 @@ from envkit import (
     ActionDiscretizer,
     AsyncEnvPool,
     GymEnv,
+    ParallelEnv,
     ProcessorAsyncEnvPool,
     SerialEnv,
     StepCounter,
@@ -27,6 +28,7 @@ from envkit import (
 )
 from envkit.batched import job_queues
 from envkit.batched.job_queues import ENV_INDEX, JobQueues, env_indices, envs_of
+from envkit.env.base import EnvBase
 from envkit.errors import (
     ArgumentCountError,
     ArgumentError,
@@ -42,7 +44,7 @@ from envkit.errors import (
     WorkerError,
     WorkerTimeoutError,
 )
-from envkit.specs import Composite, Unbounded
+from envkit.specs import Categorical, Composite, Unbounded
 from tests.batched.test_faults import interrupt_at_random
 from tests.bridges.compare import assert_same
 from tests.zoo.drift import make_gym
@@ -295,6 +297,72 @@ def test_only_selected_envs_are_stepped(new_pool):
     td = acting(pool.reset()).set("_step", torch.tensor([True, False]))
 
     assert pool.step(td)["next", "count"].flatten().tolist() == [1, 0]
+
+
+class Chooses(Count):
+    """Has ``n`` choices."""
+
+    def __init__(self, n: int):
+        super().__init__()
+        self.action_spec = Categorical(n, shape=(1,))
+
+
+def test_each_env_takes_the_choices_of_its_own(new_pool):
+    pool = new_pool([partial(Chooses, 5), partial(Chooses, 2)], use_buffers=True)
+    td = pool.reset()
+
+    with pytest.raises(InputError, match=r"'action' of row 1 is \[4\]"):
+        pool.async_step_send(td.clone().set("action", torch.tensor([[1], [4]])))
+    pool.async_step_send(td.set("action", torch.tensor([[4], [1]])))
+
+    assert pool.async_step_recv(min_get=2)["next", "count"].flatten().tolist() == [1, 1]
+
+
+class Placed(EnvBase):
+    """Begins where it is told to, at 0 otherwise; counts on from there, and fails at action 9."""
+
+    def __init__(self):
+        super().__init__()
+        self.observation_spec = Composite(place=Unbounded((1,)))
+        self.state_spec = Composite(place=Unbounded((1,)))
+        self.action_spec = Unbounded((1,))
+        self.add_truncated_keys()
+
+    def _reset(self, td, **kwargs):
+        place = None if td is None else td.get("place", None)
+        return TensorDict({"place": torch.zeros(1) if place is None else place}, [])
+
+    def _step(self, td):
+        if td["action"] == 9:
+            raise ArithmeticError("cannot go on")
+        return TensorDict({"place": td["place"] + 1, "reward": td["place"]}, [])
+
+    def _set_seed(self, seed):
+        pass
+
+
+def test_envs_begin_where_a_reset_tells_them_to(new_pool):
+    pool = new_pool([Placed, Placed], use_buffers=True)
+    root = pool.reset().set("place", torch.tensor([[3.0], [5.0]]))
+
+    pool.async_reset_send(root)
+    told = pool.async_reset_recv(min_get=2)
+    pool.async_reset_send(root.exclude("place"))
+    left = pool.async_reset_recv(min_get=2)
+
+    assert told["place"].tolist() == [[3], [5]] and left["place"].tolist() == [[0], [0]]
+
+
+@pytest.mark.parametrize("batched", [SerialEnv, partial(ParallelEnv, num_processes=2)])
+def test_an_env_that_was_lost_begins_anew_wherever_a_reset_tells_it_to(opened, batched):
+    env = opened(batched(2, Placed, on_worker_failure="restart", use_buffers=True))
+    root = env.reset()
+
+    lost = env.step(root.set("action", torch.tensor([[0.0], [9.0]])))
+    told = env.reset(TensorDict({"place": torch.tensor([[3.0], [5.0]])}, [2]))
+
+    assert lost["next", "truncated"].flatten().tolist() == [False, True]
+    assert told["place"].flatten().tolist() == [3, 0]
 
 
 @pytest.mark.parametrize("kind", ["step", "step_and_maybe_reset"])
@@ -592,19 +660,20 @@ def test_an_env_that_raises_tells_who_receives_it_and_is_free_then(new_pool):
     assert pool.async_reset_recv()["env_index"] == [1]
 
 
+@pytest.mark.parametrize("use_buffers", [True, False])
 @pytest.mark.parametrize("make", [Chaos, partial(Chaos, 7)])
-def test_with_restarts_a_lost_row_is_truncated_and_begins_anew(new_pool, make):
-    pool = new_pool([make] * 2, on_worker_failure="restart")
-    td = pool.reset().set("action", faulty("none", "raise"))
-    pool.async_step_and_maybe_reset_send(td)
+def test_with_restarts_a_lost_row_is_truncated_and_begins_anew(new_pool, make, use_buffers):
+    pool = new_pool([make] * 2, on_worker_failure="restart", use_buffers=use_buffers)
+    _, td = pool.step_and_maybe_reset(pool.reset().set("action", faulty("none", "none")))
+    pool.async_step_and_maybe_reset_send(td.set("action", faulty("none", "raise")))
 
     data, root = pool.async_step_and_maybe_reset_recv(min_get=2)
 
     assert data["next", "truncated"].flatten().tolist() == [False, True]
     assert data["next", "reward"].flatten().tolist() == [1.0, 0.0]
-    assert root["count"].flatten().tolist() == [1, 0]
+    assert root["count"].flatten().tolist() == [2, 0]
     pool.async_step_send(root.set("action", faulty("none", "none")))
-    assert pool.async_step_recv(min_get=2)["next", "count"].flatten().tolist() == [2, 1]
+    assert pool.async_step_recv(min_get=2)["next", "count"].flatten().tolist() == [3, 1]
 
 
 @pytest.mark.parametrize("use_buffers", [True, False])

@@ -18,7 +18,7 @@ from envkit import GymEnv, ParallelEnv, SerialEnv
 from envkit.batched.batched_env import BatchedEnv
 from envkit.batched.exchange.shared_rows import BufferExchange
 from envkit.errors import InputError, OptionError, WorkerError
-from envkit.specs import Unbounded
+from envkit.specs import Bounded, Unbounded
 from tests.batched.test_faults import interrupt_at_random
 from tests.bridges.compare import assert_same
 from tests.zoo.envs import Chaos, Count
@@ -151,15 +151,20 @@ def say_as_integers(td: TensorDictBase) -> TensorDictBase:
     return td.set("done", td["done"].long() + 3)
 
 
+def weigh(td: TensorDictBase) -> TensorDictBase:
+    return td.set("observation", td["observation"] * torch.ones(4, requires_grad=True))
+
+
 @in_all_ways
-@pytest.mark.parametrize("change", [halve, narrow, say_as_integers])
+@pytest.mark.parametrize("change", [halve, narrow, say_as_integers, weigh])
 def test_what_a_policy_puts_in_the_place_of_an_entry_keeps_its_form(envs, name, change):
     def act(tensordict: TensorDictBase) -> TensorDictBase:
         return change(lean_on_tensordicts(tensordict))
 
-    data = rolled(envs[name], act)
+    data, wanted = rolled(envs[name], act), rolled(envs["slow"], act)
 
-    assert_same(data, rolled(envs["slow"], act))
+    assert_same(data, wanted)
+    assert data["observation"].requires_grad is wanted["observation"].requires_grad
 
 
 def one_step(env: BatchedEnv) -> None:
@@ -213,15 +218,16 @@ def test_parts_of_the_rows_are_no_longer_made():
 
 
 class Large(Count):
-    """Shows so much that memory is kept for only two moments of it."""
+    """Shows so much that memory is kept for only two moments of it, or for ``size`` less."""
 
-    def __init__(self):
-        super().__init__(4)
-        self.observation_spec = self.observation_spec.set("view", Unbounded((300_000,)))
-        self.action_spec = Unbounded((1,))
+    def __init__(self, n: int = 4, size: int = 300_000):
+        super().__init__(n)
+        self.size = size
+        self.observation_spec = self.observation_spec.set("view", Unbounded((size,)))
+        self.action_spec = Bounded(-9, 9, (1,))
 
     def _out(self):
-        return super()._out().set("view", torch.full((300_000,), float(self.c)))
+        return super()._out().set("view", torch.full((self.size,), float(self.c)))
 
 
 @pytest.fixture(scope="module")
@@ -257,6 +263,20 @@ def test_rows_as_large_as_pictures_are_recorded_alike(large_envs, name, policy, 
     runs = [played(large_envs[which]) for which in (name, "slow")]
 
     assert runs[0][0]["next", "done"].any()
+    for own, other in zip(*runs, strict=True):
+        assert_same(own, other)
+
+
+@pytest.mark.parametrize("length", [59, 62, 64, 65])
+def test_as_many_actions_are_drawn_as_steps_are_made_wherever_a_run_stops(opened, length):
+    """Memory for about 40 moments: a window lies across the 64 actions that are drawn at first."""
+    runs = []
+    for use_buffers in (True, False):
+        env = opened(SerialEnv(2, partial(Large, length, 6500), use_buffers=use_buffers))
+        env.set_seed(SEED)
+        runs.append([env.rollout(100), env.rand_action()])
+
+    assert runs[0][0].shape == (2, length)
     for own, other in zip(*runs, strict=True):
         assert_same(own, other)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from functools import partial
 
@@ -606,16 +607,17 @@ def test_random_rollouts_draw_what_single_steps_draw(kind):
         assert torch.equal(at_once[key], one_by_one[key]), key
 
 
-def test_a_policy_that_writes_an_entry_late_is_told_so():
+@pytest.mark.parametrize("key", ["note", ("deep", "note")])
+def test_a_policy_that_writes_an_entry_late_is_told_so(key):
     def act(td):
         act.calls += 1
         if act.calls > 1:
-            td.set("note", torch.zeros(2, 1))
+            td.set(key, torch.zeros(2, 1))
         return td.set("action", torch.zeros(2, 1, dtype=torch.int64))
 
     act.calls = 0
     env = ParallelEnv(2, make_count, num_processes=1)
-    with pytest.raises(RuntimeError, match="'note' is in 3 of 4 steps"):
+    with pytest.raises(RuntimeError, match=re.escape(f"{key!r} is in 3 of 4 steps")):
         env.rollout(4, act, break_when_any_done=False)
     env.close()
 

@@ -8,6 +8,7 @@ from tensordict import TensorDict
 
 from envkit import ParallelEnv, SerialEnv
 from envkit.env.base import EnvBase
+from envkit.errors import InputError
 from envkit.specs import Composite, Unbounded
 
 F, T = False, True
@@ -85,3 +86,11 @@ def test_a_reward_that_is_a_state_is_carried_through_a_rollout(scores, stop):
 
     assert data["reward"].squeeze(-1).tolist() == [[5, 6, 7, 8]] * 2
     assert data["next", "reward"].squeeze(-1).tolist() == [[6, 7, 8, 9]] * 2
+
+
+def test_a_state_of_another_dtype_is_refused(scores):
+    root = scores.reset()
+    score = torch.zeros(*root.batch_size, 1, dtype=torch.float64)
+
+    with pytest.raises(InputError, match="'reward'"):
+        scores.step(acted(root, reward=score))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import signal
@@ -14,7 +15,7 @@ import torch
 from tensordict import TensorDict
 
 import envkit
-from envkit.data.files import file_to_read, whole_file, whole_folder
+from envkit.data.files import file_to_read, telling, whole_file, whole_folder
 from envkit.errors import ArgumentError, ArgumentTypeError, MissingFileError, WriteError
 
 LEFT = f".data.{'0a' * 16}.partial"
@@ -296,3 +297,19 @@ def test_a_disk_that_is_full_is_told_and_nothing_is_lost(tmp_path):
     )
 
     assert done.stdout == "whole\n", done.stderr
+
+
+def fails_while_it_closes() -> None:
+    try:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    finally:
+        raise RuntimeError("cannot close")
+
+
+def test_a_library_that_fails_once_more_while_it_closes_hides_no_full_disk(tmp_path):
+    with pytest.raises(WriteError, match="cannot be written: No space left"), telling(tmp_path):
+        fails_while_it_closes()
+    with pytest.raises(ZeroDivisionError), telling(tmp_path):
+        _ = 1 / 0
+    with pytest.raises(RuntimeError, match="of another kind"), telling(tmp_path):
+        raise RuntimeError("of another kind")

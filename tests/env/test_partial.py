@@ -307,6 +307,14 @@ def test_example_a_a_mask_steps_only_its_rows():
     assert not has_private(out)
 
 
+@pytest.mark.parametrize("rows", [[T, F, T], [F, F, F]])
+def test_a_step_of_some_rows_writes_into_what_it_is_given_and_takes_the_mask_out(rows):
+    td = stateless_input(_step=rows)
+
+    assert StatelessCount(99).step(td) is td
+    assert "_step" not in td.keys()
+
+
 def test_a_mask_without_any_row_calls_nothing():
     env = StatelessCount(99)
 
@@ -336,6 +344,16 @@ def test_skipped_values_are_zero_where_the_input_lacks_the_key():
     out = env.step(td_of(action=[0], _step=[False]))
 
     assert out["next", "count"].item() == 0
+
+
+@pytest.mark.parametrize("count", [[1, 2], [[1]], 1])
+def test_a_root_value_of_another_shape_does_not_stand_in_for_one_that_was_not_made(count):
+    env = Count(99)
+    env.reset()
+
+    out = env.step(td_of(count=count, action=[0], _step=False))
+
+    assert out["next", "count"].tolist() == [0]
 
 
 def test_a_custom_batched_env_gets_the_mask_and_is_trusted():

@@ -304,6 +304,17 @@ def compiled(env, **options):
     return run
 
 
+def test_a_policy_is_given_a_key_of_its_own_at_each_step():
+    def draw(params, observation, key):
+        return jax.random.randint(key, (2,), 0, 1 << 30)
+
+    env = BatchedEnv(Countdown(start=9))
+    _, made = unroll(env, env.init(KEY, 2), draw, None, KEY, steps=3, start=5)
+
+    keys = [jax.random.fold_in(KEY, number) for number in (5, 6, 7)]
+    assert made.action.tolist() == [draw(None, None, key).tolist() for key in keys]
+
+
 def without_reward(recorded):
     return replace(recorded, next=replace(recorded.next, reward=None))
 

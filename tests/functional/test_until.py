@@ -14,14 +14,15 @@ from tests.zoo.jax_envs import Countdown
 KEY = jax.random.PRNGKey(0)
 
 
-def run(rule, counted, limit=5, **how):
+def still(params, observation, key):
+    return jnp.zeros(3, jnp.int32)
+
+
+def run(rule, counted, limit=5, policy=still, **how):
     """Run three rows that end after 1, 3 and 9 steps."""
     env = BatchedEnv(Countdown(start=9))
     state, timestep = env.init(KEY, 3)
     carry = replace(state, inner=jnp.array([1, 3, 9])), timestep
-
-    def policy(params, observation, key):
-        return jnp.zeros(3, jnp.int32)
 
     given = env, carry, policy, None, KEY, jnp.array(counted)
     return unroll_until(*given, rule=rule, capacity=5, limit=limit, **how)
@@ -58,6 +59,20 @@ def test_nothing_is_kept_of_steps_beyond_the_end(rule, counted, limit, made, end
         lambda *pair: jnp.array_equal(*(leaf[:made] for leaf in pair)), recorded, others
     )
     assert jax.tree.all(same)
+
+
+def test_a_run_counts_its_steps_from_0_where_it_is_not_told_otherwise():
+    def draw(params, observation, key):
+        return jax.random.randint(key, (3,), 0, 1 << 30)
+
+    running = 2  # the other rows wait, and repeat what they did last
+    first, same, later = (
+        run("all", [True, True, True], policy=draw, **at)[1].action[:, running].tolist()
+        for at in ({}, {"start": 0}, {"start": 1})
+    )
+
+    assert first == same
+    assert first[1:] == later[:-1]
 
 
 def test_a_row_that_is_done_waits_for_the_others_and_is_paid_nothing():

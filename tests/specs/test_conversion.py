@@ -40,7 +40,11 @@ def test_to_changes_device_and_dtype():
 
 
 @pytest.mark.parametrize(
-    "raw", [[1, 2, 3], (1, 2, 3), np.arange(1, 4), np.arange(1.0, 4.0), torch.arange(1, 4)]
+    "raw",
+    [
+        *([1, 2, 3], (1, 2, 3), np.arange(1, 4), np.arange(1.0, 4.0)),
+        *(torch.arange(1, 4), torch.arange(1.0, 4.0)),
+    ],
 )
 def test_encode_gives_dtype_device_and_shape(raw):
     value = Unbounded((3,)).encode(raw)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from envkit import EnvBase, compile_policy
 from envkit.env.runs import Run
-from envkit.errors import BatchSizeError, ClosedEnvError
+from envkit.errors import BatchSizeError, ClosedEnvError, InputError
 from envkit_bridges.gym.gym_env import GymEnv
 from envkit_bridges.gym.gym_wrapper import GymWrapper
 from tests.zoo.gym_envs import Informed, Sampler
@@ -111,6 +111,16 @@ def speaks(env):
     return lambda td: env.rand_action(td).set_non_tensor("word", f"{td['done'].item()}")
 
 
+def plans_ahead(env):
+    def act(td):
+        count = td.get("count", torch.zeros(1))
+        if count == 3:
+            env.step(env.rand_action(env.fake_tensordict().exclude("next")))
+        return env.rand_action(td.set("count", count + 1))
+
+    return act
+
+
 def notes_a_reward(env):
     return lambda td: env.rand_action(td.set("reward", torch.ones(1)))
 
@@ -125,6 +135,7 @@ POLICIES = {
     "presets next later": presets_next_later,
     "speaks": speaks,
     "notes a reward": notes_a_reward,
+    "plans ahead": plans_ahead,
 }
 
 
@@ -211,6 +222,17 @@ def test_a_compiled_policy_acts_on_the_row_as_it_does_step_by_step(stops):
 
     assert_same(*runs)
     assert runs[0]["next", "done"].any()
+
+
+def test_a_choice_of_a_compiled_policy_that_there_is_not_is_refused():
+    class Leans(torch.nn.Module):
+        def forward(self, observation):
+            return torch.where(observation[..., 0] > -9, 7, 0)
+
+    env = GymEnv("CartPole-v1", categorical_action_encoding=True)
+
+    with pytest.raises(InputError, match="'action' is 7"):
+        env.rollout(3, compile_policy(Leans()))
 
 
 @settings(max_examples=30, deadline=None)
