@@ -60,6 +60,13 @@ def save(path: str | os.PathLike[str], /, **parts: Any) -> None:
         ResumeError: (a RuntimeError) a part cannot be saved so that it could be restored exactly. No file is
             written then.
         WriteError: (an OSError) the file cannot be written.
+
+    Example:
+        >>> import tempfile
+        >>> import torch
+        >>> from envkit import save
+        >>> policy = torch.nn.Linear(4, 2)
+        >>> save(tempfile.mkdtemp() + "/training.pt", policy=policy, step=100)
     """
     require_place(as_file("path", path))
     held = {name: _read(name, part)._asdict() for name, part in parts.items()}
@@ -92,6 +99,16 @@ def load(path: str | os.PathLike[str], /, *, strict: bool = True, **parts: Any) 
             does not get where it was. The message names the part, and those that could not be put back, as envs that
             cannot say where they are.
         ArgumentTypeError: (a TypeError) a part is of another kind than the one that was saved.
+
+    Example:
+        >>> import tempfile
+        >>> import torch
+        >>> from envkit import load, save
+        >>> path = tempfile.mkdtemp() + "/training.pt"
+        >>> policy = torch.nn.Linear(4, 2)
+        >>> save(path, policy=policy, step=100)
+        >>> load(path, policy=policy, step=None)["step"]
+        100
     """
     held = _contents(path)
     missing, left = sorted(parts.keys() - held.keys()), sorted(held.keys() - parts.keys())

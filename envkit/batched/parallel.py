@@ -48,6 +48,13 @@ class ParallelEnv(Indexable):
             ``mp_start_method``.
         OptionError: (a TypeError) Ray is asked for, and something that only processes have.
         MissingLibraryError: (an ImportError) Ray is asked for and not installed.
+
+    Example:
+        >>> from envkit import GymEnv, ParallelEnv
+        >>> env = ParallelEnv(2, lambda: GymEnv("CartPole-v1"))
+        >>> env.rollout(5, break_when_any_done=False)["observation"].shape
+        torch.Size([2, 5, 4])
+        >>> env.close()
     """
 
     works_elsewhere = True

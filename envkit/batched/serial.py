@@ -33,6 +33,13 @@ class SerialEnv(Indexable):
     differentiable. For that, sub-envs that do not step on NumPy rows hand on TensorDicts unless
     ``use_buffers=True`` asks for rows, which carry no graph. ``env.use_buffers`` is True in both cases, and False only
     where the specs have no fixed sizes or the argument says so.
+
+    Example:
+        >>> from envkit import GymEnv, SerialEnv
+        >>> env = SerialEnv(3, lambda: GymEnv("CartPole-v1"))
+        >>> env.rollout(5, break_when_any_done=False).shape
+        torch.Size([3, 5])
+        >>> env.close()
     """
 
     _attribute_type = LocalAttribute

@@ -80,6 +80,14 @@ class Collector:
         OptionError: (a TypeError) a keyword is unknown, does not apply to this kind, or excludes another.
         ArgumentError: (a ValueError) a number is out of range.
         PolicyError: (a TypeError) the policy is not callable, or writes no action.
+
+    Example:
+        >>> from envkit import Collector, GymEnv
+        >>> env = GymEnv("CartPole-v1")
+        >>> collector = Collector(env, None, frames_per_batch=20, total_frames=40)
+        >>> [batch.numel() for batch in collector]
+        [20, 20]
+        >>> collector.shutdown()
     """
 
     _kind: str

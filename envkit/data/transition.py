@@ -457,6 +457,14 @@ def step_mdp(
 
     Raises:
         MissingKeyError: (a KeyError) ``tensordict`` has no ``next``.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from envkit import step_mdp
+        >>> after = TensorDict(observation=torch.tensor(2.0), reward=torch.tensor([1.0]))
+        >>> step_mdp(TensorDict(observation=torch.tensor(1.0), next=after))["observation"]
+        tensor(2.)
     """
     rewards, dones, actions = (
         {as_path(key) for key in ([keys] if isinstance(keys, str | tuple) else keys)}

@@ -77,6 +77,10 @@ def check_env_specs(
             shape, dtype and device that differs. It also lists every value outside its spec, every NaN, every refusal,
             and every entry that was written to after it had been returned.
             Of an env whose data is right: input that is written to, rewards left out, masks ignored, random numbers that no seed decides.
+
+    Example:
+        >>> from envkit import PendulumEnv, check_env_specs
+        >>> check_env_specs(PendulumEnv())
     """
     _require_env(env)
     as_bool("strict", strict)

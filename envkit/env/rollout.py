@@ -123,6 +123,12 @@ def rollout(
             early; steps cannot be stacked, or do not fit ``out``.
         BatchSizeError: ``out`` does not have room for the result.
         DoneError: ``set_truncated`` without a ``truncated`` leaf.
+
+    Example:
+        >>> from envkit import PendulumEnv
+        >>> env = PendulumEnv()
+        >>> env.rollout(5)["next", "reward"].shape
+        torch.Size([5, 1])
     """
     max_steps = as_int("max_steps", max_steps, least=1, meaning="the most steps to take")
     stop = _stop_rule(break_when_any_done, break_when_all_done)

@@ -155,6 +155,12 @@ class Stepping(SpecNames, ABC):
             DoneError: a done flag is set where a reset was requested.
             SetStateError: (a NotImplementedError) ``set_state`` is set, and this env cannot.
             ArgumentError: (a ValueError) ``set_state`` and ``select_reset_only`` are both set.
+
+        Example:
+            >>> from envkit import PendulumEnv
+            >>> env = PendulumEnv()
+            >>> env.reset()["done"]
+            tensor([False])
         """
         refuse_state_left_out(set_state=set_state, select_reset_only=select_reset_only)
         given = TensorDict(batch_size=self.batch_size) if tensordict is None else tensordict
@@ -216,6 +222,13 @@ class Stepping(SpecNames, ABC):
             MissingKeyError: (a KeyError) the env failed, and an action or state is not there.
             TypeError: ``run_type_checks`` is set and a dtype differs from its spec.
             InputError: (a ValueError) it is set and an action has another shape than its spec.
+
+        Example:
+            >>> from envkit import PendulumEnv
+            >>> env = PendulumEnv()
+            >>> td = env.step(env.rand_action(env.reset()))
+            >>> td["next", "reward"].shape
+            torch.Size([1])
         """
         if not isinstance(tensordict, TensorDictBase):
             require_tensordict("what step() was given", tensordict)
@@ -365,6 +378,13 @@ class Stepping(SpecNames, ABC):
         Returns:
             ``(data, data_)``: the transition, whose ``next`` keeps the true last observation, and
             the root of the following transition, fresh where an episode ended.
+
+        Example:
+            >>> from envkit import PendulumEnv
+            >>> env = PendulumEnv()
+            >>> td, root = env.step_and_maybe_reset(env.rand_action(env.reset()))
+            >>> "next" in td.keys(), "next" in root.keys()
+            (True, False)
         """
         if not isinstance(tensordict, TensorDictBase):
             require_tensordict("what step_and_maybe_reset() was given", tensordict)

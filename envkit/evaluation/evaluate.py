@@ -210,6 +210,15 @@ def evaluate(
             has several rewards for each row, of which the arguments make no single one.
         MissingKeyError: (a KeyError) the env has no reward ``reward_key``.
         RolloutError: (a RuntimeError) an episode did not end in 100,000 steps, and ``max_steps`` is None.
+
+    Example:
+        >>> from envkit import GymEnv, evaluate
+        >>> env = GymEnv("CartPole-v1")
+        >>> policy = lambda observation: env.action_spec.rand()
+        >>> result = evaluate(env, policy, episodes=5, seed=0)
+        >>> result.returns.shape
+        torch.Size([5])
+        >>> env.close()
     """
     if not isinstance(env, EnvBase):
         wrapping = known_wrapping_of(env)

@@ -126,6 +126,13 @@ class Composite(_Batched):
     Raises:
         SpecError: a child's shape does not begin with ``shape``.
         SpecTypeError: a child is no spec, or ``specs`` is no dict.
+
+    Example:
+        >>> from envkit import Bounded, Composite, Unbounded
+        >>> spec = Composite(position=Unbounded((3,)), angle=Bounded(-1.0, 1.0, (1,)))
+        >>> td = spec.zero()
+        >>> sorted(td.keys()), td["position"].shape
+        (['angle', 'position'], torch.Size([3]))
     """
 
     def __init__(

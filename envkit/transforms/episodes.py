@@ -214,6 +214,13 @@ class StepCounter(FusableTransform, EpisodeTransform):
     Raises:
         ArgumentError: (a ValueError) ``max_steps`` is below 1, or a name is not a string.
         KeyCollisionError: (a RuntimeError) at a look at the specs: the env has a state of that name in another form.
+
+    Example:
+        >>> from envkit import GymEnv, StepCounter
+        >>> env = GymEnv("CartPole-v1").append_transform(StepCounter(max_steps=2))
+        >>> env.rollout(10)["next", "truncated"].flatten()
+        tensor([False,  True])
+        >>> env.close()
     """
 
     _in_repr = ("max_steps",)

@@ -136,6 +136,13 @@ class RewardSum(_RewardTransform):
         out_keys: where the sums go; None puts ``episode_<name>`` beside each reward.
         reset_keys: the `_reset` entry each sum obeys; None finds it by place.
         reward_spec: list the sums among the rewards instead of the observations.
+
+    Example:
+        >>> from envkit import GymEnv, RewardSum
+        >>> env = GymEnv("CartPole-v1").append_transform(RewardSum())
+        >>> env.rollout(3)["next", "episode_reward"].flatten()
+        tensor([1., 2., 3.])
+        >>> env.close()
     """
 
     keeps_books = True

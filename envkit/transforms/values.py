@@ -453,6 +453,13 @@ class RewardScaling(_Affine):
         in_keys: rewards; ``"reward"`` by default.
         out_keys: where they go; in place by default.
         standard_normal: compute the second form.
+
+    Example:
+        >>> from envkit import GymEnv, RewardScaling
+        >>> env = GymEnv("CartPole-v1").append_transform(RewardScaling(loc=0.5, scale=2.0))
+        >>> env.rollout(2)["next", "reward"].flatten()
+        tensor([2.5000, 2.5000])
+        >>> env.close()
     """
 
     def __init__(

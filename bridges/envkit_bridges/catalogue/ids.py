@@ -389,6 +389,11 @@ def list_envs(pattern: str | None = None, world: str | None = None) -> list[EnvI
         ArgumentTypeError: (a TypeError) an argument is no string.
         ArgumentError: (a ValueError) there is no such world.
         MissingLibraryError, BrokenLibraryError: (an ImportError) of ``world``.
+
+    Example:
+        >>> from envkit import list_envs
+        >>> list_envs("gym/CartPole*", world="gym")
+        ['gym/CartPole-v0', 'gym/CartPole-v1']
     """
     _require_text("pattern", pattern, "a part of ids, as 'cartpole'")
     _require_text("world", world, "the name of one, as 'gym'")

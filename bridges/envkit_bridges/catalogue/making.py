@@ -69,6 +69,15 @@ def make(
             such ``backend``.
         OptionError: (a TypeError) a keyword is unknown, or a limit is given twice.
         MissingLibraryError, BrokenLibraryError: (an ImportError) the library is not installed, or fails.
+
+    Example:
+        >>> from envkit import make
+        >>> env = make("gym/CartPole-v1", 2, backend="serial")
+        >>> type(env).__name__, env.batch_size
+        ('SerialEnv', torch.Size([2]))
+        >>> env.rollout(10, break_when_any_done=False)["next", "reward"].shape
+        torch.Size([2, 10, 1])
+        >>> env.close()
     """
     appended = _listed(transforms)
     found = find(id)

@@ -64,6 +64,16 @@ class GymEnv(MaybeInWorkers, GymWrapper):
         ArgumentTypeError: (a TypeError) ``env_name`` is no name, or ``num_envs`` no int.
         OptionError: (a TypeError) neither this class, nor ``make``, nor that env knows a keyword.
         ArgumentError: (a ValueError) the env does not draw in this ``render_mode``.
+
+    Example:
+        >>> from envkit import GymEnv
+        >>> env = GymEnv("CartPole-v1")
+        >>> env.action_spec.shape, env.observation_spec["observation"].shape
+        (torch.Size([2]), torch.Size([4]))
+        >>> td = env.reset(seed=0)
+        >>> td["observation"].dtype
+        torch.float32
+        >>> env.close()
     """
 
     available_envs: ClassVar[Sequence[str]] = EnvNames(lambda: sorted(gym_backend("registry")))  # type: ignore[assignment]

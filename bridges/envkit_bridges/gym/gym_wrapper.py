@@ -74,6 +74,14 @@ class GymWrapper(OnRow, GymLikeEnv):
         ArgumentTypeError: (a TypeError) ``env`` is no env object.
         SpecError: a space has no counterpart in specs: Graph, OneOf, a Sequence that is not stacked
             or holds Text.
+
+    Example:
+        >>> import gymnasium
+        >>> from envkit import GymWrapper
+        >>> env = GymWrapper(gymnasium.make("CartPole-v1"))
+        >>> env.rollout(3)["action"].shape
+        torch.Size([3, 2])
+        >>> env.close()
     """
 
     libname = "gymnasium"

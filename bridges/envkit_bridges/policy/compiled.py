@@ -44,6 +44,15 @@ def compile_policy(module: torch.nn.Module) -> CompiledPolicy:
 
     Raises:
         TypeError: ``module`` is no `torch.nn.Module`.
+
+    Example:
+        >>> import torch
+        >>> from envkit import GymEnv, compile_policy
+        >>> env = GymEnv("Pendulum-v1")
+        >>> policy = compile_policy(torch.nn.Sequential(torch.nn.Linear(3, 1), torch.nn.Tanh()))
+        >>> env.rollout(3, policy)["action"].shape
+        torch.Size([3, 1])
+        >>> env.close()
     """
     if isinstance(module, CompiledPolicy):
         return module

@@ -219,6 +219,15 @@ class Bounded(_Box):
         SpecError: bounds that do not broadcast to ``shape`` or are reversed or do not exist in
             the dtype, or a domain that contradicts the dtype.
         ArgumentError: (a ValueError) the meta device, which holds no bounds.
+
+    Example:
+        >>> import torch
+        >>> from envkit import Bounded
+        >>> spec = Bounded(low=-1.0, high=1.0, shape=(3,))
+        >>> spec.is_in(torch.tensor([0.0, 0.5, 2.0]))
+        False
+        >>> spec.project(torch.tensor([0.0, 0.5, 2.0]))
+        tensor([0.0000, 0.5000, 1.0000])
     """
 
     if not TYPE_CHECKING:  # which would take its result for the type of what is made
@@ -353,6 +362,12 @@ class Unbounded(LeafSpec):
 
     Raises:
         SpecError: a domain that contradicts the dtype.
+
+    Example:
+        >>> from envkit import Unbounded
+        >>> spec = Unbounded(shape=(2, 3))
+        >>> spec.zero().shape, spec.dtype
+        (torch.Size([2, 3]), torch.float32)
     """
 
     if not TYPE_CHECKING:  # which would take its result for the type of what is made

@@ -407,6 +407,15 @@ class Categorical(_SingleChoice):
 
     Raises:
         SpecError: fewer than one option, or more than two with a bool dtype.
+
+    Example:
+        >>> import torch
+        >>> from envkit import Categorical
+        >>> spec = Categorical(4)
+        >>> spec.is_in(torch.tensor(3)), spec.is_in(torch.tensor(4))
+        (True, False)
+        >>> spec.to_one_hot(torch.tensor(3))
+        tensor([False, False, False,  True])
     """
 
     def __init__(
@@ -483,6 +492,15 @@ class OneHot(_SingleChoice, _HotChoice):
 
     Raises:
         SpecError: fewer than one option, or a shape that does not end in ``n``.
+
+    Example:
+        >>> import torch
+        >>> from envkit import OneHot
+        >>> spec = OneHot(3)
+        >>> spec.encode(1)
+        tensor([False,  True, False])
+        >>> spec.is_in(torch.tensor([1, 1, 0]))
+        False
     """
 
     _register: dict[Any, int] | None

@@ -100,6 +100,13 @@ class Compose(Transform):
     Raises:
         ArgumentError: (a ValueError) an item is not callable.
         TransformIndexError: (an IndexError and a ValueError) an index is out of range.
+
+    Example:
+        >>> from envkit import Compose, GymEnv, RewardSum, StepCounter
+        >>> env = GymEnv("CartPole-v1").append_transform(Compose(RewardSum(), StepCounter()))
+        >>> env.rollout(3)["next", "step_count"].flatten()
+        tensor([1, 2, 3])
+        >>> env.close()
     """
 
     transforms: nn.ModuleList

@@ -60,6 +60,13 @@ class TransformedEnv(OnRow, TransformStepping):
     Raises:
         TransformOwnerError: (an AttributeError) the transform belongs to another env already.
         ArgumentTypeError: ``base_env`` is no environment.
+
+    Example:
+        >>> from envkit import GymEnv, RewardSum, TransformedEnv
+        >>> env = TransformedEnv(GymEnv("CartPole-v1"), RewardSum())
+        >>> env.rollout(3)["next", "episode_reward"].flatten()
+        tensor([1., 2., 3.])
+        >>> env.close()
     """
 
     _fast_path_bypasses = EnvBase._fast_path_bypasses | {"_reset"}

@@ -98,6 +98,12 @@ class PendulumJaxEnv(JaxEnv):
 
     Raises:
         OptionError: (a TypeError) a parameter or a keyword is unknown.
+
+    Example:
+        >>> from envkit import PendulumJaxEnv
+        >>> env = PendulumJaxEnv(batch_size=[4])
+        >>> env.rollout(3)["next", "reward"].shape
+        torch.Size([4, 3, 1])
     """
 
     def __init__(
