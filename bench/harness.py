@@ -17,6 +17,7 @@ import math
 import multiprocessing
 import os
 import platform
+import re
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -232,9 +233,21 @@ def machine() -> dict:
             continue
     return {
         "python": platform.python_version(),
-        "cores": os.cpu_count(),
+        **cpu(),
         "accelerator": accelerator(),
         "versions": versions,
+    }
+
+
+def cpu() -> dict:
+    """Name the CPU, and say how many cores there are and how many threads share one; None where Linux does not tell."""
+    told = Path("/proc/cpuinfo"), Path("/sys/devices/system/cpu/cpu0/topology/thread_siblings_list")
+    names, shared = (file.read_text() if file.exists() else "" for file in told)
+    name = re.search(r"^model name\s*:\s*(.+)$", names, re.MULTILINE)
+    return {
+        "cores": os.cpu_count(),
+        "cpu": name[1] if name else None,
+        "threads_per_core": len(re.split("[,-]", shared.strip())) if shared else None,
     }
 
 

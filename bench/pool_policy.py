@@ -1,8 +1,8 @@
 """Pools under a policy that acts in the parent, against the bare loop that acts with the same policy.
 
 The small torch policy is given in each way that a user has: a plain module, a `TensorDictModule`, a module that
-takes the TensorDict, compiled to NumPy; random actions show what the pool costs without one. HalfCheetah is
-compared with two bare loops at the same time, one in each of as many processes as the pool has.
+takes the TensorDict, compiled to NumPy; random actions show what the pool costs without one. The bare loop is one
+process; two of them at the same time, one in each of as many processes as the pool has, show what two cores could do.
 
 Beside ratios, which depend on how busy the machine is, the parent's own CPU time for a step is recorded.
 
@@ -15,7 +15,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from functools import partial
 from typing import Any
 
@@ -85,21 +85,21 @@ def parent_cpu(title: str, works: dict[str, Callable[[], None]], steps: int, rou
     record(f"{title}: CPU time of the parent", {"rounds": rounds, "us_per_step": medians})
 
 
-def measure(name: str, count: int, steps: int, *, together: bool, rounds: int) -> None:
-    """Compare `ParallelEnv` and `SerialEnv` under the policy of an env with its bare loop, or loops."""
+def measure(name: str, count: int, steps: int, *, serial: bool, rounds: int) -> None:
+    """Compare `ParallelEnv`, and `SerialEnv`, under the policy of an env with its bare loop."""
     policy = small_policy(name)
     make = partial(GymEnv, name, categorical_action_encoding=True)
     with ExitStack() as opened:
         pools: dict[str, EnvBase] = {
             "ParallelEnv": ParallelEnv(count, make, num_processes=PROCESSES)
         }
-        if together:
-            reference = f"{PROCESSES} bare loops at the same time"
-            bare: Callable[[], None] = BareLoops(name, count, steps, policy, PROCESSES)
-            opened.callback(bare.close)
-        else:
-            reference, bare = "bare loop", bare_loop(name, count, steps, policy)
+        if serial:
             pools["SerialEnv"] = SerialEnv(count, make)
+        together = opened.enter_context(closing(BareLoops(name, count, steps, policy, PROCESSES)))
+        bare = {
+            "bare loop": bare_loop(name, count, steps, policy),
+            f"{PROCESSES} bare loops at the same time": together,
+        }
         works: dict[str, Callable[[], None]] = {}
         for kind, pool in pools.items():
             opened.callback(pool.close)
@@ -110,9 +110,9 @@ def measure(name: str, count: int, steps: int, *, together: bool, rounds: int) -
         title = f"{name} x {count} under a policy, {steps} steps a round"
         compare(
             title,
-            {reference: bare, **works},
+            {**bare, **works},
             steps=steps * count,
-            reference=reference,
+            reference="bare loop",
             rounds=rounds,
         )
         parent_cpu(title, works, steps, rounds)
@@ -124,8 +124,8 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="fewer rounds")
     rounds = 5 if parser.parse_args().quick else 15
     torch.set_num_threads(1)  # a small policy; the cores are for the envs
-    measure("CartPole-v1", 32, 200, together=False, rounds=rounds)
-    measure("HalfCheetah-v5", 8, 100, together=True, rounds=rounds)
+    measure("CartPole-v1", 32, 200, serial=True, rounds=rounds)
+    measure("HalfCheetah-v5", 8, 100, serial=False, rounds=rounds)
 
 
 if __name__ == "__main__":

@@ -34,6 +34,12 @@ BEGIN_TESTED, END_TESTED = (
     "<!-- end of tested versions -->",
 )
 _TESTED = ("torch", "tensordict", "jax", "numpy", "brax", "gymnasium", "mujoco", "torchrl")
+_NO_FIGURES = {
+    "rounds",
+    "cores",
+    "threads_per_core",
+    "updates",
+}  # numbers of a line that measure nothing
 _NO_SPEEDS = {"demo", "gpu_day", "matrix", "mutate"}  # what these record is no speed
 _STEPS = re.compile(r", [\d,]+ steps (a round|a batch|in one program)")
 
@@ -105,7 +111,7 @@ def _numbers(
     for name, number in row.items():
         if isinstance(number, dict) and name != "versions":
             yield from _numbers(where, number, f"{prefix}{name}: ")
-        if isinstance(number, bool) or name in ("rounds", "cores", "updates"):
+        if isinstance(number, bool) or name in _NO_FIGURES:
             continue
         if isinstance(number, int | float):
             yield Figure(*where, prefix + name, None, number, number, number, None)

@@ -487,7 +487,7 @@ CASES = [
             [*SOME, "serial unlike", "vector pole"],
             lambda env, td, call=call, data=data: getattr(env, call)(data),
             DataTypeError,
-            rf"{call}\(\) was given is a {type(data).__name__}, but must be a TensorDict.*reset\(\)",
+            rf"{call}\(\) was given is of type {type(data).__name__}, but must be a TensorDict.*reset\(\)",
         )
         for call, data in [
             ("step", {"action": 1}),

@@ -542,7 +542,7 @@ def test_two_pygames_in_one_folder_are_told(monkeypatch):
     installed["pygame"] = "2.6.1"
     (finding,) = doctor._two_pygames()
 
-    assert finding.state == "note" and "--force-reinstall --no-deps pygame-ce" in finding.cure
+    assert finding.state == "note" and "--force-reinstall --no-deps pygame-ce" in finding.fix
 
 
 # -------------------------------------------------------------------------------- nothing but the core

@@ -111,7 +111,7 @@ MISUSES = {
     "a start that is a number": (
         lambda: Count().rollout(3, tensordict=4),
         TypeError,
-        "tensordict is a int.*must be a TensorDict",
+        "tensordict is of type int.*must be a TensorDict",
     ),
     "a policy that returns nothing": (
         lambda: Count().rollout(3, lambda count: None),
@@ -126,7 +126,7 @@ MISUSES = {
     "a destination that is a number": (
         lambda: Count().rollout(3, out=3),
         TypeError,
-        r"out is a int.*rollout\(n, policy\)",
+        r"out is of type int.*rollout\(n, policy\)",
     ),
     "a destination of a lazy stack": (
         lambda: Count(9).rollout(3, out=preset(), return_contiguous=False),
@@ -238,9 +238,9 @@ MISUSES = {
         )
         for often in ("x", True, 1.5)
     },
-    "a number to unpack": (lambda: JAX().unpack(3), TypeError, r'state is a int.*td\["state"\]'),
+    "a number to unpack": (lambda: JAX().unpack(3), TypeError, r'state is of type int.*td\["state"\]'),
     "no state to unpack": (lambda: JAX().unpack(TensorDict()), KeyError, "no 'floats', 'words'"),
-    "a number to pack": (lambda: JAX().pack(3), TypeError, "nested is a int.*env.unpack"),
+    "a number to pack": (lambda: JAX().pack(3), TypeError, "nested is of type int.*env.unpack"),
     "no fields to pack": (lambda: JAX().pack(TensorDict()), KeyError, r"no .*'key'; it has \[\]"),
 }
 

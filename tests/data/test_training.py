@@ -273,7 +273,7 @@ def test_what_does_not_fit_is_named():
     steps["next_state_value"] = steps["next_state_value"].long()
     with pytest.raises(ArgumentError, match=r"next_state_value has dtype .*\.float\(\)"):
         generalized_advantage_estimate(GAMMA, LMBDA, **steps)
-    with pytest.raises(DataTypeError, match="batch is a dict"):
+    with pytest.raises(DataTypeError, match="batch is of type dict"):
         gae({}, gamma=GAMMA, lmbda=LMBDA)  # pyright: ignore[reportArgumentType]
     with pytest.raises(ArgumentError, match="batch_size is 0"):
         minibatches(batch, 0)

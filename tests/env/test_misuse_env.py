@@ -304,12 +304,12 @@ MISUSES = {
         f"{call} of a {type(data).__name__}": (
             partial(getattr(Count(), call), data),
             TypeError,
-            rf"{call}\(\) was given is a {type(data).__name__}.*must be a TensorDict.*Pass what",
+            rf"{call}\(\) was given is of type {type(data).__name__}.*must be a TensorDict.*Pass what",
         )
         for call in ("step", "reset", "step_and_maybe_reset", "rand_action")
         for data in ({"action": 1}, torch.zeros(1))
     },
-    "a step of nothing": (lambda: Count().step(None), AttributeError, "is a NoneType.*Pass what"),
+    "a step of nothing": (lambda: Count().step(None), AttributeError, "is of type NoneType.*Pass what"),
     "an action that is missing": (
         lambda: Several().step(TensorDict()),
         KeyError,
@@ -404,7 +404,7 @@ MISUSES = {
     "a policy that gives nothing": (
         lambda: Count().rollout(3, lambda td: None),
         TypeError,
-        "the policy returned NoneType.*must return the TensorDict",
+        "the policy returned NoneType.*must return one",
     ),
     "a policy that gives too few": (
         lambda: Several().rollout(3, lambda count, twice: count),

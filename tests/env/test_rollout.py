@@ -321,7 +321,7 @@ def test_a_policy_is_callable(policy):
 
 
 def test_a_policy_that_returns_nothing_is_named():
-    with pytest.raises(TypeError, match=r"returned NoneType.*return the TensorDict"):
+    with pytest.raises(TypeError, match=r"returned NoneType.*must return one"):
         Count(5).rollout(3, lambda td: None)
 
 

@@ -338,7 +338,7 @@ def test_an_env_that_cannot_go_on_is_told():
     env = make_cart_pole()
     env.reset()
 
-    with pytest.warns(UserWarning, match=r"cannot put GymEnv back .*written down.*own\."):
+    with pytest.warns(UserWarning, match=r"cannot put GymEnv back .*written down.*own env\."):
         evaluate(env, lean, 1)
 
 

@@ -108,7 +108,7 @@ def test_the_space_describes_the_domain():
         (lambda: Bounded(0, 300, dtype=torch.uint8), "outside the range of torch.uint8"),
         (lambda: Bounded(0, 1, domain="discrete", dtype=torch.float32), "contradicts"),
         (lambda: BoundedDiscrete(0, 1, dtype=torch.float32), "contradicts"),
-        (lambda: Unbounded(domain="smooth"), "'continuous', 'discrete'"),
+        (lambda: Unbounded(domain="smooth"), "'continuous' or 'discrete'"),
         (lambda: Bounded(0, 1j, dtype=torch.float32), "complex dtype"),
         (lambda: Binary(2, dtype=torch.complex64), "a real one"),
         (lambda: OneHot(2, dtype=torch.complex64), "integer dtype"),

@@ -904,7 +904,7 @@ def test_unroll_takes_a_number_of_steps_above_zero(walker, steps):
 
 
 def test_unroll_begins_at_a_root(walker):
-    with pytest.raises(DataTypeError, match=r"td is a NoneType.*env\.reset\(\)"):
+    with pytest.raises(DataTypeError, match=r"td is of type NoneType.*env\.reset\(\)"):
         walker.unroll(None, 3)
 
 

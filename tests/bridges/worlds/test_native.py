@@ -40,7 +40,7 @@ def test_names_are_sorted_and_need_no_network():
 
 
 def test_an_unknown_name_or_keyword_is_told_with_the_nearest():
-    with pytest.raises(ArgumentError, match=r"no env called 'Pendulun' .* 'Pendulum'"):
+    with pytest.raises(ArgumentError, match=r"no env called 'Pendulun'.* 'Pendulum'"):
         native.build("Pendulun")
     with pytest.raises(
         OptionError, match=r"envkit/Pendulum takes no keyword 'sed'. Did you mean 'seed'"

@@ -126,7 +126,7 @@ def test_actions_that_end_too_early_are_told():
 
 
 def test_a_trusted_policy_that_returns_no_tensordict_is_told():
-    with pytest.raises(PolicyError, match="must return the TensorDict"):
+    with pytest.raises(PolicyError, match="called with a TensorDict and must return one"):
         zoo.counter(OURS).rollout(2, lambda td: 3, trust_policy=True)
 
 

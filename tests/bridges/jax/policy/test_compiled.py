@@ -395,7 +395,7 @@ def test_an_operator_that_is_not_covered_is_named_with_its_line_and_the_way_out(
     assert "in submodule '1'" in message
     assert "test_compiled.py:" in message and "`return x + torch.linalg.ldl_factor(x)" in message
     assert "env.rollout(steps, module)" in message
-    assert "docs/compiled_policies.md" in message
+    assert "the guide to compiled policies" in message
 
 
 def test_a_use_of_an_operator_that_is_not_covered_names_its_line_when_it_is_run():
