@@ -238,7 +238,11 @@ MISUSES = {
         )
         for often in ("x", True, 1.5)
     },
-    "a number to unpack": (lambda: JAX().unpack(3), TypeError, r'state is of type int.*td\["state"\]'),
+    "a number to unpack": (
+        lambda: JAX().unpack(3),
+        TypeError,
+        r'state is of type int.*td\["state"\]',
+    ),
     "no state to unpack": (lambda: JAX().unpack(TensorDict()), KeyError, "no 'floats', 'words'"),
     "a number to pack": (lambda: JAX().pack(3), TypeError, "nested is of type int.*env.unpack"),
     "no fields to pack": (lambda: JAX().pack(TensorDict()), KeyError, r"no .*'key'; it has \[\]"),

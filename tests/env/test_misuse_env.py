@@ -309,7 +309,11 @@ MISUSES = {
         for call in ("step", "reset", "step_and_maybe_reset", "rand_action")
         for data in ({"action": 1}, torch.zeros(1))
     },
-    "a step of nothing": (lambda: Count().step(None), AttributeError, "is of type NoneType.*Pass what"),
+    "a step of nothing": (
+        lambda: Count().step(None),
+        AttributeError,
+        "is of type NoneType.*Pass what",
+    ),
     "an action that is missing": (
         lambda: Several().step(TensorDict()),
         KeyError,

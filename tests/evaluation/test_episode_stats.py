@@ -116,7 +116,11 @@ def test_no_data_is_no_episode():
         ),
         (TensorDict({}, []), ArgumentError, r"last batch axis must be time"),
         ([{"reward": 1}], DataTypeError, r"data"),
-        (None, DataTypeError, r"data is of type NoneType, but must be a TensorDict\. Pass a rollout"),
+        (
+            None,
+            DataTypeError,
+            r"data is of type NoneType, but must be a TensorDict\. Pass a rollout",
+        ),
     ],
 )
 def test_data_that_does_not_tell_is_refused(data, error, told):
