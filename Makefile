@@ -38,8 +38,8 @@ demo-matrix: $(STAMP)
 
 # Two processes share two cores: threads of torch in each would wait for each other, spinning.
 test isa slow: export OMP_NUM_THREADS = 1
-# Where Python is told to keep no bytecode, each of many hundred workers would compile all modules anew.
-test isa slow: unexport PYTHONDONTWRITEBYTECODE
+# Where Python is told to keep no bytecode, each of many hundred workers would compile all modules anew. Empty means no.
+test isa slow: export PYTHONDONTWRITEBYTECODE =
 
 # A file of tests stays in one process, with the envs it has compiled.
 test: $(STAMP)

@@ -220,3 +220,13 @@ def test_the_links_of_the_documents_lead_somewhere(document):
     missing = [link for link in links if not (document.parent / link).exists()]
 
     assert not missing
+
+
+def test_make_finds_all_that_each_target_of_the_makefile_needs():
+    targets = re.findall(r"^# make ([\w-]+)", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert {"demo", "test", "docs"} <= set(targets)
+    for target in targets:
+        planned = subprocess.run(
+            ["make", "--dry-run", target], cwd=ROOT, capture_output=True, text=True
+        )
+        assert planned.returncode == 0, planned.stderr
