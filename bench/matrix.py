@@ -101,6 +101,7 @@ def run(versions: str, tests: Sequence[str]) -> int:
 
     tally = Tally()
     options = ["-m", "not slow and not gpu", "-n", "2", "--dist", "loadfile", "--timeout", "300"]
+    options.append("--hypothesis-profile=ci")  # versions are judged, not the draw or a busy machine
     code = pytest.main([*options, *(tests or CORE)], plugins=[tally])
     if code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
         raise SystemExit(f"pytest ended with {code!r}, so no line is recorded: see above.")
