@@ -228,6 +228,8 @@ from envkit_bridges.worlds.jumanji import JumanjiEnv as JumanjiEnv
 from envkit_bridges.worlds.jumanji import JumanjiWrapper as JumanjiWrapper
 from envkit_bridges.worlds.native.chess import ChessEnv as ChessEnv
 from envkit_bridges.worlds.native.pendulum import PendulumJaxEnv as PendulumJaxEnv
+from envkit_bridges.worlds.navix import NavixEnv as NavixEnv
+from envkit_bridges.worlds.navix import NavixWrapper as NavixWrapper
 from envkit_bridges.worlds.pettingzoo.pettingzoo_env import PettingZooEnv as PettingZooEnv
 from envkit_bridges.worlds.pettingzoo.pettingzoo_wrapper import (
     PettingZooWrapper as PettingZooWrapper,

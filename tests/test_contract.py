@@ -19,6 +19,7 @@ from envkit import (
     GymnaxEnv,
     InitTracker,
     JaxMARLEnv,
+    NavixEnv,
     JumanjiEnv,
     MixedEnv,
     MultiThreadedEnv,
@@ -82,6 +83,7 @@ KINDS = {
     "jumanji": partial(
         JumanjiEnv, "SlidingTilePuzzle-v0", batch_size=[3], episode_length=5, metrics=True
     ),
+    "navix": partial(NavixEnv, "Navix-Empty-5x5-v0", batch_size=[3], episode_length=5),
     "jaxmarl": partial(JaxMARLEnv, "MPE_simple_adversary_v3", batch_size=[3], episode_length=5),
     "xminigrid": partial(
         XMiniGridEnv, "XLand-MiniGrid-R1-9x9", batch_size=[3], episode_length=5, params_per_row=True

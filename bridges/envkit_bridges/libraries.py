@@ -59,6 +59,7 @@ LIBRARIES = {
     "minari": "minari",
     "mpe2": "pettingzoo",
     "mujoco_playground": "playground",
+    "navix": "navix",
     "pettingzoo": "pettingzoo",
     "pgx": "pgx",
     "pyarrow": "parquet",

@@ -35,7 +35,7 @@ LIBRARIES = (
     *("torch", "tensordict", "numpy", "jax", "jaxlib", "brax", "playground", "gymnax", "jumanji"),
     "pgx",
     *("mujoco", "mujoco-mjx", "gymnasium", "dm-control", "pettingzoo", "envpool", "ray", "torchrl"),
-    *("craftax", "xminigrid", "jaxmarl", "stable-baselines3", "minari", "pyarrow", "h5py"),
+    *("craftax", "xminigrid", "navix", "jaxmarl", "stable-baselines3", "minari", "pyarrow", "h5py"),
 )
 """Distributions whose versions are shown."""
 

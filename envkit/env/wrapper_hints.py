@@ -14,6 +14,7 @@ _WRAPPERS = {
     "jumanji": "JumanjiWrapper",
     "mpe2": "PettingZooWrapper",
     "mujoco_playground": "PlaygroundWrapper",
+    "navix": "NavixWrapper",
     "pettingzoo": "PettingZooWrapper",
     "pgx": "PgxWrapper",
     "torchrl": "TorchRLWrapper",

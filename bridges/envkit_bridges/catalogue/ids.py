@@ -154,6 +154,7 @@ WORLDS: Mapping[str, World] = MappingProxyType(
             _ours("craftax", "stateless", "craftax", "craftax", limit="episode_length"),
             _ours("jaxmarl", "stateless", "jaxmarl", "jaxmarl", limit="episode_length"),
             _ours("xminigrid", "stateless", "xminigrid", "xminigrid", limit="episode_length"),
+            _ours("navix", "stateless", "navix", "navix", limit="episode_length"),
             _ours("pgx", "stateless", "pgx", "pgx", limit="episode_length"),
             _ours("envkit", "stateless", "native"),
             _ours("dm_control", "stateful", "dm_control", "dm_control", "dm-control"),
