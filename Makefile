@@ -92,6 +92,7 @@ docs: $(STAMP)
 WORKS := gym_pool pool_policy gym_transforms policy_rows async_pool multithreaded collect ray_round brax_step brax_scan \
 	gradient transforms scaling worlds views memory calls training gpu
 
+bench: export BENCH_RUN = $(shell date -u +%FT%TZ)
 bench: $(STAMP)
 	for work in $(WORKS); do $(BIN)/python -m bench.$$work || exit 1; done
 	$(BIN)/python -m bench.report

@@ -46,6 +46,7 @@ _ROUND = 0.2  # seconds: shorter ones show what else the machine did
 RESULTS = Path(__file__).parent / "results"
 INTO = "BENCH_RESULTS"  # environment variable: the folder that lines go to instead
 REHEARSAL = "BENCH_REHEARSAL"  # environment variable: set where `bench.gpu_day` rehearses on a CPU
+RUN = "BENCH_RUN"  # environment variable: when `make bench` began, which measures everything in one go
 _LIBRARIES = (DISTRIBUTION, "jax", "torch", "tensordict", "numpy", "brax", "gymnasium", "mujoco")
 _LIBRARIES += ("torchrl",)
 
@@ -206,6 +207,7 @@ def record(title: str, result: dict) -> None:
         "title": title,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         **({"rehearsal": True} if is_rehearsal() else {}),
+        **({"run": os.environ[RUN]} if RUN in os.environ else {}),
         **machine(),
         **result,
     }
