@@ -90,7 +90,7 @@ docs: $(STAMP)
 
 # Every module of bench/ that measures speeds here; warm_step compares two checkouts, cold compiles anew.
 WORKS := gym_pool pool_policy gym_transforms policy_rows async_pool multithreaded collect ray_round brax_step brax_scan \
-	gradient transforms scaling worlds views memory calls training gpu
+	gradient transforms scaling devices worlds views memory calls training gpu
 
 bench: export BENCH_RUN = $(shell date -u +%FT%TZ)
 bench: $(STAMP)

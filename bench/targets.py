@@ -68,6 +68,11 @@ TARGETS = [
     Target("cold", "first rollout of ant * without the cache", "call_s", 20, "most"),
     Target("cold", "first step of ant * with the cache", "call_s", 2.0, "most"),
     Target("memory", "memory of a rollout, ant spring x 4096 on cpu*", "ratio", 1.15, "most"),
+    *(
+        Target("devices", f"{batch} over virtual devices", f"{count} devices", 0.9)
+        for batch in ("inverted_pendulum spring x 4096", "ant spring x 1024")
+        for count in (2, 4)
+    ),
     # Pools
     Target("gym_pool", "CartPole-v1 x 32", "envkit ParallelEnv", 0.8),
     Target("gym_pool", "HalfCheetah-v5 x 8", "envkit ParallelEnv", 0.8),
