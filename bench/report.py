@@ -59,7 +59,9 @@ class Figure:
     low: float
     high: float
     reference: str | None
-    whole_run: str | None = None  # when the `make bench` began that measured it; None of a bench run by itself
+    whole_run: str | None = (
+        None  # when the `make bench` began that measured it; None of a bench run by itself
+    )
     cpu: str | None = None
 
     @property
@@ -103,7 +105,9 @@ def _figures(bench: str, line: dict[str, Any]) -> Iterator[Figure]:
         if "ratio" in row:
             spread = row.get("ratio_low", row["ratio"]), row.get("ratio_high", row["ratio"])
             reference = line.get("reference", "")
-            yield Figure(*where, name, row.get("steps_per_s"), row["ratio"], *spread, reference, *run)
+            yield Figure(
+                *where, name, row.get("steps_per_s"), row["ratio"], *spread, reference, *run
+            )
         else:
             yield from _numbers(where, row, f"{name}: ")
     yield from _numbers(where, line, "")

@@ -26,6 +26,7 @@ from tensordict import TensorDict, TensorDictBase
 from envkit.batched.attributes import AttributeLookup
 from envkit.batched.exchange.recording import recorded
 from envkit.batched.exchange.shared_rows import BufferExchange, RowsInPlace
+from envkit.batched.exchange.shown_rows import recorded_behind
 from envkit.batched.exchange.tensordicts import TensorDictExchange
 from envkit.batched.lazy_stacks import by_row, empty_rows, stack_rows
 from envkit.batched.makers import as_own_kwargs
@@ -204,6 +205,15 @@ class BatchedEnv(AttributeLookup, PoolOwner):
     def _fast_rollout(self, run: Run) -> TensorDictBase | list[TensorDictBase] | None:
         rows = self._rows_for_run()
         return None if rows is None else recorded(self, rows, run, ended=self._ended)
+
+    def _fast_rollout_behind(
+        self, env: Any, run: Run
+    ) -> TensorDictBase | list[TensorDictBase] | None:
+        rows = self._rows_for_run() if self._steps_by_itself else None
+        is_plain = len(self._batch_size) == 1 and self.on_worker_failure != "restart"
+        if rows is None or not is_plain or (self.device is not None and self.device.type != "cpu"):
+            return None
+        return recorded_behind(env, rows, run)
 
     def _rows_for_run(self) -> BufferExchange | None:
         """Give the exchange, if a whole run can be recorded in its rows."""

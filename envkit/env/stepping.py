@@ -460,6 +460,12 @@ class Stepping(SpecNames, ABC):
         """
         return None
 
+    def _fast_rollout_behind(
+        self, env: Any, run: Run
+    ) -> TensorDictBase | list[TensorDictBase] | None:
+        """Do a whole rollout of a `TransformedEnv` around this env at once, or None; see `_fast_rollout`."""
+        return None
+
     def _unbegun_root(self, policy: Any) -> TensorDictBase | None:
         """Give a root whose rows are all done and hold what their first episodes are drawn from, or None.
 

@@ -82,18 +82,20 @@ class _RewardTransform(FusableTransform, EpisodeTransform):
         return [target for _, target in self._pairs()]
 
     def reset_leaves(self, fresh: Leaves, constants: Mapping[str, Any]) -> Changes:
-        env, flags = self._env(), self._first_flag(fresh)
-        changes = {}
-        for source, target in self._pairs():
-            spec = env.full_reward_spec[source]
-            changes[target] = episode_counters.begun(
-                flags,
-                fresh.batch_dims,
-                spec.shape[env.batch_dims :],
-                dtype_name(spec.dtype),
-                self._first(constants),
-            )
-        return changes
+        flags, first = self._first_flag(fresh), self._first(constants)
+        return {
+            target: episode_counters.begun(flags, fresh.batch_dims, shape, dtype, first)
+            for target, (shape, dtype) in self._read_once("forms", self._found_forms).items()
+        }
+
+    def _found_forms(self) -> dict[Path, tuple[torch.Size, str]]:
+        """Give shape and dtype of each running value, without batch axes."""
+        env = self._env()
+        specs = {target: env.full_reward_spec[source] for source, target in self._pairs()}
+        return {
+            target: (spec.shape[env.batch_dims :], dtype_name(spec.dtype))
+            for target, spec in specs.items()
+        }
 
     def _reset(self, td: TensorDictBase, td_reset: TensorDictBase) -> TensorDictBase:
         if self.container is None:

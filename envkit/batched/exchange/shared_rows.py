@@ -262,6 +262,12 @@ class BufferExchange(RowMemory):
         self._has_roots[touched] = True
         self.has_begun = True  # the first reset was one of all rows
 
+    def begin_ended(self, rows: list[int]) -> None:
+        """Reset some rows within a run, which moves all of them, and leave their roots in the rows."""
+        self._rounds += 1
+        self._reset_rows(set(rows))
+        self.newest_is_next[rows] = False
+
     def _take_states(self, td: TensorDictBase) -> tuple[Path, ...]:
         """Write the states that ``td`` holds into the rows, and name them."""
         found = {path: td.get(as_key(path), None) for path in self._states}

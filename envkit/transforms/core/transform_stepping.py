@@ -484,7 +484,10 @@ class TransformStepping(TransformHolder):
         self._route.stepper._expect_run(stop, policy)
 
     def _fast_rollout(self, run: Run) -> TensorDictBase | list[TensorDictBase] | None:
-        return None if self._runner is None else self._runner._fast_rollout(run)
+        if self._runner is not None:
+            return self._runner._fast_rollout(run)
+        is_own = self._instead_of_copies is None
+        return self.base_env._fast_rollout_behind(self, run) if is_own else None
 
     def _runs_at_once(self, policy: Any) -> bool:
         return self._runner is not None and self._runner._runs_at_once(policy)

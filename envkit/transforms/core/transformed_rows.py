@@ -33,7 +33,7 @@ from envkit.transforms.core.kept_memory import KeptMemory, inwards, memory_of
 from envkit.transforms.core.transform import OWNERSHIP
 from envkit.transport.host import RowCursor
 
-__all__ = ["TransformedCore", "transformed_core"]
+__all__ = ["TransformedCore", "core_around_rows", "through", "transformed_core"]
 
 
 Tensors = dict[Path, torch.Tensor]
@@ -47,14 +47,24 @@ def transformed_core(env: Any) -> TransformedCore | None:
     """Give the core that steps a `TransformedEnv` on rows, or None where it cannot be stepped so."""
     make = getattr(type(env.base_env), "row_core", None)
     base = None if make is None or not env._steps_by_itself else make(env.base_env)
-    if base is None or not env.is_spec_locked or list(env.done_levels) != [()]:
-        return None
-    if not env.transform.is_flat:
+    return None if base is None else _stacking_core(env, base, of_rows=False)
+
+
+def core_around_rows(env: Any) -> TransformedCore | None:
+    """Give what shows the rows of a pool through the transforms of a `TransformedEnv` around it, or None.
+
+    It is not bound: the pool steps its rows.
+    """
+    return _stacking_core(env, None, of_rows=True) if env._steps_by_itself else None
+
+
+def _stacking_core(env: Any, base: Any, *, of_rows: bool) -> TransformedCore | None:
+    if not env.is_spec_locked or list(env.done_levels) != [()] or not env.transform.is_flat:
         return None
     chain = env._chain
     if not all(isinstance(leaf, FusableTransform) and leaf.stacks for leaf in chain):
         return None
-    core = TransformedCore(env, base, tuple(chain))
+    core = TransformedCore(env, base, tuple(chain), of_rows=of_rows)
     return core if core.gives_what_it_declares() else None
 
 
@@ -65,12 +75,13 @@ class TransformedCore:
         env: the `TransformedEnv`.
         base: core of its base env.
         chain: its transforms, first to last; all of them stack.
+        of_rows: the first axis of the env are the rows.
     """
 
-    def __init__(self, env: Any, base: Any, chain: Chain):
-        self.env, self.base, self.chain = env, base, chain
+    def __init__(self, env: Any, base: Any, chain: Chain, *, of_rows: bool):
+        self.env, self.base, self.chain, self._of_rows = env, base, chain, of_rows
         inner = env.base_env
-        self.inner = {region: _leaves(inner, *kinds) for region, kinds in _SHOWN.items()}
+        self.inner = {region: self._leaves(inner, *kinds) for region, kinds in _SHOWN.items()}
         self.inputs = list(_leaves(inner, "action", "state"))
         self.memory = memory_of(chain)
         self.untouched: dict[str, set[Path]] = {}
@@ -94,8 +105,8 @@ class TransformedCore:
 
         Notes which leaves come out as they went in.
         """
-        declared = {region: _leaves(self.env, *kinds) for region, kinds in _SHOWN.items()}
-        inputs = _leaves(self.env, "action", "state")
+        declared = {region: self._leaves(self.env, *kinds) for region, kinds in _SHOWN.items()}
+        inputs = self._leaves(self.env, "action", "state")
         if not all(path in inputs for path in self.memory):
             return False
         for leaves in (*self.inner.values(), *declared.values(), inputs):
@@ -115,6 +126,11 @@ class TransformedCore:
                 return False
             self.untouched[region] = {path for path in given if shown.get(path) is given[path]}
         return True
+
+    def _leaves(self, env: Any, *kinds: str) -> dict[Path, Any]:
+        """Give the leaves of one row."""
+        leaves = _leaves(env, *kinds)
+        return {path: leaf[0] for path, leaf in leaves.items()} if self._of_rows else leaves
 
 
 class TransformedRows:

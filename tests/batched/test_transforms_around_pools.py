@@ -1,0 +1,186 @@
+"""Rollouts of a pool behind transforms, recorded on rows: the data of the same pool stepped one by one.
+
+What is compared with has a transform more, which does nothing and cannot be shown stacked rows.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from envkit import (
+    Compose,
+    GymEnv,
+    GymWrapper,
+    ParallelEnv,
+    RewardSum,
+    SerialEnv,
+    StepCounter,
+    SyncDataCollector,
+    TransformedEnv,
+    VecNorm,
+    compile_policy,
+)
+from envkit.batched.exchange import shown_rows
+from envkit.errors import WorkerError
+from tests.batched.test_transforms_in_workers import CHAINS, ROWS, Walk, assert_told_the_same, play
+from tests.bridges.compare import assert_same
+from tests.transforms.chains import Opaque
+
+
+@pytest.fixture
+def recordings(monkeypatch):
+    """Count the rollouts that are recorded on rows."""
+    found = []
+
+    def counted(env, rows, run, **options):
+        made = recorded(env, rows, run, **options)
+        found.append(made is not None)
+        return made
+
+    recorded = shown_rows.recorded
+    monkeypatch.setattr(shown_rows, "recorded", counted)
+    return found
+
+
+@pytest.fixture(scope="module")
+def pools():
+    """Two equal pools in this process, and two with workers."""
+    made = {
+        kind: [kind(ROWS, lambda: GymWrapper(Walk())) for _ in range(2)]
+        for kind in (SerialEnv, ParallelEnv)
+    }
+    yield made
+    for pair in made.values():
+        for pool in pair:
+            pool.close()
+
+
+def behind(pool, chain, *more):
+    return TransformedEnv(pool, Compose(*chain(), *more))
+
+
+@pytest.mark.parametrize("kind", [SerialEnv, ParallelEnv])
+@pytest.mark.parametrize("chain", CHAINS.values(), ids=CHAINS)
+def test_recorded_rollouts_show_what_single_steps_show(pools, recordings, kind, chain):
+    fast, slow = pools[kind]
+
+    told = play(behind(fast, chain))
+    expected = play(behind(slow, chain, Opaque()))
+
+    assert_told_the_same(told, expected)
+    assert recordings == [True]
+
+
+class Module(torch.nn.Module):
+    """Acts on what only transforms show."""
+
+    def forward(self, td):
+        up = (td["step_count"] + (td["episode_reward"] > 0)) % 2
+        return td.set("action", torch.nn.functional.one_hot(up.squeeze(-1).long(), 2))
+
+
+class OfLeaves(torch.nn.Module):
+    def forward(self, place):
+        return torch.nn.functional.one_hot((place.sum(-1) > 0).long(), 2)
+
+
+def of_leaves():
+    from tensordict.nn import TensorDictModule
+
+    return TensorDictModule(OfLeaves(), ["place"], ["action"])
+
+
+@pytest.mark.parametrize("stops", [True, False])
+@pytest.mark.parametrize(
+    "policy",
+    [lambda: None, Module, of_leaves, lambda: compile_policy(of_leaves())],
+    ids=["random", "of TensorDicts", "of leaves", "compiled"],
+)
+def test_whoever_acts_and_when_it_stops(pools, recordings, policy, stops):
+    def chain():
+        return [RewardSum(), StepCounter(4)]
+
+    fast, slow = pools[SerialEnv]
+    rolled = []
+    for env in (behind(fast, chain), behind(slow, chain, Opaque())):
+        env.set_seed(5)
+        torch.manual_seed(0)
+        data = env.rollout(70, policy(), break_when_any_done=stops)
+        root = env.step_mdp(data[..., -1])
+        rolled += [
+            data,
+            env.rollout(9, policy(), auto_reset=False, tensordict=root, break_when_any_done=stops),
+        ]
+
+    assert_told_the_same(rolled[:2], rolled[2:])
+    assert recordings == [True, True]
+
+
+def test_collectors_record_on_rows_too(pools, recordings):
+    def batches(pool, *more):
+        pool.set_seed(1)
+        torch.manual_seed(0)
+        env = TransformedEnv(pool, Compose(RewardSum(), StepCounter(3), *more))
+        collector = SyncDataCollector(env, None, frames_per_batch=6 * ROWS, total_frames=18 * ROWS)
+        return [batch.clone() for batch in collector]
+
+    fast, slow = pools[SerialEnv]
+
+    for one, other in zip(batches(fast), batches(slow, Opaque()), strict=True):
+        assert_same(one, other)
+    assert recordings == [True] * 3
+
+
+def test_a_limit_that_is_set_between_steps_ends_episodes(pools, recordings):
+    counter = StepCounter()
+    env = TransformedEnv(pools[SerialEnv][0], counter)
+    env.rollout(3, break_when_any_done=False)
+
+    counter.max_steps = 2
+    data = env.rollout(9, break_when_any_done=False)
+
+    assert int(data["next", "step_count"].max()) == 2
+    assert (data["next", "truncated"] >= (data["next", "step_count"] == 2)).all()
+    assert (data["step_count"][:, 1:][data["next", "done"][:, :-1]] == 0).all()
+
+
+def test_what_cannot_be_shown_stacked_rows_goes_step_by_step(pools, recordings):
+    pool = pools[SerialEnv][0]
+
+    class Overriding(TransformedEnv):
+        def step(self, tensordict):
+            return super().step(tensordict)
+
+    for env in (
+        TransformedEnv(pool, VecNorm(["place"])),
+        TransformedEnv(pool, Compose(StepCounter(), Opaque())),
+        Overriding(pool, StepCounter()),
+        TransformedEnv(TransformedEnv(pool, Opaque()), StepCounter()),
+    ):
+        assert env.rollout(3, break_when_any_done=False).shape == (ROWS, 3)
+    assert not recordings
+
+
+def test_a_row_that_raises_is_named_and_the_pool_can_be_reset():
+    makers = [lambda at=at: GymWrapper(Walk(at)) for at in (None, 4, None, None)]
+    with SerialEnv(ROWS, makers) as pool:
+        env = TransformedEnv(pool, Compose(RewardSum(), StepCounter()))
+
+        with pytest.raises(WorkerError, match=r"row 1|env 1"):
+            env.rollout(20, break_when_any_done=False)
+
+        data = env.rollout(5, break_when_any_done=False)
+        assert (data["step_count"][:, 0] == 0).all() and (data["episode_reward"][:, 0] == 0).all()
+
+
+def test_a_pool_that_is_started_again_records_again(recordings):
+    env = TransformedEnv(
+        SerialEnv(2, lambda: GymEnv("CartPole-v1")), Compose(RewardSum(), StepCounter())
+    )
+    shapes = []
+    for _ in range(2):
+        shapes.append(env.rollout(5, break_when_any_done=False)["episode_reward"].shape)
+        env.close()
+
+    assert shapes == [(2, 5, 1)] * 2 and recordings == [True, True]
