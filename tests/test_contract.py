@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 from functools import partial
+from importlib.util import find_spec
 
 import cloudpickle
 import pytest
@@ -112,6 +113,7 @@ SLOW = (
         "jumanji",
         "pgx",
         "jaxmarl",
+        "navix",
         "xminigrid",
         "ray count",
         "ray cartpole",
@@ -122,8 +124,10 @@ SLOW = (
 
 def marks(kind: str) -> list[pytest.MarkDecorator]:
     """Marks of a kind of env: Ray takes seconds to start, each time."""
-    on_ray = [pytest.mark.sweep] if kind.startswith("ray") else []
-    return [pytest.mark.slow, *on_ray] if kind in SLOW else []
+    more = [pytest.mark.sweep] if kind.startswith("ray") else []
+    if kind == "navix":  # which brings so much that the development extras leave it out
+        more = [pytest.mark.skipif(find_spec("navix") is None, reason="needs the extra navix")]
+    return [pytest.mark.slow, *more] if kind in SLOW else []
 
 
 kinds = [pytest.param(kind, marks=marks(kind)) for kind in KINDS]

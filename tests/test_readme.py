@@ -30,6 +30,7 @@ ELSEWHERE = (  # other tests run these
     "gpu.md",
     "gradients.md",
     "jax_envs.md",
+    "navix.md",
 )
 GUIDES = [
     page

@@ -326,6 +326,8 @@ WITH_UNDESCRIBED = [
     "ModelBasedEnvBase",
     "MujocoPlaygroundEnv",
     "MujocoPlaygroundWrapper",
+    "NavixEnv",
+    "NavixWrapper",
     "MultiAsyncCollector",
     "MultiCollector",
     "MultiDiscrete",

@@ -2,7 +2,7 @@
 
 Conventions
     state    the library's own, and the steps since the reset, which its time limit counts. The pictures of empty tiles
-             that the library keeps in each state (196 kB for a grid of 8 x 8) stay only where the observation reads them.
+             that the library keeps in each state (12 kB for a grid of 8 x 8) stay only where the observation reads them.
     end      step type TERMINATION is terminated, TRUNCATION truncated: the library's time limit, ``max_steps``.
     events   what happened in a step, e.g. ``goal_reached``, is the info.
 """
@@ -106,6 +106,12 @@ class NavixWrapper(SimulatorEnv):
 
     Raises:
         ArgumentTypeError: (a TypeError) ``env`` is no env of the library.
+
+    Example:
+        >>> import navix
+        >>> env = NavixWrapper(navix.make("Navix-Empty-5x5-v0"), batch_size=[2])
+        >>> env.reset()["observation"].shape
+        torch.Size([2, 5, 5, 3])
     """
 
     libname = "navix"
@@ -151,6 +157,12 @@ class NavixEnv(NavixWrapper):
 
     Raises:
         ArgumentError: (a ValueError) the library has no env or observation of that name.
+
+    Example:
+        >>> import navix
+        >>> env = NavixEnv("Navix-Empty-5x5-v0", observation_fn="rgb", batch_size=[2])
+        >>> env.reset()["observation"].shape
+        torch.Size([2, 40, 40, 3])
     """
 
     available_envs: ClassVar[Sequence[str]] = EnvNames(env_names)  # type: ignore[assignment]

@@ -15,6 +15,7 @@ from envkit.env.checks import check_env_specs
 from envkit.errors import ArgumentError, ArgumentTypeError, OptionError
 from tests.bridges.compare import assert_same
 from tests.bridges.worlds.bare import assert_equals_bare
+from tests.test_readme import ROOT, blocks, execute
 
 pytest.importorskip("navix", reason="needs the extra navix")
 
@@ -31,7 +32,8 @@ def grid():
 
 
 def assert_equals_navix(env, steps):
-    from navix import StepType, Timestep
+    from navix import StepType
+    from navix.rendering.cache import RenderingCache
 
     bare = env._env
 
@@ -39,18 +41,12 @@ def assert_equals_navix(env, steps):
         return {"observation": bare.reset(key).observation}
 
     def step(moment, action):
-        before = Timestep(
-            t=moment.t,
-            observation=0,
-            action=0,
-            reward=0.0,
-            step_type=StepType.TRANSITION,
-            state=moment.state,
+        whole = moment.state.replace(cache=RenderingCache.init(moment.state.grid))
+        before = bare.reset(moment.state.key).replace(
+            t=moment.t, state=whole, step_type=StepType.TRANSITION
         )
         after = bare.step(before, action)  # does not reset: no episode has ended
-        state = after.state
-        if moment.state.cache is None:
-            state = state.replace(cache=None)
+        state = after.state.replace(cache=moment.state.cache)
         shown = {
             "observation": after.observation,
             "reward": after.reward,
@@ -136,7 +132,7 @@ def test_states_hold_pictures_only_where_they_are_observed(grid):
 
     words = [env.reset()["state", "words"].shape[-1] for env in (grid, pictures)]
 
-    assert words[0] < 200 < 10_000 < words[1]
+    assert words[0] + 25 * 8 * 8 * 3 // 4 < words[1]
 
 
 # ------------------------------------------------------------------------ what stateless envs can do
@@ -171,8 +167,17 @@ def test_a_stored_state_is_drawn(grid):
 
     turned, went = grid.render(after, row=0), grid.render(after, row=1)
 
-    assert turned.shape == (160, 160, 3) and turned.dtype == torch.uint8
+    assert turned.shape == (40, 40, 3) and turned.dtype == torch.uint8
     assert not torch.equal(turned, went)
+
+
+@pytest.mark.slow
+def test_the_page_and_the_contract_of_specs_hold():
+    for code in blocks(ROOT / "docs" / "navix.md").values():
+        execute(code)
+    env = NavixEnv("Navix-Empty-5x5-v0", batch_size=[3], episode_length=5)
+
+    check_env_specs(env, seed=0)
 
 
 # --------------------------------------------------------------------------------- names and errors
