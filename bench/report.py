@@ -1,8 +1,7 @@
 """Hold what the benches recorded against its targets: on the terminal, as a page, README's table, tested versions and pictures.
 
 Of each comparison on each machine the last recorded line counts, work by work: a short run that left out a peer
-does not hide what was measured of it before. The table of speeds shows one run of ``make bench`` alone: the last
-that measured all its rows. Nothing is measured here.
+does not hide what was measured of it before. Nothing is measured here.
 
 Run: ``python -m bench.report`` (``make bench`` does at its end; ``--check``, which ``make docs`` runs, says what is old); writes docs/benchmark_log.md, the table of
 speeds between its markers in README.md and docs/benchmarks.md, that of tested versions in docs/install.md, and
@@ -59,10 +58,6 @@ class Figure:
     low: float
     high: float
     reference: str | None
-    whole_run: str | None = (
-        None  # when the `make bench` began that measured it; None of a bench run by itself
-    )
-    cpu: str | None = None
 
     @property
     def date(self) -> str:
@@ -99,15 +94,12 @@ def _figures(bench: str, line: dict[str, Any]) -> Iterator[Figure]:
         return
     machine = line.get("accelerator") or f"{line.get('cores')} cores"
     where = (bench, _STEPS.sub("", line["title"]), machine, line["date"])
-    run = line.get("run"), line.get("cpu")
     for row in line.get("works", line.get("rows", [])):
         name = row.get("work") or row["env"]
         if "ratio" in row:
             spread = row.get("ratio_low", row["ratio"]), row.get("ratio_high", row["ratio"])
             reference = line.get("reference", "")
-            yield Figure(
-                *where, name, row.get("steps_per_s"), row["ratio"], *spread, reference, *run
-            )
+            yield Figure(*where, name, row.get("steps_per_s"), row["ratio"], *spread, reference)
         else:
             yield from _numbers(where, row, f"{name}: ")
     yield from _numbers(where, line, "")
@@ -315,38 +307,41 @@ class Row:
 
 
 def rows_of_table(figures: list[Figure]) -> list[Row]:
-    """Choose the figures of the table of speeds: those of the last run of ``make bench`` that measured envkit in each row.
+    """Choose the figures of the table of speeds, on the machine without a GPU that measured most.
 
-    A cell is None where that run did not measure it.
+    The cells of a row come from one run, the newest of those that measured most of its works. A cell is None where
+    that run did not measure it.
     """
-    runs: dict[str, dict[tuple[str, str, str], Figure]] = {}
-    for figure in figures:
-        if figure.whole_run is not None:
-            found = runs.setdefault(figure.whole_run, {})
-            found[figure.bench, figure.title, figure.work] = figure
-    for _, found in sorted(runs.items(), reverse=True):
-        rows = [
-            Row(label, tuple(found.get((bench, title, work)) for work in works), ours)
-            for label, bench, title, *works in _README_ROWS
-            if (ours := found.get((bench, title, works[1]))) is not None
-        ]
-        if len(rows) == len(_README_ROWS):
-            return rows
-    raise SystemExit("No run of make bench measured all rows of README's table: run make bench.")
+    cores = [f.machine for f in figures if f.machine.endswith(" cores")]
+    machine = max(dict.fromkeys(cores), key=cores.count)
+    rows = []
+    for label, bench, title, *works in _README_ROWS:
+        runs: dict[str, dict[str, Figure]] = {}
+        for figure in figures:
+            if (figure.bench, figure.title, figure.machine) == (bench, title, machine):
+                runs.setdefault(figure.run, {})[figure.work] = figure
+        _, found = max(
+            runs.items(),
+            key=lambda run: (len(run[1].keys() & set(works)), run[0]),
+            default=("", {}),
+        )
+        if works[1] not in found:
+            raise SystemExit(
+                f"README's table wants {works[1]!r} of {title!r}: run python -m bench.{bench}, or change _README_ROWS."
+            )
+        rows.append(Row(label, tuple(found.get(work) for work in works), found[works[1]]))
+    return rows
 
 
 def table(figures: list[Figure]) -> str:
-    """Write the table of speeds, and below it where and when they were measured."""
-    rows = rows_of_table(figures)
+    """Write the table of speeds; a target is judged by the run of its row."""
     lines = [
-        "| steps per second | bare simulator | envkit | gymnasium | TorchRL | target of envkit |",
-        "| --- | --- | --- | --- | --- | --- |",
+        "| steps per second | bare simulator | envkit | gymnasium | TorchRL | target of envkit | measured |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
     ]
-    for row in rows:
-        cells = [*map(_cell, row.cells), _aim(row.ours)]
+    for row in rows_of_table(figures):
+        cells = [*map(_cell, row.cells), _aim(row.ours), f"{row.ours.date}, {row.ours.machine}"]
         lines.append(f"| {row.label} | {' | '.join(cells)} |")
-    one = rows[0].ours
-    lines.append(f"\nMeasured in one run on {one.date}: {one.cpu}, {one.machine}.")
     return "\n".join(lines)
 
 
