@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -24,9 +24,26 @@ from envkit.batched.metadata import EnvLeaves
 from envkit.data.paths import Path, as_key
 from envkit.env.runs import Run
 from envkit.specs.inputs import require_input
-from envkit.transforms.core.transformed_rows import TransformedCore, core_around_rows, through
 
 __all__ = ["recorded_behind"]
+
+
+class SeenThrough(Protocol):
+    """What transforms make of stacked rows.
+
+    Attributes:
+        memory: entries of the root that they read.
+        untouched: entries of each region that come out as they went in.
+    """
+
+    memory: list[Path]
+    untouched: dict[str, set[Path]]
+
+    def through(
+        self, leaves: dict[Path, torch.Tensor], root: dict[Path, torch.Tensor] | None
+    ) -> dict[Path, torch.Tensor]:
+        """Show the rows of a step from a root, or of a reset (None)."""
+        ...
 
 
 def recorded_behind(
@@ -48,7 +65,7 @@ def recorded_behind(
 class ShownRows(RowMemory):
     """The rows of an exchange, and memory for what transforms show of them; see `RowMemory`."""
 
-    def __init__(self, env: Any, exchange: BufferExchange, core: TransformedCore):
+    def __init__(self, env: Any, exchange: BufferExchange, core: SeenThrough):
         own, slots = EnvLeaves(env), exchange.num_slots
 
         def rings(moments: int, *kinds: str) -> dict[Path, torch.Tensor]:
@@ -70,7 +87,7 @@ class ShownRows(RowMemory):
             None,
         )
         self.exchange, self.has_large_rows = exchange, False
-        self._chain = core.chain
+        self._through = core.through
         self._remembered = inputs.keys() - exchange.actions
         self._memory = [{path: given[path] for path in core.memory} for given in self.inputs]
         self._flags = list(own.paths("done"))
@@ -86,7 +103,7 @@ class ShownRows(RowMemory):
         has_states = exchange.rings.inputs.keys() != exchange.actions
         if exchange.has_large_rows or exchange.node_axes or has_states:
             return None
-        core = core_around_rows(env)
+        core: SeenThrough | None = env.core_around_rows()
         return None if core is None else cls(env, exchange, core)
 
     def fill(self, given: TensorDictBase | Mapping[Path, Any], mask: None, slot: int) -> None:
@@ -120,7 +137,7 @@ class ShownRows(RowMemory):
         """Wait for the step, show it, and begin again what has ended if that was asked for."""
         begun, advances = sent
         inner, slot = self.exchange.wait(begun), self.slot
-        shown = through(self._chain, inner, self._memory[slot])
+        shown = self._through(inner, self._memory[slot])
         for path, memory in self._shown[slot].items():
             np.copyto(memory, _array_of(shown.get(path), self.nexts[slot][path], path))
         if advances:
@@ -146,7 +163,7 @@ class ShownRows(RowMemory):
         if ended.any():
             self.exchange.begin_ended(ended.nonzero()[0].tolist())
         fresh = {path: torch.from_numpy(leaf[rows]) for path, leaf in self._fresh[slot].items()}
-        first = through(self._chain, fresh, None)
+        first = self._through(fresh, None)
         for path, memory in root.items():
             memory[rows] = _array_of(first.get(path), self.roots[slot + 1][path][: len(rows)], path)
 

@@ -32,7 +32,11 @@ from envkit.transforms.core.kept_memory import KeptMemory, kept_before
 from envkit.transforms.core.spec_hooks import books_of, infos_behind, require_declared
 from envkit.transforms.core.transform import Transform, TransformLike
 from envkit.transforms.core.transform_stepping import TransformStepping
-from envkit.transforms.core.transformed_rows import TransformedCore, transformed_core
+from envkit.transforms.core.transformed_rows import (
+    TransformedCore,
+    core_around_rows,
+    transformed_core,
+)
 from envkit.transforms.core.wrapper import TransformHolder
 
 __all__ = ["TransformedEnv"]
@@ -219,6 +223,10 @@ class TransformedEnv(OnRow, TransformStepping):
     def row_core(self) -> TransformedCore | None:
         """Give the core that steps this env on NumPy rows, transforms included; None where it has none."""
         return transformed_core(self)
+
+    def core_around_rows(self) -> TransformedCore | None:
+        """Give what shows the rows of a pool inside through the transforms; None where rows cannot be stacked for them."""
+        return core_around_rows(self)
 
     def _row_key(self) -> Hashable:
         base: Any = self._modules["base_env"]  # as an attribute it would be looked for long

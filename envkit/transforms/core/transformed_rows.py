@@ -33,7 +33,7 @@ from envkit.transforms.core.kept_memory import KeptMemory, inwards, memory_of
 from envkit.transforms.core.transform import OWNERSHIP
 from envkit.transport.host import RowCursor
 
-__all__ = ["TransformedCore", "core_around_rows", "through", "transformed_core"]
+__all__ = ["TransformedCore", "core_around_rows", "transformed_core"]
 
 
 Tensors = dict[Path, torch.Tensor]
@@ -126,6 +126,10 @@ class TransformedCore:
                 return False
             self.untouched[region] = {path for path in given if shown.get(path) is given[path]}
         return True
+
+    def through(self, leaves: Tensors, root: Tensors | None) -> Tensors:
+        """Show the leaves of stacked rows through the transforms; see `through`."""
+        return through(self.chain, leaves, root)
 
     def _leaves(self, env: Any, *kinds: str) -> dict[Path, Any]:
         """Give the leaves of one row."""
