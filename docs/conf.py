@@ -23,7 +23,7 @@ GENERATED = HERE / "reference" / "generated"  # a page for each public name, by 
 INVENTORIES = HERE / "inventories"
 for folder in (TUTORIALS, GENERATED, INVENTORIES):  # else pages of what is gone would stay
     shutil.rmtree(folder, ignore_errors=True)
-shutil.copytree(HERE.parent / "notebooks", TUTORIALS, ignore=shutil.ignore_patterns(".*"))
+shutil.copytree(HERE.parent / "notebooks", TUTORIALS, ignore=shutil.ignore_patterns(".*", "*.toml"))
 
 project = "envkit"
 author = copyright = "the envkit authors"

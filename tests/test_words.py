@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from tests import words
@@ -77,7 +79,7 @@ def f(name):
     assert found == [2, 3, 8, 11, 13]
 
 
-def test_prose_of_a_page_is_read_and_its_code_only_for_width():
+def test_prose_of_a_page_is_read_and_its_code_for_width_and_comments():
     page = f"""# Built anew
 
 One line
@@ -88,6 +90,7 @@ is built anew.
 ```python
 anew = 1
 x = "{"y" * 90}"
+# read anew
 ```
 
 ```text
@@ -97,4 +100,16 @@ x = "{"y" * 90}"
 
     found = sorted(line for line, _ in words.in_markdown(page))
 
-    assert found == [1, 3, 6, 10]
+    assert found == [1, 3, 6, 10, 11]
+
+
+def test_cells_of_a_notebook_are_read():
+    cells = [
+        {"cell_type": "markdown", "source": ["Built ", "anew."]},
+        {"cell_type": "code", "source": ["%load_ext anew\n", "anew = 1  # read anew"]},
+        {"cell_type": "code", "source": [f"x = '{'y' * 90}'"]},
+    ]
+
+    found = [cell for cell, _ in words.in_notebook(json.dumps({"cells": cells}))]
+
+    assert found == [1, 2, 3]

@@ -1,17 +1,18 @@
 """The rules of plain English that a program can check, for all text that people read.
 
 ``python -m tests.words`` prints what breaks a rule and is not on the list of words.toml; ``--all`` prints the list's too.
-It reads README, the pages for users, and the docstrings, comments and texts of the code.
+It reads README, the pages for users, the notebooks, and the docstrings, comments and texts of the code.
 
 Conventions
     piece    text that is one paragraph, list item, table cell or message; code in it counts as one word.
-    finding  path, line and a sentence that says which rule is broken.
+    finding  path, line (of a notebook: cell) and a sentence that says which rule is broken.
 """
 
 from __future__ import annotations
 
 import ast
 import io
+import json
 import re
 import sys
 import tokenize
@@ -101,8 +102,11 @@ def in_markdown(source: str) -> Iterator[tuple[int, str]]:
     for fence in re.finditer(
         r"^( *)(```+)(\{?[\w-]*\}?)[^\n]*\n(.*?)^\1\2", source, re.DOTALL | re.MULTILINE
     ):
+        first = source.count("\n", 0, fence.start(4)) + 1
         if fence[3] in ("python", "bash", "toml", "{code-cell}"):
-            yield from _wide(fence[4], source.count("\n", 0, fence.start(4)) + 1)
+            yield from _wide(fence[4], first)
+        if fence[3] == "python":
+            yield from ((first + line - 1, one) for line, one in _in_comments(fence[4]))
     prose = re.sub(
         r"\A---\n.*?\n---\n|^( *)(```+).*?^\1\2|<!-- (\w+).*?<!-- end.*?-->|<!--.*?-->|^\+\+\+.*?$",
         lambda found: "\n" * found.group().count("\n"),
@@ -212,9 +216,23 @@ def _in_comments(source: str) -> Iterator[tuple[int, str]]:
         yield from ((first, text) for text in broken(" ".join(held)))
 
 
+def in_notebook(source: str) -> Iterator[tuple[int, str]]:
+    """Yield the number of the cell and the text of all that breaks a rule in a notebook."""
+    for number, cell in enumerate(json.loads(source)["cells"], 1):
+        text = "".join(cell["source"])
+        if cell["cell_type"] == "markdown":
+            found = in_markdown(text)
+        else:
+            found = (*_wide(text, 1), *in_python(re.sub(r"^%.*$", "", text, flags=re.MULTILINE)))
+        yield from ((number, one) for _, one in found)
+
+
+READERS = {".md": in_markdown, ".ipynb": in_notebook, ".py": in_python, ".pyi": in_python}
+
+
 def findings(root: Path = ROOT) -> list[Finding]:
     """Return all that breaks a rule in the repository at ``root``, in order of path and line."""
-    pages = [root / "README.md", *(root / "docs").rglob("*.md")]
+    pages = [root / "README.md", *(root / "docs").rglob("*.md"), *root.glob("notebooks/*.ipynb")]
     modules = [
         p
         for folder in ("envkit", "bridges")
@@ -225,7 +243,7 @@ def findings(root: Path = ROOT) -> list[Finding]:
     for path in pages + modules:
         if path.parent.name == "docs" and path.stem in FOR_DEVELOPERS:
             continue
-        read = in_markdown if path.suffix == ".md" else in_python
+        read = READERS[path.suffix]
         name = str(path.relative_to(root))
         exempt = [
             re.compile(f"'({word})' in ", re.I)
