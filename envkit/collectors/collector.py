@@ -36,7 +36,7 @@ from envkit.collectors.settings import (
 from envkit.collectors.threads import Background, asked_for, in_turn, require_open, require_own
 from envkit.collectors.trajectories import EpisodeStore, ProgressBar
 from envkit.data.arguments import require_state_dict
-from envkit.data.keywords import ShownKeywords, completed
+from envkit.data.keywords import ShownKeywords, completed, describe_keywords
 from envkit.data.plain import from_plain, plain
 from envkit.env.base import EnvBase
 from envkit.env.policy import PolicyLike
@@ -105,6 +105,10 @@ class Collector:
                 made = kind_for(backend, sync, cls, has_workers=counted)
             require_known(made, options, Collector)
             return super().__new__(made)
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        describe_keywords(cls)
 
     def __init__(
         self,
@@ -357,10 +361,13 @@ class Collector:
             AttributeError: an env has none of this name.
 
         Example:
-            >>> collector = Collector(make, frames_per_batch=8, backend="process", num_collectors=2)
+            >>> from envkit import Collector, GymEnv, SerialEnv
+            >>> env = SerialEnv(2, lambda: GymEnv("CartPole-v1"))
+            >>> collector = Collector(env, frames_per_batch=8)
             >>> collector.set_attr("gravity", 5.0, indices=[1])
             >>> collector.get_attr("gravity")
             [9.8, 5.0]
+            >>> collector.shutdown()
         """
         return self._ask_envs(partial(attribute_of, name), indices)
 
@@ -391,8 +398,12 @@ class Collector:
             The results of the calls, in order.
 
         Example:
-            >>> collector.call("set_level", 3)
-            [None, None]
+            >>> from envkit import Collector, GymEnv, SerialEnv
+            >>> env = SerialEnv(2, lambda: GymEnv("CartPole-v1"))
+            >>> collector = Collector(env, frames_per_batch=8)
+            >>> collector.call("has_wrapper_attr", "gravity")
+            [True, True]
+            >>> collector.shutdown()
         """
         return self._ask_envs(partial(call_attribute, name, args, kwargs), indices)
 
@@ -415,9 +426,11 @@ class Collector:
             UnsupportedError: (a NotImplementedError) the envs are in workers.
 
         Example:
+            >>> from envkit import Collector, GymEnv
             >>> collector = Collector(lambda: GymEnv("Pendulum-v1"), frames_per_batch=8)
             >>> collector.fake_tensordict()["observation"].shape
             torch.Size([8, 3])
+            >>> collector.shutdown()
         """
         raise UnsupportedError(
             f"the envs of a {type(self).__name__} are in workers, so there is none here to look like. Ask a "
@@ -461,8 +474,11 @@ class Collector:
         """Call what a path of attributes and items leads to; what cannot be called is given as it is.
 
         Example:
-            >>> collector.cascade_execute("env.set_seed", 3)
-            4
+            >>> from envkit import Collector, GymEnv
+            >>> collector = Collector(GymEnv("CartPole-v1"), frames_per_batch=8)
+            >>> collector.cascade_execute("env.fake_tensordict")["observation"]
+            tensor([0., 0., 0., 0.])
+            >>> collector.shutdown()
         """
         return executed(self, attr_path, args, kwargs)
 
@@ -472,8 +488,11 @@ class Collector:
         A worker has ``env``, ``policy``, ``worker_idx``, ``frames`` and ``episodes``.
 
         Example:
+            >>> from envkit import Collector, GymEnv
+            >>> collector = Collector(GymEnv("CartPole-v1"), frames_per_batch=8)
             >>> collector.get_distant_attr("env.batch_size")
             torch.Size([])
+            >>> collector.shutdown()
         """
         return followed(self, attr)
 
@@ -513,9 +532,14 @@ class Collector:
         """Profile the next batches with torch's profiler, where they are made; see `ProfileConfig` for the arguments.
 
         Example:
-            >>> collector.enable_profile(num_rollouts=3, save_path="traces/{worker_idx}.json")
-            >>> for _ in range(3):
+            >>> from envkit import Collector, GymEnv
+            >>> collector = Collector(GymEnv("CartPole-v1"), frames_per_batch=8)
+            >>> collector.enable_profile(num_rollouts=2, save_path="{worker_idx}.json")
+            >>> for _ in range(2):
             ...     batch = collector.next()
+            >>> Path("0.json").exists()
+            True
+            >>> collector.shutdown()
         """
         self._profiled = ProfileConfig(
             workers=[0] if workers is None else workers,
@@ -558,7 +582,13 @@ class Collector:
             NoBufferError: (a RuntimeError) there is no replay buffer.
 
         Example:
-            >>> collector = Collector(make, policy, frames_per_batch=32, replay_buffer=buffer)
+            >>> from collections import deque
+            >>> from envkit import Collector, GymEnv
+            >>> collector = Collector(
+            ...     GymEnv("CartPole-v1"),
+            ...     frames_per_batch=8,
+            ...     replay_buffer=deque(maxlen=100),
+            ... )
             >>> collector.start()
             >>> collector.is_running()
             True
@@ -591,8 +621,18 @@ class Collector:
             NotStartedError: (a RuntimeError) nothing runs.
 
         Example:
+            >>> from collections import deque
+            >>> from envkit import Collector, GymEnv
+            >>> steps = deque(maxlen=100)
+            >>> collector = Collector(
+            ...     GymEnv("CartPole-v1"), frames_per_batch=8, replay_buffer=steps
+            ... )
+            >>> collector.start()
             >>> with collector.pause():
-            ...     returns = evaluate(make, policy, episodes=10)
+            ...     before = len(steps)
+            ...     len(steps) == before
+            True
+            >>> collector.async_shutdown()
         """
         background = self._background
         if background is not None:
@@ -899,6 +939,7 @@ class Collector:
 
 
 BaseCollector = Collector
+describe_keywords(Collector)
 
 
 def flat_stats(counted: Mapping[str, Any], prefix: str = "") -> dict[str, int | float | bool]:

@@ -74,7 +74,17 @@ class MultiCollector(Collector):
     """Collect in workers, processes or actors of Ray; ``sync`` says whether all make a part of every batch.
 
     ``MultiCollector(makers, policy, sync=True)`` gives a `MultiSyncDataCollector`, ``sync=False`` a
-    `MultiaSyncDataCollector`. See `Collector` and `envkit.collectors.settings.WorkerOptions` for the arguments.
+    `MultiaSyncDataCollector`.
+
+    Args:
+        create_env_fn, policy, backend, backend_options, num_collectors, sync: see `Collector`.
+
+    Example:
+        >>> from envkit import GymEnv, MultiCollector
+        >>> makers = [lambda: GymEnv("CartPole-v1"), lambda: GymEnv("CartPole-v1")]
+        >>> with MultiCollector(makers, frames_per_batch=8) as collector:
+        ...     type(collector).__name__, collector.num_workers
+        ('MultiSyncDataCollector', 2)
     """
 
     _has_workers = True
@@ -509,10 +519,22 @@ def _each(name: str, given: Any, count: int) -> list[Any]:
 
 
 class MultiSyncDataCollector(MultiCollector):
-    """Collect in workers, processes or actors of Ray, all of which make a part of every batch; see `Collector` and
-    `envkit.collectors.settings.WorkerOptions`.
+    """Collect in workers, processes or actors of Ray, all of which make a part of every batch.
 
     No step is made between the delivery of a batch and the request for the next one, unless ``prefetch=1``.
+
+    Args:
+        create_env_fn, policy, backend, backend_options, num_collectors, sync: see `Collector`. ``sync`` is
+            True.
+
+    Example:
+        >>> from envkit import GymEnv, MultiSyncDataCollector
+        >>> collector = MultiSyncDataCollector(
+        ...     lambda: GymEnv("CartPole-v1"), frames_per_batch=8, num_workers=2
+        ... )
+        >>> collector.next().batch_size
+        torch.Size([2, 4])
+        >>> collector.shutdown()
     """
 
     _kind = "in workers, a part of every batch in each"
@@ -689,11 +711,23 @@ def _require_time(given: Any, batch_dims: int) -> None:
 
 
 class MultiaSyncDataCollector(MultiCollector):
-    """Collect in workers, processes or actors of Ray, each of which makes whole batches; see `Collector` and
-    `envkit.collectors.settings.WorkerOptions`.
+    """Collect in workers, processes or actors of Ray, each of which makes whole batches.
 
     A worker whose batch was taken begins the next one at once, with the newest weights. One whose batch waits for
     the caller does nothing: there is at most one batch of each worker.
+
+    Args:
+        create_env_fn, policy, backend, backend_options, num_collectors, sync: see `Collector`. ``sync`` is
+            False.
+
+    Example:
+        >>> from envkit import GymEnv, MultiaSyncDataCollector
+        >>> collector = MultiaSyncDataCollector(
+        ...     lambda: GymEnv("CartPole-v1"), frames_per_batch=8, num_workers=2
+        ... )
+        >>> collector.next().batch_size
+        torch.Size([8])
+        >>> collector.shutdown()
     """
 
     _kind = "in workers, a batch in each"
@@ -831,7 +865,12 @@ MultiAsyncCollector = MultiaSyncDataCollector
 class AsyncCollector(MultiaSyncDataCollector):
     """Collect in a single worker, which goes on while the caller trains; see `MultiaSyncDataCollector`.
 
+    Args:
+        create_env_fn: function that makes the env, in the worker.
+        policy, backend, backend_options: see `Collector`.
+
     Example:
+        >>> from envkit import AsyncCollector, GymEnv
         >>> collector = AsyncCollector(lambda: GymEnv("CartPole-v1"), frames_per_batch=64)
         >>> collector.next().batch_size
         torch.Size([64])

@@ -25,10 +25,25 @@ __all__ = ["SyncDataCollector"]
 
 
 class SyncDataCollector(Collector):
-    """Collect in this process; see `Collector` and `envkit.collectors.settings.CollectorOptions`.
+    """Collect in this process.
 
     With a policy that compiles over a stateless env a batch is one program, and ``prefetch=1`` has it run
     while the caller trains. Else a batch is collected when it is asked for.
+
+    Args:
+        create_env_fn: an env, or a function that makes one.
+        policy: see `Collector`; None for random actions.
+        backend: "direct", or None.
+        sync: True.
+
+    Example:
+        >>> from envkit import GymEnv, SyncDataCollector
+        >>> collector = SyncDataCollector(
+        ...     GymEnv("CartPole-v1"), frames_per_batch=20, total_frames=40
+        ... )
+        >>> [batch["observation"].shape for batch in collector]
+        [torch.Size([20, 4]), torch.Size([20, 4])]
+        >>> collector.shutdown()
     """
 
     _kind = "in this process"

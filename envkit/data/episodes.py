@@ -74,6 +74,21 @@ def split_trajectories(
         ArgumentError: the data has no time axis, or is to be nested and has entries that are no tensors.
         ArgumentTypeError: ``as_nested`` is neither a bool nor a layout.
         MissingKeyError: an entry that was named is absent, or neither ids nor flags are there.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from envkit import split_trajectories
+        >>> done = torch.tensor([[False], [True], [False], [False], [False]])
+        >>> following = TensorDict(done=done, batch_size=[5])
+        >>> data = TensorDict(x=torch.arange(5.0), next=following, batch_size=[5])
+        >>> rows = split_trajectories(data)
+        >>> rows["x"]
+        tensor([[0., 1., 0.],
+                [2., 3., 4.]])
+        >>> rows["mask"]
+        tensor([[ True,  True, False],
+                [ True,  True,  True]])
     """
     data = rollout_tensordict
     if not data.batch_dims:

@@ -1,11 +1,12 @@
 """Keywords that several classes take alike, written down once as a `TypedDict`; unknown ones are refused.
 
 Type checkers read name and type of each from ``**options: Unpack[Table]``. This module reads the defaults,
-which are beside the types, and shows the keywords one by one where Python asks for a signature. It does
-not know what they mean.
+which are beside the types, and shows the keywords one by one where Python asks for a signature or a docstring. It
+does not know what they mean.
 
 Conventions
-    table   a `TypedDict`, ``total=False``; each entry is ``Annotated[type, Default(value)]``.
+    table   a `TypedDict`, ``total=False``; each entry is ``Annotated[type, Default(value)]``. Its docstring describes
+            its own entries under ``Args:``, and names above that, with module, the tables that it extends.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -13,6 +14,8 @@ Conventions
 from __future__ import annotations
 
 import inspect
+import re
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -26,6 +29,7 @@ __all__ = [
     "Default",
     "ShownKeywords",
     "completed",
+    "describe_keywords",
     "keywords_of",
     "known_to",
     "refuse_unknown",
@@ -48,6 +52,27 @@ class ShownKeywords:
         return inspect.Signature(keywords_of(owner.__init__)[1:])
 
 
+class _DescribedKeywords:
+    """Class attribute ``__doc__``: see `describe_keywords`. It is put together when it is read."""
+
+    def __init__(self, text: str, shared: tuple[type, ...]):
+        self._text, self._shared = text, shared
+
+    def __get__(self, instance: Any, owner: type) -> str:
+        head, written, tail = _split(self._text)
+        own = {name for names in written for name in names.split(", ")} - {"**options"}
+        found: dict[str, str] = {}
+        for table in (*_tables_of(owner.__init__), *self._shared):
+            found = {**found, **_described(table), **found}
+        taken = inspect.signature(owner).parameters.keys() - own
+        shown = {names: text for names, text in found.items() if taken & set(names.split(", "))}
+        rest = {names: written.pop(names) for names in list(written) if names.startswith("**")}
+        rest.pop("**options", None)
+        entries = written | shown | rest
+        arguments = ["Args:", *entries.values(), ""] if entries else []
+        return "\n".join([*head, *arguments, *tail]).strip()
+
+
 class ChecksKeywords:
     """Refuse what the ``__init__`` of a subclass does not take, with the nearest name that it does.
 
@@ -67,6 +92,20 @@ class ChecksKeywords:
 def completed(table: type, given: Mapping[str, Any]) -> Any:
     """Give the keywords of a table as attributes, those that were not ``given`` at their defaults."""
     return SimpleNamespace(**{**{one.name: one.default for one in _listed(table)}, **given})
+
+
+def describe_keywords(cls: type, *shared: type) -> None:
+    """Have the docstring of a class describe, under ``Args:``, the keywords of tables that the class takes.
+
+    An entry ``**options`` of the docstring gives way to them. Keywords that the docstring describes itself are left out.
+
+    Args:
+        cls: the class; one without a docstring is left as it is.
+        shared: tables whose keywords it takes beside those of the table of its ``__init__``.
+    """
+    written = vars(cls)["__doc__"]
+    if isinstance(written, str):
+        setattr(cls, "__doc__", _DescribedKeywords(written, shared))  # noqa: B010  (no str, for type checkers)
 
 
 def keywords_of(function: Callable[..., Any]) -> list[inspect.Parameter]:
@@ -114,6 +153,40 @@ def refuse_unknown(
         raise OptionError(
             f"{owner} takes no keyword {name!r}. {told} It takes {', '.join(known) or 'none'}."
         )
+
+
+def _tables_of(function: Callable[..., Any]) -> list[type]:
+    parameters = inspect.signature(function).parameters.values()
+    tables = [_table_of(function, parameter) for parameter in parameters]
+    return [table for table in tables if table is not None]
+
+
+def _described(table: type) -> dict[str, str]:
+    """Read what the docstrings of a table, and of those that it extends, say of each entry."""
+    head, entries, _ = _split(table.__doc__ or "")
+    found: dict[str, str] = {}
+    for module, name in re.findall(r"`([\w.]+)\.(\w+)`", "\n".join(head)):
+        found |= _described(getattr(sys.modules[module], name))
+    return found | entries
+
+
+def _split(text: str) -> tuple[list[str], dict[str, str], list[str]]:
+    """Split a docstring into the lines above its arguments, the text of each by its name, and the lines below."""
+    lines = inspect.cleandoc(text).splitlines()
+    sections = [row for row, line in enumerate(lines) if re.fullmatch(r"[A-Z]\w+:", line)]
+    at = lines.index("Args:") if "Args:" in lines else next(iter(sections), len(lines))
+    end = at
+    entries: dict[str, str] = {}
+    if "Args:" in lines:
+        inside = range(at + 1, len(lines))
+        end = next((row for row in inside if lines[row][:1].strip()), len(lines))
+        names = ""
+        for line in filter(str.strip, lines[at + 1 : end]):
+            is_first = len(line) - len(line.lstrip()) == 4
+            names = line.partition(":")[0].strip() if is_first else names
+            entries[names] = line if is_first else f"{entries[names]}\n{line}"
+    head = [*lines[:at], ""] if lines[at - 1 : at] != [""] else lines[:at]
+    return head, entries, lines[end:]
 
 
 def _table_of(function: Callable[..., Any], parameter: inspect.Parameter) -> type | None:

@@ -294,6 +294,17 @@ def terminated_or_truncated(
 
     Returns:
         Whether any flag is set.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from envkit import terminated_or_truncated
+        >>> flags = {"terminated": torch.tensor([[True], [False]])}
+        >>> data = TensorDict(flags | {"truncated": torch.zeros(2, 1, dtype=bool)}, [2])
+        >>> terminated_or_truncated(data)
+        True
+        >>> data["_reset"].flatten()
+        tensor([ True, False])
     """
     if full_done_spec is not None:
         paths = [as_path(leaf) for leaf in full_done_spec.keys(True, True)]

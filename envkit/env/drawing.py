@@ -35,6 +35,14 @@ def make_tensordict(env: Stepping, policy: PolicyLike = None) -> TensorDict:
 
     Returns:
         Root and ``next``, batch size that of the env.
+
+    Example:
+        >>> from envkit import GymEnv, make_tensordict
+        >>> env = GymEnv("CartPole-v1")
+        >>> td = make_tensordict(env)
+        >>> td["observation"], td["next", "reward"]
+        (tensor([0., 0., 0., 0.]), tensor([0.]))
+        >>> env.close()
     """
     td = fake_step(env.input_spec, env.output_spec)
     with torch.no_grad():

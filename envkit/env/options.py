@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 from torch import nn
 
 from envkit.data.arguments import as_bool
-from envkit.data.keywords import Default, keywords_of
+from envkit.data.keywords import Default, describe_keywords, keywords_of
 from envkit.lazy_imports import late
 from envkit.specs.annotations import BatchSize
 
@@ -53,9 +53,14 @@ class EnvMeta(ABCMeta):
     Type checkers do not see ``__call__``: they would take its arguments and result for those of every
     class, so that no keyword of a constructor were checked and every env were of an unknown type. The
     same holds for ``__new__`` of `EnvBase`. The keywords taken out here are listed in `EnvOptions` for them.
+    The docstring of each class describes all that it takes.
     """
 
     if not TYPE_CHECKING:
+
+        def __init__(cls, *args: Any, **kwargs: Any):
+            super().__init__(*args, **kwargs)
+            describe_keywords(cls, EnvOptions)
 
         def __call__(
             cls,

@@ -147,6 +147,16 @@ class RandomPolicy:
         action_spec: what actions are drawn from: a Composite of entries, or the spec of one. It says the shape,
             batch axes included. None draws for the env in which the policy is run.
         action_key: where an action is written that is no entry of a Composite.
+
+    Example:
+        >>> from envkit import GymEnv, RandomPolicy
+        >>> env = GymEnv("Pendulum-v1")
+        >>> env.rollout(3, RandomPolicy())["action"].shape
+        torch.Size([3, 1])
+        >>> policy = RandomPolicy(env.full_action_spec)
+        >>> policy(env.reset())["action"].shape
+        torch.Size([1])
+        >>> env.close()
     """
 
     def __init__(self, action_spec: TensorSpec | None = None, action_key: Key = "action"):

@@ -57,6 +57,16 @@ class Evaluation:
             size, reward and flags.
         rows: how many were played side by side.
         seed: of the env.
+
+    Example:
+        >>> from envkit import GymEnv, evaluate
+        >>> env = GymEnv("CartPole-v1", max_episode_steps=5)
+        >>> found = evaluate(env, None, episodes=3, seed=0)
+        >>> found.returns, found.mean
+        (tensor([5., 5., 5.], dtype=torch.float64), 5.0)
+        >>> found.terminated
+        tensor([False, False, False])
+        >>> env.close()
     """
 
     returns: torch.Tensor
@@ -97,8 +107,15 @@ class Evaluation:
         ``terminated`` a share, ``episodes`` and ``cut`` are counts.
 
         Example:
-            >>> for name, value in evaluate(env, policy).scalars().items():
-            ...     logger.log_scalar(f"eval/{name}", value, step=frames)
+            >>> from envkit import GymEnv, evaluate
+            >>> env = GymEnv("CartPole-v1", max_episode_steps=5)
+            >>> numbers = evaluate(env, None, episodes=3, seed=0).scalars()
+            >>> for name in ("return", "length", "terminated"):
+            ...     print(f"eval/{name}", numbers[name])
+            eval/return 5.0
+            eval/length 5.0
+            eval/terminated 0.0
+            >>> env.close()
         """
         low, high = self.ci95
         return {
@@ -178,6 +195,14 @@ class Difference:
         first, second: their names.
         mean: of the returns of the first less those of the second, episode by episode.
         ci95: its interval of 95 %, over pairs.
+
+    Example:
+        >>> from envkit import GymEnv, evaluate
+        >>> env = GymEnv("CartPole-v1", max_episode_steps=5)
+        >>> found = evaluate(env, {"first": None, "second": None}, episodes=3, seed=0)
+        >>> found.difference("first", "second").mean
+        0.0
+        >>> env.close()
     """
 
     first: str
@@ -193,7 +218,19 @@ class Difference:
 
 
 class Comparison(Mapping[str, Evaluation]):
-    """The evaluations of several policies on the same seeds, by name."""
+    """The evaluations of several policies on the same seeds, by name; `evaluate` gives one for a dict of policies.
+
+    Args:
+        evaluations: an `Evaluation` for each name, all of one number of episodes.
+
+    Example:
+        >>> from envkit import GymEnv, evaluate
+        >>> env = GymEnv("CartPole-v1", max_episode_steps=5)
+        >>> found = evaluate(env, {"first": None, "second": None}, episodes=3, seed=0)
+        >>> list(found), found["second"].mean
+        (['first', 'second'], 5.0)
+        >>> env.close()
+    """
 
     def __init__(self, evaluations: Mapping[str, Evaluation]):
         self._evaluations = dict(evaluations)
@@ -312,6 +349,14 @@ class EpisodeStats(NamedTuple):
         lengths: steps that are in the data, int64.
         ended: bool; False where the data ends before the episode does.
         terminated: bool; it ended by itself. An ended episode that is not terminated was truncated.
+
+    Example:
+        >>> from envkit import GymEnv, episode_stats
+        >>> env = GymEnv("CartPole-v1", max_episode_steps=5)
+        >>> returns, lengths, ended, terminated = episode_stats(env.rollout(5))
+        >>> returns, ended, terminated
+        (tensor([5.], dtype=torch.float64), tensor([True]), tensor([False]))
+        >>> env.close()
     """
 
     returns: torch.Tensor
@@ -350,6 +395,15 @@ def episode_stats(
         DataTypeError: (a TypeError) it is no TensorDict.
         MissingKeyError: (a KeyError) there is no such entry, or no ``("next", "done")``.
         ArgumentError: it has several numbers for a step and ``agents`` is None; or see `EpisodeNumbers.number`.
+
+    Example:
+        >>> from envkit import GymEnv, episode_stats
+        >>> env = GymEnv("CartPole-v1", max_episode_steps=3)
+        >>> data = env.rollout(8, break_when_any_done=False)
+        >>> found = episode_stats(data)
+        >>> found.lengths, found.ended
+        (tensor([3, 3, 2]), tensor([ True,  True, False]))
+        >>> env.close()
     """
     wanted = "a rollout, a batch of a collector, or a list of these"
     if not isinstance(data, Iterable):

@@ -32,6 +32,14 @@ class ShownRollout:
     Attributes:
         data: the rollout itself.
         episodes: its episodes, None where the data does not tell them.
+
+    Example:
+        >>> from envkit import GymEnv, show_rollout
+        >>> env = GymEnv("CartPole-v1", max_episode_steps=3)
+        >>> shown = show_rollout(env.rollout(3))
+        >>> shown.data.batch_size, shown.episodes.returns
+        (torch.Size([3]), tensor([3.], dtype=torch.float64))
+        >>> env.close()
     """
 
     def __init__(self, data: TensorDictBase):
@@ -106,6 +114,14 @@ def show_rollout(td: TensorDictBase) -> ShownRollout:
 
     Raises:
         DataTypeError: (a TypeError) ``td`` is no TensorDict.
+
+    Example:
+        >>> from envkit import GymEnv, show_rollout
+        >>> env = GymEnv("CartPole-v1", max_episode_steps=3)
+        >>> show_rollout(env.rollout(3))
+        Rollout(batch size=(3,), device=cpu, names=['time'],
+                episodes=1 ended, 0 cut by the end, mean return=3, mean length=3)
+        >>> env.close()
     """
     return ShownRollout(td)
 
@@ -117,6 +133,17 @@ def load_ipython_extension(shell: object) -> None:
 
     Args:
         shell: IPython's, as ``get_ipython()`` gives it.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> from IPython.core.formatters import DisplayFormatter
+        >>> from tensordict import TensorDict
+        >>> from envkit import load_ipython_extension
+        >>> shell = SimpleNamespace(display_formatter=DisplayFormatter())
+        >>> load_ipython_extension(shell)
+        >>> html = shell.display_formatter.formatters["text/html"](TensorDict())
+        >>> html.startswith("<div><b>TensorDict</b>")
+        True
     """
     _formatter(shell).for_type(TensorDictBase, _html)
 
@@ -126,6 +153,17 @@ def unload_ipython_extension(shell: object) -> None:
 
     Args:
         shell: IPython's, as ``get_ipython()`` gives it.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> from IPython.core.formatters import DisplayFormatter
+        >>> from tensordict import TensorDict
+        >>> from envkit import load_ipython_extension, unload_ipython_extension
+        >>> shell = SimpleNamespace(display_formatter=DisplayFormatter())
+        >>> load_ipython_extension(shell)
+        >>> unload_ipython_extension(shell)
+        >>> shell.display_formatter.formatters["text/html"](TensorDict()) is None
+        True
     """
     _formatter(shell).pop(TensorDictBase, None)
 

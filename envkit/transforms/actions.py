@@ -78,6 +78,15 @@ class ActionMask(EpisodeTransform):
         SpecError: when specs are read: the action is not discrete.
         BatchSizeError: the data has another batch size than the env, so that its rows have no place in
             the spec.
+
+    Example:
+        >>> from envkit import ActionMask, TicTacToeEnv
+        >>> env = TicTacToeEnv().append_transform(ActionMask(mask_key="mask"))
+        >>> td = env.rand_step(env.reset())["next"]
+        >>> int(td["mask"].sum())
+        8
+        >>> int(env.action_spec.mask.sum())
+        8
     """
 
     ACCEPTED_SPECS = (OneHot, Categorical, MultiOneHot, MultiCategorical)
@@ -167,6 +176,16 @@ class DiscreteActionProjection(_Choosing):
     Raises:
         ArgumentError: (a ValueError) ``max_actions`` is smaller.
         SpecError: when specs are read: the env has another number of options.
+
+    Example:
+        >>> from envkit import DiscreteActionProjection, GymEnv
+        >>> env = GymEnv("CartPole-v1")
+        >>> env = env.append_transform(DiscreteActionProjection(2, 5))
+        >>> env.action_spec.shape
+        torch.Size([5])
+        >>> env.rollout(3)["action"].shape
+        torch.Size([3, 5])
+        >>> env.close()
     """
 
     only_adds_done = True
@@ -286,6 +305,16 @@ class ActionDiscretizer(_Choosing):
         ArgumentError: (a ValueError) a number of bins is below 1.
         SpecError: when specs are read: the action is not a bounded continuous one, or has another
             number of elements.
+
+    Example:
+        >>> import torch
+        >>> from envkit import ActionDiscretizer, GymEnv
+        >>> discretizer = ActionDiscretizer(5, out_action_key="bin")
+        >>> env = GymEnv("Pendulum-v1").append_transform(discretizer)
+        >>> td = env.step(env.reset().set("bin", torch.tensor([4])))
+        >>> td["action"]
+        tensor([1.6000])
+        >>> env.close()
     """
 
     SamplingStrategy = SamplingStrategy
@@ -465,7 +494,7 @@ class ActionScaling(_ActionForm):
     Args:
         in_keys_inv, out_keys_inv: the action of the env, ``"action"`` by default, and the user's name of
             it. An empty list changes recorded data only, and needs numbers.
-        in_keys, out_keys: the action of recorded data; see `_ActionForm`.
+        in_keys, out_keys: the action of recorded data, which forward changes; that of the env by default.
         loc, scale: numbers, or tensors of one shape that broadcast to the action; both or none.
         standard_normal: False: the user gives actions between 0 and 1.
 
@@ -475,6 +504,13 @@ class ActionScaling(_ActionForm):
         SpecFitError: (a RuntimeError) when specs are read: there are no numbers, and the action is not
             continuous with finite bounds.
         StatisticsError: (a RuntimeError) without numbers, data comes before the specs of an env were read.
+
+    Example:
+        >>> from envkit import ActionScaling, GymEnv
+        >>> env = GymEnv("Pendulum-v1").append_transform(ActionScaling())
+        >>> env.action_spec.space.high, env.base_env.action_spec.space.high
+        (tensor([1.]), tensor([2.]))
+        >>> env.close()
     """
 
     _in_repr = ("loc", "scale", "standard_normal")
@@ -659,7 +695,7 @@ class FlattenAction(_ActionForm):
     Args:
         first_dim, last_dim: axes of the action of the env, negative.
         in_keys_inv, out_keys_inv: actions of the env, ``"action"`` by default, and the user's names of them.
-        in_keys, out_keys: actions of recorded data; see `_ActionForm`.
+        in_keys, out_keys: actions of recorded data, which forward changes; those of the env by default.
         allow_positive_dim: accept axes that count from the first one after the batch.
         action_shape: sizes of the flattened axes, where there is no env that says them.
 
@@ -668,6 +704,14 @@ class FlattenAction(_ActionForm):
             comes before ``first_dim``.
         SpecFitError: (a RuntimeError) when specs are read: an action has no such axes, or spells choices.
         StatisticsError: (a RuntimeError) the sizes of the axes are not known.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from envkit import FlattenAction
+        >>> data = TensorDict(action=torch.zeros(4, 2, 3), batch_size=[4])
+        >>> FlattenAction(action_shape=(2, 3))(data)["action"].shape
+        torch.Size([4, 6])
     """
 
     _in_repr = ("first_dim", "last_dim")
@@ -763,6 +807,14 @@ class MeanActionSelector(Transform):
 
     Raises:
         SpecFitError: (a RuntimeError) when specs are read: there is no such observation, or it has no axis.
+
+    Example:
+        >>> from envkit import GymEnv, MeanActionSelector
+        >>> env = GymEnv("Pendulum-v1").append_transform(MeanActionSelector())
+        >>> td = env.reset()
+        >>> td["observation", "mean"].shape, td["observation", "var"].shape
+        (torch.Size([3]), torch.Size([3, 3]))
+        >>> env.close()
     """
 
     only_adds_done = True

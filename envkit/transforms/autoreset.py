@@ -115,6 +115,21 @@ class AutoResetTransform(_AutoReset):
         fill_bool: fill value of bool observations.
 
     Observations whose spec does not allow the fill value are declared unbounded.
+
+    Example:
+        >>> import gymnasium
+        >>> from envkit import AutoResetTransform, GymWrapper, TransformedEnv
+        >>> class SelfResetting(gymnasium.Wrapper):
+        ...     def step(self, action):
+        ...         result = self.env.step(action)
+        ...         ended = result[2] or result[3]
+        ...         return (self.env.reset()[0], *result[1:]) if ended else result
+        >>> cartpole = gymnasium.make("CartPole-v1", max_episode_steps=2)
+        >>> env = GymWrapper(SelfResetting(cartpole))
+        >>> env = TransformedEnv(env, AutoResetTransform(fill_float=0.0))
+        >>> env.rollout(2)["next", "observation"][-1]
+        tensor([0., 0., 0., 0.])
+        >>> env.close()
     """
 
     _in_repr = ("replace",)
@@ -200,6 +215,42 @@ class VecGymEnvTransform(_AutoReset):
     Raises:
         ResetMaskError: (a RuntimeError) a partial reset is not that of the rows that are done: such
             a simulator resets no other ones.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from envkit import Categorical, Composite, EnvBase, TransformedEnv, Unbounded
+        >>> class CountsToTwo(EnvBase):
+        ...     def __init__(self):
+        ...         super().__init__(batch_size=[1])
+        ...         final = Composite(count=Unbounded((1, 1)), shape=[1])
+        ...         self.observation_spec = Composite(
+        ...             count=Unbounded((1, 1)), final=final, shape=[1]
+        ...         )
+        ...         self.action_spec = Categorical(2, shape=(1, 1))
+        ...     def _reset(self, td):
+        ...         self.count = torch.zeros(1, 1)
+        ...         return TensorDict(
+        ...             count=self.count, final={"count": self.count}, batch_size=[1]
+        ...         )
+        ...     def _step(self, td):
+        ...         last = self.count + 1
+        ...         self.count = last % 2
+        ...         return TensorDict(
+        ...             count=self.count,
+        ...             final=TensorDict(count=last, batch_size=[1]),
+        ...             reward=torch.ones(1, 1),
+        ...             terminated=last == 2,
+        ...             batch_size=[1],
+        ...         )
+        ...     def _set_seed(self, seed):
+        ...         pass
+        >>> env = TransformedEnv(CountsToTwo(), VecGymEnvTransform())
+        >>> data = env.rollout(4, break_when_any_done=False)
+        >>> data["next", "count"].flatten()
+        tensor([1., 2., 1., 2.])
+        >>> data["count"].flatten()
+        tensor([0., 1., 0., 1.])
     """
 
     def __init__(self, final_name: str = "final", missing_obs_value: float = torch.nan):
@@ -264,6 +315,23 @@ class AutoResetEnv(TransformedEnv):
     Args:
         base_env: env whose step gives, with a done flag, the first observation of the new episode.
         transform: more transforms, after the `AutoResetTransform`; or one of these that you made.
+
+    Example:
+        >>> import gymnasium
+        >>> from envkit import GymWrapper
+        >>> class SelfResetting(gymnasium.Wrapper):
+        ...     def step(self, action):
+        ...         result = self.env.step(action)
+        ...         ended = result[2] or result[3]
+        ...         return (self.env.reset()[0], *result[1:]) if ended else result
+        >>> cartpole = gymnasium.make("CartPole-v1", max_episode_steps=3)
+        >>> env = GymWrapper(SelfResetting(cartpole), auto_reset=True)
+        >>> data = env.rollout(5, break_when_any_done=False)
+        >>> data["next", "done"].flatten()
+        tensor([False, False,  True, False, False])
+        >>> data["next", "observation"].isnan().any(-1)
+        tensor([False, False,  True, False, False])
+        >>> env.close()
     """
 
     def __init__(self, base_env: EnvBase, transform: TransformLike | None = None):

@@ -35,6 +35,13 @@ class DeviceCastTransform(LeafTransform):
         orig_device: where the env, or the replay buffer, has it; that of the env by default. Where neither
             says, what the user gives stays where it is.
         in_keys, out_keys, in_keys_inv, out_keys_inv: entries that are moved; see `Transform`.
+
+    Example:
+        >>> from envkit import DeviceCastTransform, GymEnv
+        >>> env = GymEnv("CartPole-v1").append_transform(DeviceCastTransform("cpu"))
+        >>> env.rollout(3).device
+        device(type='cpu')
+        >>> env.close()
     """
 
     only_adds_done = False  # flags and masks of one step are on two devices
@@ -112,6 +119,16 @@ class PinMemoryTransform(Transform):
 
     Raises:
         RuntimeError: (by torch, when called) there is no accelerator to pin memory for.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from envkit import PinMemoryTransform
+        >>> data = TensorDict(observation=torch.zeros(4))
+        >>> if torch.cuda.is_available():
+        ...     data = PinMemoryTransform()(data)
+        >>> data["observation"].is_pinned() == torch.cuda.is_available()
+        True
     """
 
     only_adds_done = True
@@ -140,6 +157,14 @@ class BatchSizeTransform(Transform):
         PlacementError: (a RuntimeError and a ValueError) when specs are read, if the env is fixed to its batch
             size. The same if ``batch_size`` does not end with that of the env, or other transforms come before the one
             that reshapes.
+
+    Example:
+        >>> from envkit import BatchSizeTransform, GymEnv, SerialEnv
+        >>> env = SerialEnv(4, lambda: GymEnv("CartPole-v1"))
+        >>> in_rows = BatchSizeTransform(reshape_fn=lambda data: data.reshape(2, 2))
+        >>> env.append_transform(in_rows).rollout(3).batch_size
+        torch.Size([2, 2, 3])
+        >>> env.close()
     """
 
     _in_repr = ("batch_size", "reshape_fn")

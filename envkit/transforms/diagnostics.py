@@ -23,6 +23,19 @@ class FiniteTensorDictCheck(Transform):
 
     Raises:
         NotFiniteError: (a ValueError) one does; it names the entries.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from envkit import FiniteTensorDictCheck
+        >>> check = FiniteTensorDictCheck()
+        >>> sorted(check(TensorDict(reward=torch.ones(1))).keys())
+        ['reward']
+        >>> try:
+        ...     check(TensorDict(reward=torch.tensor([torch.inf])))
+        ... except ValueError as error:
+        ...     print(type(error).__name__)
+        NotFiniteError
     """
 
     only_adds_done = True
@@ -57,6 +70,13 @@ class Timer(EpisodeTransform):
 
     Raises:
         OptionError: (a TypeError) there are not three ``out_keys``.
+
+    Example:
+        >>> from envkit import GymEnv, Timer
+        >>> env = GymEnv("CartPole-v1").append_transform(Timer())
+        >>> bool((env.rollout(3)["next", "time_step"] > 0).all())
+        True
+        >>> env.close()
     """
 
     keeps_books = True

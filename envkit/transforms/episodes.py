@@ -343,6 +343,13 @@ class InitTracker(FusableTransform, EpisodeTransform):
 
     Args:
         init_key: name of the entry.
+
+    Example:
+        >>> from envkit import GymEnv, InitTracker
+        >>> env = GymEnv("CartPole-v1").append_transform(InitTracker())
+        >>> env.rollout(3)["is_init"].flatten()
+        tensor([ True, False, False])
+        >>> env.close()
     """
 
     _in_repr = ("init_key",)
@@ -410,6 +417,17 @@ class TrajCounter(EpisodeTransform):
     Raises:
         MissingKeyError: (a KeyError, when specs are read) no done flag is at the place of a nested
             ``out_key``.
+
+    Example:
+        >>> from envkit import GymEnv, SerialEnv, TrajCounter
+        >>> env = SerialEnv(2, lambda: GymEnv("CartPole-v1"))
+        >>> env = env.append_transform(TrajCounter())
+        >>> env.rollout(3)["traj_count"].squeeze(-1)
+        tensor([[0, 0, 0],
+                [1, 1, 1]])
+        >>> env.reset()["traj_count"].flatten()
+        tensor([2, 3])
+        >>> env.close()
     """
 
     keeps_books = True
@@ -508,6 +526,14 @@ class RandomTruncationTransform(EpisodeTransform):
         ArgumentError: (a ValueError) a horizon is below 1, they are in the wrong order, or a probability is
             not between 0 and 1.
         PlacementError: (a RuntimeError) when specs are read: no `StepCounter` comes before it.
+
+    Example:
+        >>> from envkit import Compose, GymEnv, RandomTruncationTransform, StepCounter
+        >>> cut = RandomTruncationTransform(min_horizon=2, max_horizon=4)
+        >>> env = GymEnv("CartPole-v1").append_transform(Compose(StepCounter(), cut))
+        >>> len(env.rollout(100)) <= 4
+        True
+        >>> env.close()
     """
 
     _in_repr = ("min_horizon", "max_horizon", "prob")
@@ -644,6 +670,14 @@ class TerminateTransform(EpisodeTransform):
 
     Raises:
         ArgumentError: (a ValueError) ``stop`` cannot be called.
+
+    Example:
+        >>> from envkit import Compose, GymEnv, StepCounter, TerminateTransform
+        >>> third = TerminateTransform(lambda td: td["step_count"] == 3)
+        >>> env = GymEnv("CartPole-v1").append_transform(Compose(StepCounter(), third))
+        >>> env.rollout(10)["next", "terminated"].flatten()
+        tensor([False, False,  True])
+        >>> env.close()
     """
 
     def __init__(self, stop: Callable[[TensorDictBase], Any], *, write_done: bool = True):
@@ -677,6 +711,21 @@ class EndOfLifeTransform(EpisodeTransform):
         lives_key: the number of lives, int64, shape ``(*batch,)``.
         done_key: the done flag it is like.
         eol_attribute: where the simulator has the number, or a function that gives it.
+
+    Example:
+        >>> import gymnasium
+        >>> from envkit import EndOfLifeTransform, GymWrapper
+        >>> class Lives(gymnasium.Wrapper):
+        ...     lives = 3
+        ...     def step(self, action):
+        ...         self.lives -= 1
+        ...         return super().step(action)
+        >>> env = GymWrapper(Lives(gymnasium.make("CartPole-v1")))
+        >>> env = env.append_transform(EndOfLifeTransform(eol_attribute="lives"))
+        >>> data = env.rollout(2)
+        >>> data["next", "lives"], data["next", "end-of-life"].flatten()
+        (tensor([2, 1]), tensor([True, True]))
+        >>> env.close()
     """
 
     only_adds_done = False  # the simulator is asked after a step, before it is reset

@@ -63,6 +63,16 @@ class ConditionalSkip(Transform):
 
     Raises:
         ArgumentTypeError: (in a step) the condition gives something else.
+
+    Example:
+        >>> import torch
+        >>> from envkit import ConditionalSkip, GymEnv, SerialEnv
+        >>> env = SerialEnv(2, lambda: GymEnv("CartPole-v1"))
+        >>> skip_first = ConditionalSkip(lambda td: torch.tensor([True, False]))
+        >>> env.append_transform(skip_first).rollout(3)["next", "reward"].squeeze(-1)
+        tensor([[0., 0., 0.],
+                [1., 1., 1.]])
+        >>> env.close()
     """
 
     only_adds_done = True
@@ -133,6 +143,13 @@ class FrameSkipTransform(SteppingTransform):
 
     Raises:
         ArgumentError: (a ValueError) it is below 1.
+
+    Example:
+        >>> from envkit import FrameSkipTransform, GymEnv
+        >>> env = GymEnv("CartPole-v1").append_transform(FrameSkipTransform(2))
+        >>> env.rollout(3)["next", "reward"].flatten()
+        tensor([2., 2., 2.])
+        >>> env.close()
     """
 
     _in_repr = ("frame_skip",)
@@ -198,6 +215,16 @@ class ConditionalPolicySwitch(SteppingTransform):
         policy: function of the data that gives it with an action of the env before this transform.
         condition: function of what a step or a reset produced that gives a bool, or a bool tensor of the batch
             size (a trailing singleton is accepted).
+
+    Example:
+        >>> from envkit import ConditionalPolicySwitch, TicTacToeEnv, TransformedEnv
+        >>> game = TicTacToeEnv()
+        >>> opponent = ConditionalPolicySwitch(
+        ...     game.rand_action, lambda td: td["turn"] == 1
+        ... )
+        >>> env = TransformedEnv(game, opponent)
+        >>> env.rollout(2)["turn"].flatten()
+        tensor([0, 0], dtype=torch.int32)
     """
 
     def __init__(
@@ -255,6 +282,14 @@ class NoopResetEnv(SteppingTransform):
 
     Raises:
         ArgumentError: (a ValueError) ``noops`` is negative.
+
+    Example:
+        >>> from envkit import Compose, GymEnv, NoopResetEnv, StepCounter
+        >>> noops = NoopResetEnv(3, random=False)
+        >>> env = GymEnv("CartPole-v1").append_transform(Compose(StepCounter(), noops))
+        >>> env.reset()["step_count"]
+        tensor([3])
+        >>> env.close()
     """
 
     _in_repr = ("noops", "random")
@@ -327,7 +362,16 @@ def _generator(seed: int | None, device: torch.device) -> torch.Generator | None
 
 
 class RemoveEmptySpecs(Transform):
-    """Hide nodes without leaves, in specs and in data, and put them back for the base env."""
+    """Hide nodes without leaves, in specs and in data, and put them back for the base env.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from envkit import RemoveEmptySpecs
+        >>> data = TensorDict(observation=torch.zeros(4), empty=TensorDict())
+        >>> list(RemoveEmptySpecs()(data).keys())
+        ['observation']
+    """
 
     only_adds_done = True
 
@@ -402,6 +446,15 @@ class MultiAction(SteppingTransform):
         ArgumentError: (a ValueError) ``dim`` is below 1, or the env has several actions and ``chunk_key`` is
             given without ``action_key``.
         MissingKeyError: the env has no such action, or a step is given no chunk.
+
+    Example:
+        >>> import torch
+        >>> from envkit import GymEnv, MultiAction
+        >>> env = GymEnv("Pendulum-v1").append_transform(MultiAction())
+        >>> td = env.step(env.reset().set("action", torch.zeros(3, 1)))
+        >>> td["next", "reward"].shape, td["next", "observation"].shape
+        (torch.Size([3, 1]), torch.Size([3]))
+        >>> env.close()
     """
 
     _in_repr = ("dim", "action_key", "chunk_key")
@@ -551,6 +604,17 @@ class ActionChunkTransform(Transform):
     Raises:
         ArgumentError: (a ValueError) ``chunk_size`` is below 1, or ``time_dim`` is another axis.
         MissingKeyError: the data has no such actions.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from envkit import ActionChunkTransform
+        >>> data = TensorDict(action=torch.arange(3.0)[:, None], batch_size=[3])
+        >>> data = ActionChunkTransform(2)(data)
+        >>> data["vla_action", "chunk"].squeeze(-1)
+        tensor([[0., 1.],
+                [1., 2.],
+                [2., 2.]])
     """
 
     _in_repr = ("chunk_size",)

@@ -92,6 +92,14 @@ def cat_frames(
 
     Raises:
         ArgumentError: (a ValueError) an axis is not negative, ``N`` below 1, or an unknown padding.
+
+    Example:
+        >>> import torch
+        >>> from envkit import cat_frames
+        >>> cat_frames(torch.tensor([[1.0], [2.0], [3.0]]), N=2, dim=-1, time_dim=-2)
+        tensor([[1., 1.],
+                [1., 2.],
+                [2., 3.]])
     """
     _require_window(N, padding)
     axis = require_negative("time_dim", time_dim) % tensor.ndim
@@ -373,6 +381,14 @@ class CatFrames(_Windowed):
             recorded data only.
         UnsupportedError: (a NotImplementedError) when specs are read: an in_key is below ``next``.
         MissingKeyError: recorded data does not say where its episodes end; with ``future`` each row may be one.
+
+    Example:
+        >>> from envkit import CatFrames, GymEnv
+        >>> frames = CatFrames(3, -1, in_keys=["observation"], out_keys=["history"])
+        >>> env = GymEnv("Pendulum-v1").append_transform(frames)
+        >>> env.rollout(5)["history"].shape
+        torch.Size([5, 9])
+        >>> env.close()
     """
 
     _in_repr = ("N", "dim", "padding")
@@ -521,6 +537,17 @@ class TimeMaxPool(_Windowed):
 
     Raises:
         ArgumentError: (a ValueError) ``T`` is below 1.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from envkit import TimeMaxPool
+        >>> done = torch.zeros(3, 1, dtype=torch.bool)
+        >>> following = TensorDict(done=done, batch_size=[3])
+        >>> frames = torch.tensor([[1.0], [3.0], [2.0]])
+        >>> data = TensorDict(observation=frames, next=following, batch_size=[3])
+        >>> TimeMaxPool(T=2)(data)["observation"].flatten()
+        tensor([1., 3., 3.])
     """
 
     _in_repr = ("T",)

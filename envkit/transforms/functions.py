@@ -36,6 +36,16 @@ class UnaryTransform(LeafTransform):
             TensorDict, a string or another object.
         inv_fn: function that makes an entry of the env of the user's; ``fn`` by default.
         use_raw_nontensor: hand over entries without tensors as `NonTensorData`.
+
+    Example:
+        >>> from envkit import GymEnv, UnaryTransform
+        >>> length = UnaryTransform(
+        ...     in_keys=["observation"], out_keys=["length"], fn=lambda value: value.norm()
+        ... )
+        >>> env = GymEnv("CartPole-v1").append_transform(length)
+        >>> env.rollout(3)["length"].shape
+        torch.Size([3])
+        >>> env.close()
     """
 
     def __init__(
@@ -114,6 +124,13 @@ class Hash(UnaryTransform):
     Raises:
         StatisticsError: (a RuntimeError) a value is looked for, but there is no repertoire.
         MissingKeyError: the repertoire does not have it.
+
+    Example:
+        >>> from tensordict import TensorDict
+        >>> from envkit import Hash
+        >>> data = Hash(in_keys=["text"], out_keys=["hash"])(TensorDict(text="a move"))
+        >>> data["hash"].shape, data["hash"].dtype
+        (torch.Size([32]), torch.uint8)
     """
 
     def __init__(

@@ -82,6 +82,14 @@ class RenameTransform(MomentTransform):
         ArgumentError: (a ValueError) lists of two lengths, or a name that is in both.
         MissingKeyError: when specs are read: there is no entry of that name.
         KeyCollisionError: when specs are read: a new name is taken.
+
+    Example:
+        >>> from envkit import GymEnv, RenameTransform
+        >>> env = GymEnv("CartPole-v1")
+        >>> env = env.append_transform(RenameTransform(["observation"], ["pose"]))
+        >>> env.observation_keys
+        ['pose']
+        >>> env.close()
     """
 
     computes_only = True
@@ -262,6 +270,14 @@ class SelectTransform(_Choosing):
         *selected_keys: observations to keep, or nodes of them.
         keep_rewards: keep all rewards; False: only those that are named.
         keep_dones: keep all done flags; False: only those that are named.
+
+    Example:
+        >>> from envkit import Compose, GymEnv, SelectTransform, Timer
+        >>> chosen = Compose(Timer(), SelectTransform("observation"))
+        >>> env = GymEnv("CartPole-v1").append_transform(chosen)
+        >>> env.observation_keys
+        ['observation']
+        >>> env.close()
     """
 
     def __init__(self, *selected_keys: Key, keep_rewards: bool = True, keep_dones: bool = True):
@@ -319,6 +335,14 @@ class ExcludeTransform(_Choosing):
         MissingKeyError: when specs are read: there is no entry of that name.
         ArgumentError: (a ValueError) when specs are read: the entry is the state of a stateless env, or no
             done flag is left.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from envkit import ExcludeTransform
+        >>> data = TensorDict(observation=torch.zeros(4), pixels=torch.zeros(3, 8, 8))
+        >>> list(ExcludeTransform("pixels")(data).keys())
+        ['observation']
     """
 
     def __init__(self, *excluded_keys: Key, inverse: bool = False):
@@ -392,6 +416,14 @@ class CatTensors(MomentTransform):
         ArgumentError: (a ValueError) ``dim`` is not negative, or not -1 where ``in_keys`` is None.
         MissingKeyError: an input is absent, in the specs or in data.
         SpecError: when specs are read: the shapes do not fit each other.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from envkit import CatTensors
+        >>> data = TensorDict(place=torch.zeros(3), speed=torch.ones(2))
+        >>> CatTensors(["place", "speed"], "state")(data)["state"]
+        tensor([0., 0., 0., 1., 1.])
     """
 
     _in_repr = ("dim",)
@@ -528,6 +560,15 @@ class Stack(Transform):
             ``in_key_inv`` and ``out_keys_inv``.
         MissingKeyError: an entry is absent.
         SpecFitError: (a RuntimeError) when specs are read: the entries have several shapes.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from envkit import Stack
+        >>> data = TensorDict(left=torch.zeros(3), right=torch.ones(3))
+        >>> Stack(["left", "right"], "both", dim=-2)(data)["both"]
+        tensor([[0., 0., 0.],
+                [1., 1., 1.]])
     """
 
     _in_repr = ("dim",)

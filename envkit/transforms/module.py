@@ -53,6 +53,18 @@ class ModuleTransform(Transform):
         ArgumentError: not exactly one of ``module`` and ``module_factory``; a module on tensors
             without keys.
         MissingKeyError: an entry the module reads is absent, or not declared.
+
+    Example:
+        >>> import torch
+        >>> from envkit import GymEnv, ModuleTransform
+        >>> encoder = torch.nn.Linear(4, 8)
+        >>> features = ModuleTransform(
+        ...     encoder, in_keys=["observation"], out_keys=["features"], no_grad=True
+        ... )
+        >>> env = GymEnv("CartPole-v1").append_transform(features)
+        >>> env.rollout(3)["features"].shape
+        torch.Size([3, 8])
+        >>> env.close()
     """
 
     def __init__(

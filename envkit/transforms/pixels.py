@@ -59,6 +59,14 @@ class PixelRenderTransform(Transform):
 
     Raises:
         SpecError: the frames do not have the batch size of the env in front.
+
+    Example:
+        >>> from envkit import GymEnv, PixelRenderTransform
+        >>> env = GymEnv("CartPole-v1", render_mode="rgb_array")
+        >>> env = env.append_transform(PixelRenderTransform(out_keys=["pixels"]))
+        >>> env.reset()["pixels"].shape
+        torch.Size([400, 600, 3])
+        >>> env.close()
     """
 
     only_adds_done = True
@@ -155,6 +163,15 @@ class ToTensorImage(_ImageTransform):
         dtype: dtype of the images; the default float dtype if not given.
         in_keys, out_keys: pictures, and where the images go; ``"pixels"``, in place.
         shape_tolerant: leave the axes alone if the last one has not 3 channels.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from envkit import ToTensorImage
+        >>> picture = torch.full((4, 6, 3), 255, dtype=torch.uint8)
+        >>> image = ToTensorImage()(TensorDict(pixels=picture))["pixels"]
+        >>> image.shape, image.dtype, image.max()
+        (torch.Size([3, 4, 6]), torch.float32, tensor(1.))
     """
 
     _in_repr = ("from_int", "unsqueeze")
@@ -193,6 +210,13 @@ class GrayScale(_ImageTransform):
 
     Args:
         in_keys, out_keys: images; ``"pixels"``, in place.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from envkit import GrayScale
+        >>> GrayScale()(TensorDict(pixels=torch.zeros(3, 4, 6)))["pixels"].shape
+        torch.Size([1, 4, 6])
     """
 
     computes_only = True
@@ -226,6 +250,13 @@ class Resize(_ImageTransform):
 
     Raises:
         ArgumentError: (a ValueError) a size below 1, or another interpolation.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from envkit import Resize
+        >>> Resize(2, 3)(TensorDict(pixels=torch.zeros(3, 4, 6)))["pixels"].shape
+        torch.Size([3, 2, 3])
     """
 
     _in_repr = ("w", "h")
@@ -287,6 +318,15 @@ class Crop(_ImageTransform):
     Raises:
         ArgumentError: (a ValueError) a size below 1.
         SpecFitError: (a RuntimeError) a value has no rows and columns.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from envkit import Crop
+        >>> image = torch.arange(9.0).reshape(1, 3, 3)
+        >>> Crop(2, 1, top=1)(TensorDict(pixels=image))["pixels"]
+        tensor([[[3.],
+                 [6.]]])
     """
 
     _in_repr = ("w", "h")
@@ -340,6 +380,14 @@ class CenterCrop(Crop):
 
     Raises:
         ArgumentError: see `Crop`.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from envkit import CenterCrop
+        >>> image = torch.arange(9.0).reshape(1, 3, 3)
+        >>> CenterCrop(1)(TensorDict(pixels=image))["pixels"]
+        tensor([[[4.]]])
     """
 
     computes_only = True
@@ -385,6 +433,16 @@ class VideoRecorder(EpisodeTransform, LeafTransform):
     Raises:
         ArgumentError: (a ValueError) a batch is recorded with ``make_grid=False``, or ``skip`` is below 1.
         SpecError: when specs are read: the entry is no picture.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from envkit import VideoRecorder
+        >>> recorder = VideoRecorder()
+        >>> frames = torch.zeros(5, 3, 8, 8, dtype=torch.uint8)
+        >>> data = recorder(TensorDict(pixels=frames, batch_size=[5]))
+        >>> recorder.dump().shape
+        torch.Size([1, 5, 3, 8, 8])
     """
 
     _in_repr = ("tag",)

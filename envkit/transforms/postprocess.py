@@ -72,6 +72,14 @@ class RandomCropTensorDict(RecordedTransform):
         ArgumentError: (a ValueError) ``sub_seq_len`` is below 0.
         PlacementError: (a RuntimeError, from forward) a sequence is shorter than the stretch, or data has
             no batch axis.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from envkit import RandomCropTensorDict
+        >>> data = TensorDict(x=torch.arange(20.0).reshape(2, 10), batch_size=[2, 10])
+        >>> RandomCropTensorDict(4)(data).batch_size
+        torch.Size([2, 4])
     """
 
     _in_repr = ("sub_seq_len", "sample_dim")
@@ -122,6 +130,23 @@ class BurnInTransform(RecordedTransform):
         ArgumentError: (a ValueError) ``burn_in`` is negative, or leaves no step of the data; or a module
             reads and writes no TensorDicts.
         MissingKeyError: (from forward) the data or the modules give no such hidden state.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from tensordict.nn import TensorDictModule
+        >>> from envkit import BurnInTransform
+        >>> class Total(torch.nn.Module):
+        ...     def forward(self, x, hidden):
+        ...         total = x.cumsum(-2) + hidden[..., :1, :]
+        ...         return total, total
+        >>> module = TensorDictModule(
+        ...     Total(), in_keys=["x", "hidden"], out_keys=["y", ("next", "hidden")]
+        ... )
+        >>> data = TensorDict(x=torch.ones(5, 1), hidden=torch.zeros(5, 1), batch_size=[5])
+        >>> rest = BurnInTransform(module, burn_in=2)(data)
+        >>> rest.batch_size, rest["hidden"][0]
+        (torch.Size([3]), tensor([2.]))
     """
 
     def __init__(
@@ -213,6 +238,16 @@ class MultiStep(nn.Module):
 
     Raises:
         ArgumentError: (a ValueError) ``n_steps`` is below 1, or ``gamma`` outside (0, 1].
+
+    Example:
+        >>> from envkit import GymEnv, MultiStep
+        >>> env = GymEnv("CartPole-v1")
+        >>> data = MultiStep(gamma=0.5, n_steps=2)(env.rollout(3))
+        >>> data["next", "reward"].flatten()
+        tensor([1.5000, 1.5000, 1.0000])
+        >>> data["steps_to_next_obs"].flatten()
+        tensor([2, 2, 1])
+        >>> env.close()
     """
 
     def __init__(
@@ -339,6 +374,15 @@ class MultiStepTransform(RecordedTransform):
     Raises:
         ArgumentError: (a ValueError) ``n_steps`` is below 1, or ``gamma`` outside (0, 1].
         BatchSizeError: (a RuntimeError) a write has other batch axes than the one before.
+
+    Example:
+        >>> from envkit import GymEnv, MultiStepTransform
+        >>> env = GymEnv("CartPole-v1")
+        >>> n_step = MultiStepTransform(n_steps=2, gamma=0.5)
+        >>> written = n_step.inv(env.rollout(5))
+        >>> written["next", "reward"].flatten()
+        tensor([1.5000, 1.5000, 1.5000])
+        >>> env.close()
     """
 
     _changes_with_use = ("_held",)
@@ -411,6 +455,14 @@ class Reward2GoTransform(Transform):
     Raises:
         ArgumentError: (a ValueError) it is put into an environment.
         DoneError: (a RuntimeError) no episode ends in the data.
+
+    Example:
+        >>> from envkit import GymEnv, Reward2GoTransform
+        >>> env = GymEnv("CartPole-v1", max_episode_steps=3)
+        >>> data = Reward2GoTransform(gamma=0.5).inv(env.rollout(3))
+        >>> data["next", "reward"].flatten()
+        tensor([1.7500, 1.5000, 1.0000])
+        >>> env.close()
     """
 
     _in_repr = ("gamma",)

@@ -75,6 +75,14 @@ class TensorDictPrimer(FusableTransform, EpisodeTransform):
             keywords, are given.
         PrimerError: (a RuntimeError) the specs do not fit the batch size, a value does not fit its
             spec (checked once), or ``reset_key`` is missing.
+
+    Example:
+        >>> from envkit import GymEnv, TensorDictPrimer, Unbounded
+        >>> primer = TensorDictPrimer(memory=Unbounded((2,)), default_value=1.0)
+        >>> env = GymEnv("CartPole-v1").append_transform(primer)
+        >>> env.reset()["memory"]
+        tensor([1., 1.])
+        >>> env.close()
     """
 
     _twins = (*FusableTransform._twins, ("_fresh", "reset_leaves"), ("_for_reset", "reset_leaves"))
@@ -324,6 +332,14 @@ class gSDENoise(TensorDictPrimer):
         shape: leading axes, most often the batch size of the env; none by default, and then that of the env
             is put in front.
         **kwargs: further keywords of `TensorDictPrimer`.
+
+    Example:
+        >>> from envkit import GymEnv, gSDENoise
+        >>> noise = gSDENoise(state_dim=3, action_dim=1)
+        >>> env = GymEnv("Pendulum-v1").append_transform(noise)
+        >>> env.reset()["_eps_gSDE"].shape
+        torch.Size([1, 3])
+        >>> env.close()
     """
 
     def __init__(
@@ -391,6 +407,16 @@ def get_env_transforms_from_module(module: nn.Module, init_key: str = "is_init")
 
     Raises:
         ArgumentError: ``make_tensordict_primer`` returned something else than a primer.
+
+    Example:
+        >>> import torch
+        >>> from envkit import TensorDictPrimer, Unbounded, get_env_transforms_from_module
+        >>> class Memory(torch.nn.Module):
+        ...     def make_tensordict_primer(self):
+        ...         return TensorDictPrimer(hidden=Unbounded((8,)))
+        >>> found = get_env_transforms_from_module(Memory())
+        >>> [type(transform).__name__ for transform in found]
+        ['InitTracker', 'TensorDictPrimer']
     """
     primers = _primers_of(module)
     return Compose(InitTracker(init_key), *primers) if primers else Compose()

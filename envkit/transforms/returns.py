@@ -219,6 +219,13 @@ class TargetReturn(_RewardTransform):
 
     Raises:
         ArgumentError: (a ValueError) ``mode`` is another, or rewards that are side by side have no ``out_keys``.
+
+    Example:
+        >>> from envkit import GymEnv, TargetReturn
+        >>> env = GymEnv("CartPole-v1").append_transform(TargetReturn(10.0))
+        >>> env.rollout(3)["target_return"].flatten()
+        tensor([10.,  9.,  8.])
+        >>> env.close()
     """
 
     def __init__(

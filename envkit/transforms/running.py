@@ -87,6 +87,15 @@ class VecNormV2(SkipsRows, EpisodeTransform):
         UnsupportedError: (a NotImplementedError) what needs averages in the transform
             is asked of one that has none.
         StatisticsError: (a RuntimeError) there are none yet, or they were kept for rows of another batch size.
+
+    Example:
+        >>> from envkit import GymEnv, VecNormV2
+        >>> env = GymEnv("CartPole-v1").append_transform(VecNormV2(["observation"]))
+        >>> env.rollout(3)["observation"].shape
+        torch.Size([3, 4])
+        >>> sorted(env.transform.statistics.keys())
+        ['count', 'loc', 'var']
+        >>> env.close()
     """
 
     _in_repr = ("stateful", "decay", "eps")
@@ -486,6 +495,15 @@ class VecNorm(SkipsRows, CoupledTransform, ArrayTransform):
     Raises:
         ArgumentError: (a ValueError) ``decay`` is outside (0, 1], or there are not as many ``shapes``
             as in_keys.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from envkit import VecNorm
+        >>> norm = VecNorm(["observation"], decay=1.0)
+        >>> data = TensorDict(observation=torch.tensor([[1.0], [3.0]]), batch_size=[2])
+        >>> norm(data)["observation"].flatten()
+        tensor([-1.,  1.])
     """
 
     _in_repr = ("decay", "eps")

@@ -117,6 +117,14 @@ class FlattenObservation(_ShapeTransform):
 
     Raises:
         ArgumentError: (a ValueError) an axis is not negative and that is not allowed.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from envkit import FlattenObservation
+        >>> data = TensorDict(pixels=torch.zeros(3, 4, 6))
+        >>> FlattenObservation(-3, -1)(data)["pixels"].shape
+        torch.Size([72])
     """
 
     _in_repr = ("first_dim", "last_dim")
@@ -153,6 +161,14 @@ class UnsqueezeTransform(_ShapeTransform):
 
     Raises:
         ArgumentError: (a ValueError) the axis is not negative and that is not allowed.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from envkit import UnsqueezeTransform
+        >>> data = TensorDict(observation=torch.zeros(4))
+        >>> UnsqueezeTransform(-2, in_keys=["observation"])(data)["observation"].shape
+        torch.Size([1, 4])
     """
 
     _in_repr = ("dim",)
@@ -199,6 +215,14 @@ class SqueezeTransform(UnsqueezeTransform):
     Args:
         dim: the axis, negative.
         allow_positive_dim, in_keys, out_keys, in_keys_inv, out_keys_inv: see `UnsqueezeTransform`.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from envkit import SqueezeTransform
+        >>> data = TensorDict(observation=torch.zeros(1, 4))
+        >>> SqueezeTransform(-2, in_keys=["observation"])(data)["observation"].shape
+        torch.Size([4])
     """
 
     computes_only = True
@@ -216,6 +240,15 @@ class PermuteTransform(_ShapeTransform):
 
     Raises:
         ArgumentError: (a ValueError) ``dims`` is no reordering of ``-len(dims), ..., -1``.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from envkit import PermuteTransform
+        >>> data = TensorDict(pixels=torch.zeros(4, 6, 3))
+        >>> channels_first = PermuteTransform((-1, -3, -2), in_keys=["pixels"])
+        >>> channels_first(data)["pixels"].shape
+        torch.Size([3, 4, 6])
     """
 
     _in_repr = ("dims",)
@@ -257,6 +290,15 @@ class ExpandAs(Transform):
     Raises:
         MissingKeyError: there is no such entry.
         RuntimeError: (by tensordict) the shapes do not fit.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from envkit import ExpandAs
+        >>> data = TensorDict(weight=torch.tensor([1.0, 2.0]), features=torch.zeros(2, 3))
+        >>> ExpandAs("weight", "features")(data)["weight"]
+        tensor([[1., 1., 1.],
+                [2., 2., 2.]])
     """
 
     _in_repr = ("ref_key",)

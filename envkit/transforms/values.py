@@ -77,6 +77,14 @@ class DTypeCastTransform(ArrayTransform):
 
     Raises:
         ArgumentError: (a ValueError) out_keys without in_keys.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from envkit import DTypeCastTransform
+        >>> data = TensorDict(observation=torch.zeros(4, dtype=torch.float16))
+        >>> DTypeCastTransform(torch.float16, torch.float32)(data)["observation"].dtype
+        torch.float32
     """
 
     _in_repr = ("dtype_in", "dtype_out")
@@ -155,6 +163,14 @@ class DoubleToFloat(DTypeCastTransform):
     Args:
         in_keys, out_keys: entries the env gives; None: all of float64.
         in_keys_inv, out_keys_inv: entries the env takes.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from envkit import DoubleToFloat
+        >>> data = TensorDict(observation=torch.zeros(4, dtype=torch.float64))
+        >>> DoubleToFloat()(data)["observation"].dtype
+        torch.float32
     """
 
     computes_only = True
@@ -185,6 +201,15 @@ class ClipTransform(ArrayTransform):
     Raises:
         ArgumentTypeError: (a TypeError and a ValueError) no bound is given.
         ArgumentError: (a ValueError) ``low`` is not below ``high``.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from envkit import ClipTransform
+        >>> data = TensorDict(observation=torch.tensor([-5.0, 0.5, 2.0]))
+        >>> clip = ClipTransform(in_keys=["observation"], low=-1.0, high=1.0)
+        >>> clip(data)["observation"]
+        tensor([-1.0000,  0.5000,  1.0000])
     """
 
     _in_repr = ("low", "high")
@@ -237,6 +262,13 @@ class RewardClipping(ClipTransform):
 
     Raises:
         ArgumentError: (a ValueError) see `ClipTransform`.
+
+    Example:
+        >>> from envkit import GymEnv, RewardClipping
+        >>> env = GymEnv("CartPole-v1").append_transform(RewardClipping(0.0, 0.5))
+        >>> env.rollout(3)["next", "reward"].flatten()
+        tensor([0.5000, 0.5000, 0.5000])
+        >>> env.close()
     """
 
     def __init__(
@@ -266,6 +298,14 @@ class SignTransform(ArrayTransform):
     Args:
         in_keys, out_keys: entries the env gives.
         in_keys_inv, out_keys_inv: entries the env takes.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from envkit import SignTransform
+        >>> data = TensorDict(reward=torch.tensor([-5.0, 0.0, 2.0]))
+        >>> SignTransform(in_keys=["reward"])(data)["reward"]
+        tensor([-1.,  0.,  1.])
     """
 
     computes_only = True
@@ -286,6 +326,13 @@ class BinarizeReward(ArrayTransform):
     Args:
         in_keys: rewards; ``"reward"`` by default.
         out_keys: where they go; in place by default.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from envkit import BinarizeReward
+        >>> BinarizeReward()(TensorDict(reward=torch.tensor([-5.0, 0.0, 2.0])))["reward"]
+        tensor([0, 0, 1], dtype=torch.int8)
     """
 
     def __init__(self, in_keys: Keys = None, out_keys: Keys = None):
@@ -310,6 +357,14 @@ class LineariseRewards(ArrayTransform):
         ArgumentError: (a ValueError) ``weights`` has not one axis.
         UnsupportedError: (a NotImplementedError) when specs are read: a reward is discrete.
         SpecError: when specs are read: a reward has another number of objectives.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from envkit import LineariseRewards
+        >>> data = TensorDict(reward=torch.tensor([3.0, 4.0]))
+        >>> LineariseRewards(["reward"], weights=[1.0, 0.5])(data)["reward"]
+        tensor([5.])
     """
 
     weights: torch.Tensor | None
@@ -367,6 +422,14 @@ class SuccessReward(Transform):
 
     Raises:
         MissingKeyError: there is no such observation.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from envkit import SuccessReward
+        >>> data = TensorDict(success=torch.tensor([True]), reward=torch.tensor([0.3]))
+        >>> SuccessReward(scale=10.0)(data)["reward"]
+        tensor([10.])
     """
 
     computes_only = True
@@ -494,6 +557,16 @@ class ObservationNorm(_Affine):
     Raises:
         ArgumentError: (a ValueError) only one of ``loc`` and ``scale``, or no keys at all.
         StatisticsError: (a RuntimeError) values or specs are asked for before there are numbers.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from envkit import ObservationNorm
+        >>> norm = ObservationNorm(
+        ...     loc=1.0, scale=2.0, in_keys=["observation"], standard_normal=True
+        ... )
+        >>> norm(TensorDict(observation=torch.tensor([1.0, 5.0])))["observation"]
+        tensor([0., 2.])
     """
 
     _in_repr = ("loc", "scale", "standard_normal")

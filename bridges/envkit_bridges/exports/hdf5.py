@@ -54,6 +54,14 @@ def to_hdf5(data: TensorDictBase | Iterable[TensorDictBase], path: str | os.Path
         BatchSizeError: (a RuntimeError) batches have unlike rows.
         MissingKeyError: (a KeyError) there is no ``("next", "done")``.
         MissingLibraryError: (an ImportError) h5py is not installed.
+
+    Example:
+        >>> from envkit import GymEnv, from_hdf5, to_hdf5
+        >>> env = GymEnv("CartPole-v1")
+        >>> path = to_hdf5(env.rollout(5), "steps.h5")
+        >>> from_hdf5(path).batch_size
+        torch.Size([5])
+        >>> env.close()
     """
     with whole_file(path) as raw, hdf5_file(raw, path) as (file, check):
         writer = None
@@ -69,6 +77,9 @@ def to_hdf5(data: TensorDictBase | Iterable[TensorDictBase], path: str | os.Path
 def from_hdf5(path: str | os.PathLike[str]) -> EnvData:
     """Read what `to_hdf5` wrote.
 
+    Args:
+        path: of the file.
+
     Returns:
         The data, its batches joined along time: equal to ``torch.cat(batches, -1)`` in keys, shapes, dtypes and
         names of axes; on the CPU.
@@ -79,6 +90,15 @@ def from_hdf5(path: str | os.PathLike[str]) -> EnvData:
         ArgumentError: (a ValueError) there is a folder of that name, `to_hdf5` did not write it, it is damaged
             (numbers are compared with checksums), or it names other files to read data from.
         MissingLibraryError: (an ImportError) h5py is not installed.
+
+    Example:
+        >>> from envkit import GymEnv, from_hdf5, to_hdf5
+        >>> env = GymEnv("CartPole-v1")
+        >>> data = env.rollout(5)
+        >>> path = to_hdf5(data, "steps.h5")
+        >>> bool((from_hdf5(path)["observation"] == data["observation"]).all())
+        True
+        >>> env.close()
     """
     h5py = require("h5py")
     path = file_to_read(path)

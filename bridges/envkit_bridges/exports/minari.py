@@ -383,6 +383,16 @@ def to_minari(
         BatchSizeError: (a RuntimeError) batches have unlike rows.
         WriteError: (an OSError) it cannot be written; no file has changed then.
         MissingLibraryError: (an ImportError) Minari is not installed.
+
+    Example:
+        >>> import minari
+        >>> from envkit import GymEnv, to_minari
+        >>> env = GymEnv("CartPole-v1", max_episode_steps=5)
+        >>> data = env.rollout(10, break_when_any_done=False)
+        >>> dataset = to_minari(data, "cartpole/random-v0", env=env)
+        >>> minari.load_dataset("cartpole/random-v0").total_episodes
+        2
+        >>> env.close()
     """
     minari = require("minari")
     require("h5py")
@@ -412,6 +422,9 @@ def to_minari(
 def from_minari(dataset_id: str) -> EnvData:
     """Read a Minari dataset, from any writer, that is on this machine.
 
+    Args:
+        dataset_id: ``(namespace/)name-v(version)``, of a dataset that `to_minari` or another program has written.
+
     Returns:
         Its steps, batch size ``(steps,)``, one episode after the other; on the CPU. Data that `to_minari` wrote comes
         back in its keys, shapes and dtypes, ``state`` aside, with the last step of a cut episode truncated. Datasets
@@ -423,6 +436,17 @@ def from_minari(dataset_id: str) -> EnvData:
             holds what no column can, or names other files to read data from.
         MissingFileError: (a FileNotFoundError) there is no such dataset.
         MissingLibraryError: (an ImportError) Minari is not installed.
+
+    Example:
+        >>> import minari
+        >>> from envkit import GymEnv, from_minari, to_minari
+        >>> env = GymEnv("CartPole-v1")
+        >>> dataset = to_minari(env.rollout(5), "cartpole/short-v0", env=env)
+        >>> minari.load_dataset("cartpole/short-v0").total_steps
+        5
+        >>> from_minari("cartpole/short-v0")["observation"].shape
+        torch.Size([5, 4])
+        >>> env.close()
     """
     minari = require("minari")
     try:

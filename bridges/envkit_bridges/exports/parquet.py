@@ -58,6 +58,14 @@ def to_parquet(
         BatchSizeError: (a RuntimeError) batches have unlike rows.
         MissingKeyError: (a KeyError) there is no ``("next", "done")``.
         MissingLibraryError: (an ImportError) pyarrow is not installed.
+
+    Example:
+        >>> from envkit import GymEnv, from_parquet, to_parquet
+        >>> env = GymEnv("CartPole-v1")
+        >>> path = to_parquet(env.rollout(5), "steps.parquet")
+        >>> from_parquet(path).batch_size
+        torch.Size([5])
+        >>> env.close()
     """
     parquet = require("pyarrow.parquet")
     with whole_file(path) as file, ExitStack() as stack:
@@ -79,6 +87,9 @@ def to_parquet(
 def from_parquet(path: str | os.PathLike[str]) -> EnvData:
     """Read what `to_parquet` wrote.
 
+    Args:
+        path: of the file.
+
     Returns:
         The data, its batches joined along time: equal to ``torch.cat(batches, -1)`` in keys, shapes, dtypes and
         names of axes; on the CPU.
@@ -89,6 +100,15 @@ def from_parquet(path: str | os.PathLike[str]) -> EnvData:
         ArgumentError: (a ValueError) there is a folder of that name, `to_parquet` did not write it, rows were taken out of it, or
             it is damaged: pages are compared with checksums.
         MissingLibraryError: (an ImportError) pyarrow is not installed.
+
+    Example:
+        >>> from envkit import GymEnv, from_parquet, to_parquet
+        >>> env = GymEnv("CartPole-v1")
+        >>> data = env.rollout(5)
+        >>> path = to_parquet(data, "steps.parquet")
+        >>> bool((from_parquet(path)["observation"] == data["observation"]).all())
+        True
+        >>> env.close()
     """
     parquet = require("pyarrow.parquet")
     path = file_to_read(path)

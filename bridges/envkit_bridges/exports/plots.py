@@ -49,6 +49,15 @@ def plot_returns(*curves: Curves, ax: Axes | None = None) -> Axes:
     Raises:
         ArgumentError: (a ValueError) there is no curve, or one without episodes, or numbers of several axes.
         MissingLibraryError: (an ImportError) matplotlib is not installed.
+
+    Example:
+        >>> import matplotlib.pyplot as plt
+        >>> from envkit import plot_returns
+        >>> figure, ax = plt.subplots()
+        >>> returns = {"ours": [1.0, 3.0, 4.0], "random": [1.0, 0.0, 2.0]}
+        >>> plot_returns(returns, ax=ax).get_ylabel()
+        'return'
+        >>> plt.close(figure)
     """
     named = list(_named(curves))
     if not named:
@@ -85,6 +94,15 @@ def plot_rollout(
         ArgumentError: (a ValueError) there is no such row, no time, or ``axes`` are too few.
         MissingKeyError: (a KeyError) no entry can be plotted.
         MissingLibraryError: (an ImportError) matplotlib is not installed.
+
+    Example:
+        >>> import matplotlib.pyplot as plt
+        >>> from envkit import GymEnv, plot_rollout
+        >>> env = GymEnv("Pendulum-v1")
+        >>> [axes.get_ylabel() for axes in plot_rollout(env.rollout(5))]
+        ['reward', 'action', 'observation']
+        >>> plt.close()
+        >>> env.close()
     """
     run = _row_of(td, row)
     entries = dict(_plotted(run))

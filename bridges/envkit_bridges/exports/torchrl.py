@@ -80,6 +80,19 @@ def for_replay_buffer(transform: Transform) -> TorchRLTransform:
     Raises:
         ArgumentError: (a ValueError) it is none of these.
         MissingLibraryError: (an ImportError) TorchRL is not installed.
+
+    Example:
+        >>> from torchrl.data import ListStorage, ReplayBuffer
+        >>> from envkit import GymEnv, RewardScaling, for_replay_buffer
+        >>> doubled = for_replay_buffer(RewardScaling(loc=0.0, scale=2.0))
+        >>> buffer = ReplayBuffer(
+        ...     storage=ListStorage(10), transform=doubled, batch_size=2
+        ... )
+        >>> env = GymEnv("CartPole-v1")
+        >>> indices = buffer.extend(env.rollout(5)["next"])
+        >>> buffer.sample()["reward"].flatten()
+        tensor([2., 2.])
+        >>> env.close()
     """
     require("torchrl.envs")
     from envkit_bridges.exports.torchrl_subclasses import BothWays

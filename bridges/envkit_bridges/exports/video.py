@@ -56,6 +56,12 @@ class Video:
     Raises:
         ArgumentError: (a ValueError) ``frames`` are of another dtype or shape, there is none, or ``fps`` is not
             above 0.
+
+    Example:
+        >>> import torch
+        >>> from envkit import Video
+        >>> Video(torch.zeros(20, 3, 48, 64, dtype=torch.uint8), fps=10)
+        Video(20 frames of 64x48, fps=10)
     """
 
     def __init__(self, frames: torch.Tensor, fps: float):
@@ -121,6 +127,13 @@ class VideoFolder:
         ArgumentTypeError: (a TypeError) ``folder`` is no path.
         ArgumentError: (a ValueError) another format, or ``folder`` is empty.
         MissingLibraryError: a library that writes the format is not installed.
+
+    Example:
+        >>> import torch
+        >>> from envkit import VideoFolder
+        >>> frames = torch.zeros(1, 5, 3, 16, 16, dtype=torch.uint8)
+        >>> VideoFolder("videos").log_video(name="play", video=frames, step=0).name
+        'play_0.gif'
     """
 
     def __init__(self, folder: str | Path, *, format: str = "gif", fps: int = 30):
@@ -273,6 +286,13 @@ def record(
             install.
         MissingLibraryError: (an ImportError) a library that writes the format is not installed.
         WriteError: (an OSError) the file cannot be written.
+
+    Example:
+        >>> from envkit import GymEnv, record
+        >>> env = GymEnv("CartPole-v1", render_mode="rgb_array")
+        >>> record(env, None, "cartpole.gif", steps=2)
+        Video('cartpole.gif', 3 frames of 600x400, fps=50)
+        >>> env.close()
     """
     _require_env(env)
     path = as_video_path(path)
@@ -317,6 +337,23 @@ def video(
         MissingKeyError: (a KeyError) ``data`` has no state.
         ArgumentError: (a ValueError) there is no such row, or another ending.
         RenderingError, MissingLibraryError, WriteError: see `record`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import numpy as np
+        >>> from envkit import Box, JaxEnv, Timestep, video
+        >>> class Level:
+        ...     action_space = Box(-1.0, 1.0, (1,))
+        ...     def reset(self, key):
+        ...         return jnp.float32(0.0), Timestep(jnp.float32(0.0))
+        ...     def step(self, level, action):
+        ...         level = jnp.clip(level + action[0], 0.0, 255.0)
+        ...         return level, Timestep(level, 1.0)
+        ...     def render(self, states):
+        ...         return [np.full((16, 16, 3), level, np.uint8) for level in states]
+        >>> env = JaxEnv(Level(), batch_size=[4])
+        >>> video(env, env.rollout(3), row=2)
+        Video(3 frames of 16x16, fps=15)
     """
     _require_env(env)
     drawing: Any = without_transforms(env)

@@ -95,7 +95,8 @@ class Compose(Transform):
     """A sequence of transforms.
 
     Args:
-        *transforms: transforms or functions ``td -> td``, or one list of them, also as ``transforms=[...]``.
+        *args: transforms or functions ``td -> td``, or one list of them.
+        transforms: the list, as a keyword; None where they are positional.
 
     Raises:
         ArgumentError: (a ValueError) an item is not callable.

@@ -36,6 +36,19 @@ class CoupledTransform(EpisodeTransform):
 
     A concrete one writes `_observe_rows`, which sees the new values of each in_key before `_call`
     changes any, and for the rest what any `Transform` writes.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from envkit import CoupledTransform
+        >>> class Centred(CoupledTransform):
+        ...     def _observe_rows(self, key, rows):
+        ...         self.mean = rows.mean(0)
+        ...     def _apply_transform(self, value):
+        ...         return value - self.mean
+        >>> data = TensorDict(x=torch.tensor([1.0, 3.0]), batch_size=[2])
+        >>> Centred(in_keys=["x"])(data)["x"]
+        tensor([-1.,  1.])
     """
 
     def _observe_rows(self, key: Key, rows: torch.Tensor) -> None:

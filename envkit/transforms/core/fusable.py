@@ -85,6 +85,16 @@ class FusableTransform(Transform):
     A concrete one writes `step_leaves` and `reset_leaves`, and `memory` and `constants` where it has
     any. The hooks are pure, element by element or row by row, and do not look at values to decide what
     to do.
+
+    Example:
+        >>> from envkit import FusableTransform, GymEnv
+        >>> class Doubled(FusableTransform):
+        ...     def step_leaves(self, root, following, constants):
+        ...         return {("reward",): 2 * following[("reward",)]}
+        >>> env = GymEnv("CartPole-v1").append_transform(Doubled())
+        >>> env.rollout(3)["next", "reward"].flatten()
+        tensor([2., 2., 2.])
+        >>> env.close()
     """
 
     _twins = (("_step", "step_leaves"), ("_reset", "reset_leaves"))
@@ -199,6 +209,17 @@ class MomentTransform(FusableTransform):
     """Base of fusable transforms that treat resets and steps alike, and see nothing else.
 
     A concrete one writes `moment_leaves`; the hooks over TensorDicts go through `_call`.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from envkit import MomentTransform
+        >>> class Squares(MomentTransform):
+        ...     def moment_leaves(self, leaves, constants):
+        ...         return {("square",): leaves[("observation",)] ** 2}
+        >>> data = TensorDict(observation=torch.tensor([1.0, 3.0]), batch_size=[2])
+        >>> Squares()(data)["square"]
+        tensor([1., 9.])
     """
 
     _twins = tuple((name, "moment_leaves") for name in ("_step", "_call", "_reset"))

@@ -114,7 +114,19 @@ class LeafTransform(Transform):
 
 
 class ObservationTransform(Transform):
-    """Base of a user's transforms of observations: without in_keys they are ``observation`` and ``pixels``."""
+    """Base of a user's transforms of observations: without in_keys they are ``observation`` and ``pixels``.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from envkit import ObservationTransform
+        >>> class Halved(ObservationTransform):
+        ...     def _apply_transform(self, value):
+        ...         return value / 2
+        >>> data = TensorDict(observation=torch.ones(2))
+        >>> Halved(in_keys=["observation"])(data)["observation"]
+        tensor([0.5000, 0.5000])
+    """
 
     only_adds_done = True
     _default_in_keys = ("observation",), ("pixels",)

@@ -36,6 +36,26 @@ def apply_to_composite(hook: Callable[[Any, Any], TensorSpec]) -> Callable[[Any,
 
     For ``transform_observation_spec``, ``transform_reward_spec`` and ``transform_done_spec``: the leaf of
     each in_key that is there is given to the hook, and what it returns is declared under the out_key.
+
+    Args:
+        hook: method ``(self, leaf)`` that returns the spec of the out_key. ``leaf`` is a copy.
+
+    Returns:
+        A method ``(self, spec)`` for a Composite, or for a leaf alone.
+
+    Example:
+        >>> import torch
+        >>> from envkit import GymEnv, Transform, Unbounded, apply_to_composite
+        >>> class Noisy(Transform):
+        ...     def _apply_transform(self, value):
+        ...         return value + 0.1 * torch.randn_like(value)
+        ...     @apply_to_composite
+        ...     def transform_observation_spec(self, leaf):
+        ...         return Unbounded(leaf.shape)
+        >>> env = GymEnv("CartPole-v1").append_transform(Noisy(in_keys=["observation"]))
+        >>> type(env.observation_spec["observation"]).__name__
+        'UnboundedContinuous'
+        >>> env.close()
     """
 
     @wraps(hook)
@@ -57,6 +77,25 @@ def apply_to_composite_inv(hook: Callable[[Any, Any], TensorSpec]) -> Callable[[
     For ``transform_input_spec``, ``transform_action_spec`` and ``transform_state_spec``: the leaf of each
     in_key_inv, what the env takes, is given to the hook, and what it returns, what the user gives, is
     declared under the out_key_inv in its place.
+
+    Args:
+        hook: method ``(self, leaf)`` that returns the spec of the out_key_inv. ``leaf`` is a copy.
+
+    Returns:
+        A method ``(self, spec)`` for a Composite, or for a leaf alone.
+
+    Example:
+        >>> from envkit import Bounded, GymEnv, Transform, apply_to_composite_inv
+        >>> class Halved(Transform):
+        ...     def _inv_apply_transform(self, value):
+        ...         return value / 2
+        ...     @apply_to_composite_inv
+        ...     def transform_input_spec(self, leaf):
+        ...         return Bounded(2 * leaf.space.low, 2 * leaf.space.high)
+        >>> env = GymEnv("Pendulum-v1").append_transform(Halved(in_keys_inv=["action"]))
+        >>> env.action_spec.space.high
+        tensor([4.])
+        >>> env.close()
     """
 
     @wraps(hook)

@@ -80,6 +80,16 @@ class Transform(OwnState, ChecksKeywords):
 
     Attributes:
         missing_tolerance: absent in_keys are skipped instead of being an error.
+
+    Example:
+        >>> from envkit import GymEnv, Transform
+        >>> class Halved(Transform):
+        ...     def _apply_transform(self, value):
+        ...         return value / 2
+        >>> env = GymEnv("CartPole-v1").append_transform(Halved(in_keys=["reward"]))
+        >>> env.rollout(3)["next", "reward"].flatten()
+        tensor([0.5000, 0.5000, 0.5000])
+        >>> env.close()
     """
 
     only_adds_done = False
