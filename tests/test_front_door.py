@@ -226,5 +226,5 @@ def test_tables_of_keywords_that_pages_name_can_be_looked_up():
         text = getattr(envkit, name).__doc__ or ""
         named |= set(re.findall(r"`([\w.]*(?:Options|Settings))`", text))
 
-    assert len(named) > 5
+    assert named
     assert not {name for name in named if pydoc.locate(name) is None}, "write the whole path"
