@@ -186,7 +186,6 @@ WITH_UNDESCRIBED = [
     "JumanjiWrapper",
     "MarlGroupMapType",
     "MujocoPlaygroundWrapper",
-    "NavixEnv",
     "NavixWrapper",
     "MultiDiscrete",
     "PgxWrapper",
