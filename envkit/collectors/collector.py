@@ -199,6 +199,16 @@ class Collector:
         Raises:
             ArgumentError: (a ValueError) they are of another architecture, or given twice.
             MissingKeyError: (a KeyError) they are of another model than the policy.
+
+        Example:
+            >>> import torch
+            >>> from envkit import Collector, GymEnv
+            >>> policy, trained = torch.nn.Linear(3, 1), torch.nn.Linear(3, 1)
+            >>> collector = Collector(GymEnv("Pendulum-v1"), policy, frames_per_batch=8)
+            >>> collector.update_policy_weights_(trained.state_dict())
+            >>> bool((policy.weight == trained.weight).all()), collector.policy_version
+            (True, 1)
+            >>> collector.shutdown()
         """
         named = dict(weights_dict or {})
         if unknown := sorted({*named, model_id} - {None, "policy"}):
@@ -264,6 +274,13 @@ class Collector:
 
         Raises:
             ArgumentError: (a ValueError) there is no such worker, or none was named and they make different numbers.
+
+        Example:
+            >>> from envkit import Collector, GymEnv
+            >>> collector = Collector(GymEnv("CartPole-v1"), frames_per_batch=8)
+            >>> collector.frames_per_batch_worker()
+            8
+            >>> collector.shutdown()
         """
         return self._frames_each
 
@@ -306,7 +323,19 @@ class Collector:
         self._options.post_collect_hook = hook
 
     def set_post_collect_hook(self, hook: Callable[[Any], Any] | None) -> None:
-        """Assign `post_collect_hook`, where an assignment cannot be written, e.g. through a handle of Ray."""
+        """Assign `post_collect_hook`, where an assignment cannot be written, e.g. through a handle of Ray.
+
+        Args:
+            hook: called with each batch before it is delivered; None calls none.
+
+        Example:
+            >>> from envkit import Collector, GymEnv
+            >>> collector = Collector(GymEnv("CartPole-v1"), frames_per_batch=8)
+            >>> collector.set_post_collect_hook(lambda batch: print(batch.numel()))
+            >>> batch = collector.next()
+            8
+            >>> collector.shutdown()
+        """
         self.post_collect_hook = hook
 
     def increment_version(self) -> None:
@@ -330,7 +359,22 @@ class Collector:
         return told
 
     def set_seed(self, seed: int, static_seed: bool = False) -> int | None:
-        """Seed all envs of all workers, one chain; gives the seed after the last."""
+        """Seed all envs of all workers, one chain; gives the seed after the last.
+
+        Args:
+            seed: of the first env; the others follow from it.
+            static_seed: give all of them this seed.
+
+        Example:
+            >>> from envkit import Collector, GymEnv
+            >>> collector = Collector(GymEnv("CartPole-v1"), frames_per_batch=8)
+            >>> following = collector.set_seed(0)
+            >>> first = collector.next()["observation"]
+            >>> following = collector.set_seed(0)
+            >>> bool((collector.next()["observation"] == first).all())
+            True
+            >>> collector.shutdown()
+        """
         raise NotImplementedError
 
     def stats(self) -> dict[str, int | float | bool]:
@@ -341,6 +385,15 @@ class Collector:
             ``total_frames`` and ``completed``, where they were asked for; seconds spent as ``seconds/envs``,
             ``seconds/policy`` and ``seconds/transfer`` (to ``storing_device``). A program that makes a whole batch counts
             as "envs".
+
+        Example:
+            >>> from envkit import Collector, GymEnv
+            >>> collector = Collector(GymEnv("CartPole-v1"), frames_per_batch=8)
+            >>> batch = collector.next()
+            >>> found = collector.stats()
+            >>> found["frames"], found["batches"]
+            (8, 1)
+            >>> collector.shutdown()
         """
         raise NotImplementedError
 
@@ -376,10 +429,23 @@ class Collector:
     ) -> None:
         """Set an attribute of envs, where it is: in the env, a wrapper, or the simulator.
 
-        It holds from the next batch that is begun. See `get_attr` for the arguments; a new name is set on the simulator.
+        It holds from the next batch that is begun. A new name is set on the simulator.
+
+        Args:
+            name: of the attribute.
+            value: its new value.
+            indices: numbers of single envs, as for `get_attr`; None: all of them.
 
         Raises:
             AttributeError: an env has several rows in one object, which has none of this name.
+
+        Example:
+            >>> from envkit import Collector, GymEnv
+            >>> collector = Collector(GymEnv("CartPole-v1"), frames_per_batch=8)
+            >>> collector.set_attr("gravity", 1.6)
+            >>> collector.get_attr("gravity")
+            [1.6]
+            >>> collector.shutdown()
         """
         self._ask_envs(partial(set_attribute, name, value), indices)
 
@@ -392,7 +458,12 @@ class Collector:
     ) -> list[Any]:
         """Call a method of envs, of their wrappers or of their simulators, between two batches.
 
-        See `get_attr` for ``indices``. An attribute that cannot be called is given as it is.
+        An attribute that cannot be called is given as it is.
+
+        Args:
+            name: of the method.
+            *args, **kwargs: of the call.
+            indices: numbers of single envs, as for `get_attr`; None: all of them.
 
         Returns:
             The results of the calls, in order.
@@ -438,15 +509,53 @@ class Collector:
         )
 
     def getattr_env(self, attr: str) -> object:
-        """Give an attribute of the env; with workers, of that of the first one."""
+        """Give an attribute of the env; with workers, of that of the first one.
+
+        Args:
+            attr: its name.
+
+        Example:
+            >>> from envkit import Collector, GymEnv
+            >>> collector = Collector(GymEnv("CartPole-v1"), frames_per_batch=8)
+            >>> collector.getattr_env("batch_size")
+            torch.Size([])
+            >>> collector.shutdown()
+        """
         return self._asked_of_first("env", attr)
 
     def getattr_policy(self, attr: str) -> object:
-        """Give an attribute of the policy that acts; with workers, of that of the first one."""
+        """Give an attribute of the policy that acts; with workers, of that of the first one.
+
+        Args:
+            attr: its name.
+
+        Example:
+            >>> import torch
+            >>> from envkit import Collector, GymEnv
+            >>> policy = torch.nn.Linear(3, 1)
+            >>> collector = Collector(GymEnv("Pendulum-v1"), policy, frames_per_batch=8)
+            >>> collector.getattr_policy("out_features")
+            1
+            >>> collector.shutdown()
+        """
         return self._asked_of_first("policy", attr)
 
     def getattr_rb(self, attr: str) -> object:
-        """Give an attribute of the replay buffer."""
+        """Give an attribute of the replay buffer.
+
+        Args:
+            attr: its name.
+
+        Example:
+            >>> from collections import deque
+            >>> from envkit import Collector, GymEnv
+            >>> collector = Collector(
+            ...     GymEnv("CartPole-v1"), frames_per_batch=8, replay_buffer=deque(maxlen=100)
+            ... )
+            >>> collector.getattr_rb("maxlen")
+            100
+            >>> collector.shutdown()
+        """
         return getattr(self._options.replay_buffer, attr)
 
     def _asked_of_first(self, part: str, attr: str) -> Any:
@@ -456,8 +565,20 @@ class Collector:
     def get_model(self, model_id: str) -> object:
         """Give "policy", the policy that was passed or made here, or what a path of attributes leads to.
 
+        Args:
+            model_id: "policy", or a path of attributes of the collector.
+
         Raises:
             ArgumentError: (a ValueError) there is no policy here.
+
+        Example:
+            >>> import torch
+            >>> from envkit import Collector, GymEnv
+            >>> policy = torch.nn.Linear(3, 1)
+            >>> collector = Collector(GymEnv("Pendulum-v1"), policy, frames_per_batch=8)
+            >>> collector.get_model("env").batch_size
+            torch.Size([])
+            >>> collector.shutdown()
         """
         if model_id != "policy":
             return followed(self, model_id)
@@ -473,6 +594,10 @@ class Collector:
     def cascade_execute(self, attr_path: str, *args: object, **kwargs: object) -> object:
         """Call what a path of attributes and items leads to; what cannot be called is given as it is.
 
+        Args:
+            attr_path: names with dots between them, and items as ``[0]`` or ``['name']``.
+            *args, **kwargs: of the call.
+
         Example:
             >>> from envkit import Collector, GymEnv
             >>> collector = Collector(GymEnv("CartPole-v1"), frames_per_batch=8)
@@ -486,6 +611,9 @@ class Collector:
         """Give what a path of attributes and items of the collector leads to; with workers, a list of one for each.
 
         A worker has ``env``, ``policy``, ``worker_idx``, ``frames`` and ``episodes``.
+
+        Args:
+            attr: names with dots between them, and items as ``[0]`` or ``['name']``.
 
         Example:
             >>> from envkit import Collector, GymEnv
@@ -511,6 +639,16 @@ class Collector:
 
         Raises:
             ArgumentError: (a ValueError) there are other numbers of them.
+
+        Example:
+            >>> from envkit import Collector, GymEnv
+            >>> collector = Collector(GymEnv("CartPole-v1"), frames_per_batch=8)
+            >>> collector.map_fn("env.set_seed", [[0], [1]]) == [
+            ...     collector.env.set_seed(0),
+            ...     collector.env.set_seed(1),
+            ... ]
+            True
+            >>> collector.shutdown()
         """
         calls = paired(list_of_args, list_of_kwargs, None)
         return [executed(self, method_name, args, kwargs, must=True) for args, kwargs in calls]
@@ -610,7 +748,15 @@ class Collector:
         return not self.is_finished
 
     def is_running(self) -> bool:
-        """Say whether a thread that `start` has begun collects, paused or not."""
+        """Say whether a thread that `start` has begun collects, paused or not.
+
+        Example:
+            >>> from envkit import Collector, GymEnv
+            >>> collector = Collector(GymEnv("CartPole-v1"), frames_per_batch=8)
+            >>> collector.is_running()
+            False
+            >>> collector.shutdown()
+        """
         return self._background is not None and self._background.is_alive
 
     @contextmanager
@@ -647,6 +793,10 @@ class Collector:
     def async_shutdown(self, timeout: float | None = None, close_env: bool = True) -> None:
         """End what `start` has begun, then `shutdown`; see there.
 
+        Args:
+            timeout: seconds to wait for the batch under way; None waits for it.
+            close_env: False leaves the env of a collector in this process open.
+
         Raises:
             BusyError: (a RuntimeError) the batch under way is not done after ``timeout`` seconds.
         """
@@ -655,7 +805,16 @@ class Collector:
     # ------------------------------------------------------------------------------------- batches
 
     def iterator(self) -> Iterator[EnvData]:
-        """Give an iterator over the batches, as ``iter(collector)`` does."""
+        """Give an iterator over the batches, as ``iter(collector)`` does.
+
+        Example:
+            >>> from envkit import Collector, GymEnv
+            >>> env = GymEnv("CartPole-v1")
+            >>> collector = Collector(env, frames_per_batch=8, total_frames=16)
+            >>> [batch.numel() for batch in collector.iterator()]
+            [8, 8]
+            >>> collector.shutdown()
+        """
         return iter(self)
 
     @in_turn
@@ -667,6 +826,13 @@ class Collector:
 
         Raises:
             OptionError: (a TypeError) batches are of whole episodes, of which it would take steps away.
+
+        Example:
+            >>> from envkit import Collector, GymEnv
+            >>> collector = Collector(GymEnv("CartPole-v1"), frames_per_batch=8)
+            >>> collector.rollout().batch_size, collector.frames
+            (torch.Size([8]), 0)
+            >>> collector.shutdown()
         """
         if self._episodes is not None:
             raise OptionError(
@@ -694,6 +860,14 @@ class Collector:
         Raises:
             BusyError: another thread uses this collector.
             ClosedEnvError: it was shut down.
+
+        Example:
+            >>> from envkit import Collector, GymEnv
+            >>> collector = Collector(GymEnv("CartPole-v1"), frames_per_batch=8)
+            >>> batch = collector.next()
+            >>> batch.batch_size, collector.frames
+            (torch.Size([8]), 8)
+            >>> collector.shutdown()
         """
         background = self._background
         if background is not None and background.is_alive:
@@ -791,6 +965,14 @@ class Collector:
 
         Raises:
             ResumeError: an env cannot say where it is; those on simulators can with ``record_for_resume=True``.
+
+        Example:
+            >>> from envkit import Collector, PendulumEnv
+            >>> collector = Collector(PendulumEnv(), frames_per_batch=8)
+            >>> batch, state = collector.next(), collector.state_dict()
+            >>> state["frames"]
+            8
+            >>> collector.shutdown()
         """
         self._settle()
         return {
@@ -823,6 +1005,18 @@ class Collector:
             ArgumentTypeError: it is no dict.
             MissingKeyError: (a KeyError) it is none of a collector of this kind, and this many workers.
             ResumeError: an env cannot go on.
+
+        Example:
+            >>> from envkit import Collector, PendulumEnv
+            >>> first = Collector(PendulumEnv(), frames_per_batch=8)
+            >>> batch, state = first.next(), first.state_dict()
+            >>> expected = first.next()
+            >>> second = Collector(PendulumEnv(), frames_per_batch=8)
+            >>> second.load_state_dict(state)
+            >>> bool((second.next() == expected).all())
+            True
+            >>> first.shutdown()
+            >>> second.shutdown()
         """
         require_state_dict(state_dict)
         own = {"frames", "iter", "received", *self._runner_names}
@@ -911,6 +1105,12 @@ class Collector:
 
         Raises:
             BusyError: (a RuntimeError) a batch in the background is not done in time; nothing is closed then.
+
+        Example:
+            >>> from envkit import Collector, GymEnv
+            >>> collector = Collector(GymEnv("CartPole-v1"), frames_per_batch=8)
+            >>> collector.shutdown()
+            >>> collector.shutdown()
         """
         try:
             self._shut_down(timeout, close_env)

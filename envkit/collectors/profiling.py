@@ -68,7 +68,11 @@ class ProfileConfig:
             raise ArgumentError(f"activities has {unknown}, but knows 'cpu' and 'cuda'.")
 
     def get_save_path(self, worker_idx: int) -> Path:
-        """Give the file of a worker's trace."""
+        """Give the file of a worker's trace.
+
+        Args:
+            worker_idx: number of the worker.
+        """
         given = "collector_profile_{worker_idx}.json" if self.save_path is None else self.save_path
         return Path(str(given).format(worker_idx=worker_idx))
 
@@ -80,7 +84,11 @@ class ProfileConfig:
         return [*([known.CPU] if "cpu" in named else []), *([known.CUDA] if has_cuda else [])]
 
     def should_profile_worker(self, worker_idx: int) -> bool:
-        """Say whether a worker is profiled."""
+        """Say whether a worker is profiled.
+
+        Args:
+            worker_idx: number of the worker.
+        """
         return worker_idx in self.workers
 
 

@@ -142,7 +142,21 @@ class SyncDataCollector(Collector):
 
     @in_turn
     def reset(self, index: torch.Tensor | None = None) -> None:
-        """Reset the env, or the rows that a bool mask names; the next batch begins new trajectories there."""
+        """Reset the env, or the rows that a bool mask names; the next batch begins new trajectories there.
+
+        Args:
+            index: rows that are reset, bool, shape of the env's batch; None: all.
+
+        Example:
+            >>> from envkit import GymEnv, SyncDataCollector
+            >>> collector = SyncDataCollector(GymEnv("CartPole-v1"), frames_per_batch=4)
+            >>> collector.next()["collector", "traj_ids"]
+            tensor([0, 0, 0, 0])
+            >>> collector.reset()
+            >>> collector.next()["collector", "traj_ids"]
+            tensor([1, 1, 1, 1])
+            >>> collector.shutdown()
+        """
         self._settle()
         ended = self._runner.begin_anew(index)
         if self._episodes is not None:

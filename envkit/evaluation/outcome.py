@@ -131,9 +131,19 @@ class Evaluation:
     def success(self, key: Key) -> float:
         """Share of episodes whose last step has an entry set, ``"success"`` or ``("info", "is_success")`` say.
 
+        Args:
+            key: the entry, of the last step; bool, or a number that is not 0.
+
         Raises:
             MissingKeyError: (a KeyError) no step has it.
             ArgumentError: it is no number, or several, for each episode.
+
+        Example:
+            >>> from envkit import GymEnv, evaluate
+            >>> env = GymEnv("CartPole-v1", max_episode_steps=5)
+            >>> evaluate(env, None, episodes=4, seed=0).success("truncated")
+            1.0
+            >>> env.close()
         """
         return float(self._succeeded(key).double().mean())
 
@@ -143,8 +153,20 @@ class Evaluation:
         It is right for few episodes, and where all or none succeed. Source: Wilson, Probable inference, the law of
         succession, and statistical inference, Journal of the American Statistical Association 22, 1927.
 
+        Args:
+            key: as for `success`.
+
         Raises:
             MissingKeyError, ArgumentError: as `success`.
+
+        Example:
+            >>> from envkit import GymEnv, evaluate
+            >>> env = GymEnv("CartPole-v1", max_episode_steps=5)
+            >>> found = evaluate(env, None, episodes=4, seed=0)
+            >>> low, high = found.success_ci95("truncated")
+            >>> round(low, 2), high
+            (0.51, 1.0)
+            >>> env.close()
         """
         count, share = len(self), self.success(key)
         z = 1.959963984540054  # the normal quantile of 97.5 %
@@ -250,9 +272,20 @@ class Comparison(Mapping[str, Evaluation]):
         The first episode of a row begins alike for both. Later ones do where the env fixes the order of its episodes,
         and need not where they depend on when the one before ended; the interval is right in either case.
 
+        Args:
+            first, second: names of two policies.
+
         Raises:
             MissingKeyError: (a KeyError) a name is unknown.
             BatchSizeError: they have different numbers of episodes.
+
+        Example:
+            >>> from envkit import GymEnv, evaluate
+            >>> env = GymEnv("CartPole-v1", max_episode_steps=5)
+            >>> found = evaluate(env, {"one": None, "other": None}, episodes=3, seed=0)
+            >>> found.difference("one", "other")
+            Difference(one - other: return +0, 95% interval [0, 0])
+            >>> env.close()
         """
         for name in (first, second):
             if name not in self:

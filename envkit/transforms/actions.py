@@ -578,6 +578,13 @@ class ActionScaling(_ActionForm):
         Raises:
             ArgumentError: (a ValueError) neither pair is given, both are, or half of one; or they have two
                 shapes.
+
+        Example:
+            >>> import torch
+            >>> from envkit import ActionScaling
+            >>> low, high = torch.tensor([0.0]), torch.tensor([10.0])
+            >>> ActionScaling.from_stats(low=low, high=high).normalize(torch.tensor([7.5]))
+            tensor([0.5000])
         """
         pairs = [pair for pair in ((mean, std), (low, high)) if pair != (None, None)]
         if len(pairs) != 1 or None in pairs[0]:
@@ -608,15 +615,34 @@ class ActionScaling(_ActionForm):
     def normalize(self, action: torch.Tensor) -> torch.Tensor:
         """Turn an action of the env into one of the user.
 
+        Args:
+            action: shape ``(*batch, *event)``.
+
         Raises:
             ArgumentError: (a ValueError) ``loc`` or ``scale`` would give it another shape.
+
+        Example:
+            >>> import torch
+            >>> from envkit import ActionScaling
+            >>> ActionScaling(loc=1.0, scale=2.0).normalize(torch.tensor([5.0]))
+            tensor([2.])
         """
         self._require_shape(action)
         value = elementwise.standardised(action, *self._numbers())
         return value if self.standard_normal else (value + 1) / 2
 
     def denormalize(self, action: torch.Tensor) -> torch.Tensor:
-        """Turn an action of the user into one of the env; see `normalize`."""
+        """Turn an action of the user into one of the env; see `normalize`.
+
+        Args:
+            action: shape ``(*batch, *event)``.
+
+        Example:
+            >>> import torch
+            >>> from envkit import ActionScaling
+            >>> ActionScaling(loc=1.0, scale=2.0).denormalize(torch.tensor([2.0]))
+            tensor([5.])
+        """
         self._require_shape(action)
         value = action if self.standard_normal else action * 2 - 1
         return elementwise.scaled(value, *self._numbers())

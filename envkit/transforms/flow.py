@@ -477,7 +477,17 @@ class MultiAction(SteppingTransform):
 
     @classmethod
     def from_vla(cls, *, action_key: Key = "action", **kwargs: Any) -> MultiAction:
-        """Make one that takes chunks from ``("vla_action", "chunk")``."""
+        """Make one that takes chunks from ``("vla_action", "chunk")``.
+
+        Args:
+            action_key: the action of the env.
+            **kwargs: of the class.
+
+        Example:
+            >>> from envkit import MultiAction
+            >>> MultiAction.from_vla().chunk_key
+            ('vla_action', 'chunk')
+        """
         return cls(action_key=action_key, chunk_key=("vla_action", "chunk"), **kwargs)
 
     def _pairs(self) -> list[tuple[Key, Key]]:

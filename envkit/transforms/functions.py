@@ -172,14 +172,28 @@ class Hash(UnaryTransform):
     _leaf_before = _leaf_after
 
     def call_hash_fn(self, value: object) -> torch.Tensor:
-        """Hash a value, and note it in the repertoire, if there is one."""
+        """Hash a value, and note it in the repertoire, if there is one.
+
+        Args:
+            value: of an in_key, a tensor or an object.
+        """
         found = self._hashed(value)
         if self.repertoire is not None:
             self.repertoire[self.hash_to_repertoire_key(found)] = value
         return found
 
     def get_input_from_hash(self, hash_tensor: torch.Tensor) -> Any:
-        """Give the value that a hash was made of."""
+        """Give the value that a hash was made of.
+
+        Args:
+            hash_tensor: of a value that was hashed.
+
+        Example:
+            >>> from envkit import Hash
+            >>> hashing = Hash(in_keys=["text"], out_keys=["hash"], repertoire={})
+            >>> hashing.get_input_from_hash(hashing.call_hash_fn("a move"))
+            'a move'
+        """
         if self.repertoire is None:
             raise StatisticsError(
                 "Hash has no repertoire in which to find what a hash was made of. Pass repertoire={} before "
@@ -194,7 +208,17 @@ class Hash(UnaryTransform):
 
     @staticmethod
     def hash_to_repertoire_key(hash_tensor: torch.Tensor) -> Any:
-        """Write a hash as nested tuples of numbers, the keys of the repertoire."""
+        """Write a hash as nested tuples of numbers, the keys of the repertoire.
+
+        Args:
+            hash_tensor: a tensor of numbers.
+
+        Example:
+            >>> import torch
+            >>> from envkit import Hash
+            >>> Hash.hash_to_repertoire_key(torch.tensor([[1, 2], [3, 4]]))
+            ((1, 2), (3, 4))
+        """
         return _tuples(hash_tensor.tolist())
 
     @staticmethod
@@ -202,6 +226,15 @@ class Hash(UnaryTransform):
         """Give the SHA-256 of a string, after a seed: uint8, shape (32,).
 
         None counts as an empty string, any other object as what ``str`` makes of it.
+
+        Args:
+            string: text, or an object.
+            seed: text or a number that changes all hashes; None: none.
+
+        Example:
+            >>> from envkit import Hash
+            >>> Hash.reproducible_hash("a move").shape
+            torch.Size([32])
         """
         text = "" if string is None else str(string)
         text = text if seed is None else f"{seed}{text}"

@@ -499,6 +499,16 @@ class VideoRecorder(EpisodeTransform, LeafTransform):
 
         Returns:
             The video, ``(1, frames, 3, height, width)``; None when nothing was recorded.
+
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> from envkit import VideoFolder, VideoRecorder
+            >>> recorder = VideoRecorder(VideoFolder("videos"), tag="play")
+            >>> frames = torch.zeros(5, 3, 16, 16, dtype=torch.uint8)
+            >>> data = recorder(TensorDict(pixels=frames, batch_size=[5]))
+            >>> recorder.dump("first").shape
+            torch.Size([1, 5, 3, 16, 16])
         """
         frames, self._frames, self._seen = self.frames, [], 0
         if frames is None:

@@ -374,7 +374,20 @@ class VecNormV2(SkipsRows, EpisodeTransform):
     standard_normal = True  # as ObservationNorm calls the form that it computes
 
     def denorm(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Compute the values before, from the out_keys of data, in a shallow copy of it."""
+        """Compute the values before, from the out_keys of data, in a shallow copy of it.
+
+        Args:
+            tensordict: data that this transform has standardised; it is not written to.
+
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> from envkit import VecNormV2
+            >>> norm = VecNormV2(["x"], reduce_batch_dims=True)
+            >>> data = norm(TensorDict(x=torch.tensor([[1.0], [3.0]]), batch_size=[2]))
+            >>> norm.denorm(data)["x"].flatten()
+            tensor([1., 3.])
+        """
         self._require_kept("denorm")
         data = tensordict.copy()
         for source, target in zip(self.in_keys, self.out_keys, strict=True):
@@ -385,17 +398,47 @@ class VecNormV2(SkipsRows, EpisodeTransform):
         return data
 
     def freeze(self) -> VecNormV2:
-        """Update nothing any more; returns self."""
+        """Update nothing any more; returns self.
+
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> from envkit import VecNormV2
+            >>> norm = VecNormV2(["x"], reduce_batch_dims=True)
+            >>> data = norm(TensorDict(x=torch.tensor([[1.0], [3.0]]), batch_size=[2]))
+            >>> norm.freeze().frozen
+            True
+        """
         self.frozen = True
         return self
 
     def unfreeze(self) -> VecNormV2:
-        """Update again; returns self."""
+        """Update again; returns self.
+
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> from envkit import VecNormV2
+            >>> norm = VecNormV2(["x"], reduce_batch_dims=True)
+            >>> data = norm(TensorDict(x=torch.tensor([[1.0], [3.0]]), batch_size=[2]))
+            >>> norm.freeze().unfreeze().frozen
+            False
+        """
         self.frozen = False
         return self
 
     def clone(self) -> VecNormV2:
-        """Copy the transform with its averages; those of the copy go their own way."""
+        """Copy the transform with its averages; those of the copy go their own way.
+
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> from envkit import VecNormV2
+            >>> norm = VecNormV2(["x"], reduce_batch_dims=True)
+            >>> data = norm(TensorDict(x=torch.tensor([[1.0], [3.0]]), batch_size=[2]))
+            >>> bool((norm.clone().statistics == norm.statistics).all())
+            True
+        """
         twin = super().clone()
         assert isinstance(twin, VecNormV2)
         twin.skipped_rows = self.skipped_rows.clone()
@@ -404,12 +447,32 @@ class VecNormV2(SkipsRows, EpisodeTransform):
         return twin
 
     def frozen_copy(self) -> VecNormV2:
-        """Give a clone that standardises by the averages of this moment, and updates nothing."""
+        """Give a clone that standardises by the averages of this moment, and updates nothing.
+
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> from envkit import VecNormV2
+            >>> norm = VecNormV2(["x"], reduce_batch_dims=True)
+            >>> data = norm(TensorDict(x=torch.tensor([[1.0], [3.0]]), batch_size=[2]))
+            >>> norm.frozen_copy().frozen, norm.frozen
+            (True, False)
+        """
         self._require_kept("frozen_copy()")
         return self.clone().freeze()
 
     def to_observation_norm(self) -> Transform:
-        """Give a transform by the averages of this moment."""
+        """Give a transform by the averages of this moment.
+
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> from envkit import VecNormV2
+            >>> norm = VecNormV2(["x"], reduce_batch_dims=True)
+            >>> data = norm(TensorDict(x=torch.tensor([[1.0], [3.0]]), batch_size=[2]))
+            >>> type(norm.to_observation_norm()).__name__
+            'ObservationNorm'
+        """
         self._require_kept("to_observation_norm()")
         return _as_observation_norm(self, eps=self.eps)
 
@@ -593,7 +656,20 @@ class VecNorm(SkipsRows, CoupledTransform, ArrayTransform):
         return elementwise.standardised(value, *own.loc_and_scale(self.eps))
 
     def denorm(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Compute the values before, in a copy of the data, at its root and under ``next``."""
+        """Compute the values before, in a copy of the data, at its root and under ``next``.
+
+        Args:
+            tensordict: data that this transform has standardised; it is not written to.
+
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> from envkit import VecNorm
+            >>> norm = VecNorm(["x"], decay=1.0)
+            >>> data = norm(TensorDict(x=torch.tensor([[1.0], [3.0]]), batch_size=[2]))
+            >>> norm.denorm(data)["x"].flatten()
+            tensor([1., 3.])
+        """
         data = tensordict.copy()
         following = data.get("next", None)
         for td in [data] if following is None else [data, following]:
@@ -711,12 +787,33 @@ class VecNorm(SkipsRows, CoupledTransform, ArrayTransform):
         )
 
     def freeze(self) -> VecNorm:
-        """Count nothing from now on; returns self."""
+        """Count nothing from now on; returns self.
+
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> from envkit import VecNorm
+            >>> norm = VecNorm(["x"], decay=1.0)
+            >>> data = norm(TensorDict(x=torch.tensor([[1.0], [3.0]]), batch_size=[2]))
+            >>> norm = norm.freeze()
+            >>> norm(TensorDict(x=torch.tensor([[5.0]]), batch_size=[1]))["x"]
+            tensor([[3.]])
+        """
         self.frozen = True
         return self
 
     def unfreeze(self) -> VecNorm:
-        """Count again; returns self."""
+        """Count again; returns self.
+
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> from envkit import VecNorm
+            >>> norm = VecNorm(["x"], decay=1.0)
+            >>> data = norm(TensorDict(x=torch.tensor([[1.0], [3.0]]), batch_size=[2]))
+            >>> norm.freeze().unfreeze().frozen
+            False
+        """
         self.frozen = False
         return self
 
@@ -725,6 +822,16 @@ class VecNorm(SkipsRows, CoupledTransform, ArrayTransform):
 
         Raises:
             StatisticsError: (a RuntimeError) there are none to follow yet.
+
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> from envkit import VecNorm
+            >>> norm = VecNorm(["x"], decay=1.0)
+            >>> data = norm(TensorDict(x=torch.tensor([[1.0], [3.0]]), batch_size=[2]))
+            >>> frozen = norm.frozen_copy()
+            >>> frozen(TensorDict(x=torch.tensor([[5.0]]), batch_size=[1]))["x"]
+            tensor([[3.]])
         """
         unseen = [key for key in self.in_keys if not self._moments_of(key).exist]
         if unseen:
@@ -737,7 +844,17 @@ class VecNorm(SkipsRows, CoupledTransform, ArrayTransform):
         return twin.freeze()
 
     def to_observation_norm(self) -> Transform:
-        """Give a transform by the statistics of this moment, which does not follow them."""
+        """Give a transform by the statistics of this moment, which does not follow them.
+
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> from envkit import VecNorm
+            >>> norm = VecNorm(["x"], decay=1.0)
+            >>> data = norm(TensorDict(x=torch.tensor([[1.0], [3.0]]), batch_size=[2]))
+            >>> type(norm.to_observation_norm()).__name__
+            'ObservationNorm'
+        """
         return _as_observation_norm(self)
 
 

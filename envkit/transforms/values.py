@@ -656,6 +656,15 @@ class ObservationNorm(_Affine):
                 measured is not finite: the entry holds NaN, or one step was taken.
             MissingKeyError, ArgumentError: ``key``, ``cat_dim`` or ``num_iter`` is wrong, or
                 ``reduce_dim`` leaves out time.
+
+        Example:
+            >>> from envkit import GymEnv, ObservationNorm
+            >>> norm = ObservationNorm(in_keys=["observation"], standard_normal=True)
+            >>> env = GymEnv("CartPole-v1").append_transform(norm)
+            >>> norm.init_stats(100)
+            >>> norm.loc.shape, norm.scale.shape
+            (torch.Size([4]), torch.Size([4]))
+            >>> env.close()
         """
         if num_iter < 1:
             raise ArgumentError(

@@ -96,6 +96,12 @@ class Video:
             ArgumentError: (a ValueError) another ending.
             MissingLibraryError: a library that writes the format is not installed.
             WriteError: (an OSError) the file cannot be written.
+
+        Example:
+            >>> import torch
+            >>> from envkit import Video
+            >>> Video(torch.zeros(5, 3, 16, 16, dtype=torch.uint8), fps=10).save("dark.gif")
+            PosixPath('dark.gif')
         """
         path = as_video_path(path)
         data = _encoded(self.frames, path.suffix[1:].lower(), self.fps)
@@ -157,6 +163,13 @@ class VideoFolder:
 
         Returns:
             Where it was written; a file of that name is replaced.
+
+        Example:
+            >>> import torch
+            >>> from envkit import VideoFolder
+            >>> frames = torch.zeros(1, 5, 3, 16, 16, dtype=torch.uint8)
+            >>> VideoFolder("videos").log_video(name="play", video=frames)
+            PosixPath('videos/play.gif')
         """
         if video.ndim != 5 or video.shape[0] != 1:
             raise ArgumentError(

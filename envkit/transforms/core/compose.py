@@ -134,7 +134,18 @@ class Compose(Transform):
     # ---------------------------------------------------------------------------------- the sequence
 
     def append(self, transform: TransformLike) -> None:
-        """Add a transform at the end, in place; of a Compose, its members."""
+        """Add a transform at the end, in place; of a Compose, its members.
+
+        Args:
+            transform: a transform without an env, or a function ``td -> td``.
+
+        Example:
+            >>> from envkit import Compose, RewardSum, StepCounter
+            >>> transforms = Compose(RewardSum())
+            >>> transforms.append(StepCounter())
+            >>> len(transforms)
+            2
+        """
         transform = as_transform(transform)
         if not isinstance(transform, Compose):
             self.insert(len(self), transform)
@@ -145,7 +156,19 @@ class Compose(Transform):
             self.insert(len(self), member)
 
     def insert(self, index: int, transform: TransformLike) -> None:
-        """Add a transform before the one at ``index``, in place; a negative one counts from the end."""
+        """Add a transform before the one at ``index``, in place; a negative one counts from the end.
+
+        Args:
+            index: from ``-len`` to ``len``.
+            transform: a transform without an env, or a function ``td -> td``.
+
+        Example:
+            >>> from envkit import Compose, RewardSum, StepCounter
+            >>> transforms = Compose(RewardSum())
+            >>> transforms.insert(0, StepCounter())
+            >>> [type(transform).__name__ for transform in transforms]
+            ['StepCounter', 'RewardSum']
+        """
         if not -len(self) <= index <= len(self):
             raise TransformIndexError(
                 f"index is {index}, but there are {len(self)} transforms. Pass one from {-len(self)} to "
@@ -159,7 +182,17 @@ class Compose(Transform):
         self._changed()
 
     def pop(self, index: int = -1) -> Transform:
-        """Take a transform out, in place; it has no parent then."""
+        """Take a transform out, in place; it has no parent then.
+
+        Args:
+            index: of the transform; the last one by default.
+
+        Example:
+            >>> from envkit import Compose, RewardSum, StepCounter
+            >>> transforms = Compose(RewardSum(), StepCounter())
+            >>> type(transforms.pop()).__name__, len(transforms)
+            ('StepCounter', 1)
+        """
         popped = self[index]
         del self.transforms[index]
         popped.reset_parent()

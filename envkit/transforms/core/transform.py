@@ -219,7 +219,19 @@ class Transform(OwnState, ChecksKeywords):
         """
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Transform data as a module, or in a replay buffer."""
+        """Transform data as a module, or in a replay buffer.
+
+        Args:
+            tensordict: recorded data, any batch size.
+
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> from envkit import RewardScaling
+            >>> double = RewardScaling(loc=0.0, scale=2.0)
+            >>> double(TensorDict(reward=torch.tensor([3.0])))["reward"]
+            tensor([6.])
+        """
         return self._call(tensordict)
 
     def _convert(
@@ -256,7 +268,19 @@ class Transform(OwnState, ChecksKeywords):
         return self._convert(td, self.out_keys_inv, self.in_keys_inv, self._inv_apply_transform)
 
     def inv(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Apply the inverse pass to a copy of some data."""
+        """Apply the inverse pass to a copy of some data.
+
+        Args:
+            tensordict: entries as the user gives them; it is not written to.
+
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> from envkit import ActionScaling
+            >>> scaling = ActionScaling(loc=1.0, scale=2.0)
+            >>> scaling.inv(TensorDict(action=torch.tensor([2.0])))["action"]
+            tensor([5.])
+        """
         return self._inv_call(tensordict.copy())
 
     def _reset_env_preprocess(self, td: TensorDictBase) -> TensorDictBase:
@@ -313,23 +337,43 @@ class Transform(OwnState, ChecksKeywords):
     # --------------------------------------------------------------------------------------- specs
 
     def transform_observation_spec(self, observation_spec: Composite) -> Composite:
-        """Declare what happens to the observations."""
+        """Declare what happens to the observations.
+
+        Args:
+            observation_spec: a copy of those before this transform, which may be changed.
+        """
         return self._spec_after(observation_spec)
 
     def transform_reward_spec(self, reward_spec: Composite) -> Composite:
-        """Declare what happens to the rewards."""
+        """Declare what happens to the rewards.
+
+        Args:
+            reward_spec: a copy of those before this transform, which may be changed.
+        """
         return self._spec_after(reward_spec)
 
     def transform_done_spec(self, done_spec: Composite) -> Composite:
-        """Declare what happens to the done flags."""
+        """Declare what happens to the done flags.
+
+        Args:
+            done_spec: a copy of those before this transform, which may be changed.
+        """
         return self._spec_after(done_spec)
 
     def transform_action_spec(self, action_spec: Composite) -> Composite:
-        """Declare which actions the user gives."""
+        """Declare which actions the user gives.
+
+        Args:
+            action_spec: a copy of what the env before this transform takes, which may be changed.
+        """
         return self._spec_before(action_spec)
 
     def transform_state_spec(self, state_spec: Composite) -> Composite:
-        """Declare which other inputs the user gives."""
+        """Declare which other inputs the user gives.
+
+        Args:
+            state_spec: a copy of what the env before this transform takes, which may be changed.
+        """
         return self._spec_before(state_spec)
 
     def _spec_after(self, spec: Composite) -> Composite:
@@ -341,14 +385,22 @@ class Transform(OwnState, ChecksKeywords):
         return spec
 
     def transform_input_spec(self, input_spec: Composite) -> Composite:
-        """Declare all inputs: by default through the hooks for states and actions; a locked spec is copied."""
+        """Declare all inputs: by default through the hooks for states and actions; a locked spec is copied.
+
+        Args:
+            input_spec: Composite of ``full_action_spec`` and ``full_state_spec``.
+        """
         input_spec = editable(input_spec)
         for kind in ("state", "action"):
             self._redeclare(input_spec, kind)
         return input_spec
 
     def transform_output_spec(self, output_spec: Composite) -> Composite:
-        """Declare all outputs: by default through the hooks for observations, rewards and flags; a locked spec is copied."""
+        """Declare all outputs: by default through the hooks for observations, rewards and flags; a locked spec is copied.
+
+        Args:
+            output_spec: Composite of ``full_observation_spec``, ``full_reward_spec`` and ``full_done_spec``.
+        """
         output_spec = editable(output_spec)
         for kind in ("reward", "observation", "done"):
             self._redeclare(output_spec, kind)
@@ -369,11 +421,19 @@ class Transform(OwnState, ChecksKeywords):
         specs[name] = spec
 
     def transform_env_device(self, device: torch.device | None) -> torch.device | None:
-        """Say which device the env delivers to, given that of the env before."""
+        """Say which device the env delivers to, given that of the env before.
+
+        Args:
+            device: of the env before this transform; None where it has none.
+        """
         return device
 
     def transform_env_batch_size(self, batch_size: torch.Size) -> torch.Size:
-        """Say which batch size the env has, given that of the env before."""
+        """Say which batch size the env has, given that of the env before.
+
+        Args:
+            batch_size: of the env before this transform.
+        """
         return batch_size
 
     # --------------------------------------------------------------------------------------- owner
@@ -431,7 +491,20 @@ class Transform(OwnState, ChecksKeywords):
             container._changed()
 
     def set_missing_tolerance(self, mode: bool = False) -> None:
-        """Set ``missing_tolerance``: True skips in_keys that are absent."""
+        """Set ``missing_tolerance``: True skips in_keys that are absent.
+
+        Args:
+            mode: the new value.
+
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> from envkit import SignTransform
+            >>> sign = SignTransform(in_keys=["reward", "cost"])
+            >>> sign.set_missing_tolerance(True)
+            >>> sign(TensorDict(reward=torch.tensor([-3.0])))["reward"]
+            tensor([-1.])
+        """
         self.missing_tolerance = mode
 
     def reset_parent(self) -> None:
@@ -440,7 +513,17 @@ class Transform(OwnState, ChecksKeywords):
             self.__dict__.pop(name, None)
 
     def clone(self) -> Transform:
-        """Copy the transform; buffers and submodules are shared, the parent is not."""
+        """Copy the transform; buffers and submodules are shared, the parent is not.
+
+        Example:
+            >>> from envkit import GymEnv, RewardSum
+            >>> env = GymEnv("CartPole-v1").append_transform(RewardSum())
+            >>> other = GymEnv("CartPole-v1").append_transform(env.transform.clone())
+            >>> other.rollout(2)["next", "episode_reward"].flatten()
+            tensor([1., 2.])
+            >>> env.close()
+            >>> other.close()
+        """
         twin = type(self).__new__(type(self))
         twin.__dict__.update(self.__getstate__())
         for store in ("_parameters", "_buffers", "_modules"):
@@ -456,7 +539,13 @@ class Transform(OwnState, ChecksKeywords):
     # ------------------------------------------------------------- one transform is a list of itself
 
     def flat(self) -> list[Transform]:
-        """List the transforms this one is made of, first to last; itself when it is one."""
+        """List the transforms this one is made of, first to last; itself when it is one.
+
+        Example:
+            >>> from envkit import Compose, RewardSum, StepCounter
+            >>> len(Compose(RewardSum(), Compose(StepCounter())).flat())
+            2
+        """
         return [self]
 
     @property

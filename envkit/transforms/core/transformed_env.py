@@ -134,12 +134,36 @@ class TransformedEnv(OnRow, TransformStepping):
         self._changed()
 
     def append_transform(self, transform: TransformLike) -> Self:
-        """Add a transform (or a function ``td -> td``) at the user's end, in place; returns self."""
+        """Add a transform (or a function ``td -> td``) at the user's end, in place; returns self.
+
+        Args:
+            transform: a transform without an env, or a function ``td -> td``.
+
+        Example:
+            >>> from envkit import GymEnv, RewardSum, StepCounter, TransformedEnv
+            >>> env = TransformedEnv(GymEnv("CartPole-v1"), RewardSum())
+            >>> len(env.append_transform(StepCounter()).transform)
+            2
+            >>> env.close()
+        """
         self._composed().append(transform)
         return self
 
     def insert_transform(self, index: int, transform: TransformLike) -> Self:
-        """Add a transform before the one at ``index``, in place; returns self."""
+        """Add a transform before the one at ``index``, in place; returns self.
+
+        Args:
+            index: 0 is next to the base env.
+            transform: a transform without an env, or a function ``td -> td``.
+
+        Example:
+            >>> from envkit import GymEnv, RewardSum, StepCounter, TransformedEnv
+            >>> env = TransformedEnv(GymEnv("CartPole-v1"), RewardSum())
+            >>> env = env.insert_transform(0, StepCounter())
+            >>> [type(transform).__name__ for transform in env.transform]
+            ['StepCounter', 'RewardSum']
+            >>> env.close()
+        """
         self._composed().insert(index, transform)
         return self
 
