@@ -23,6 +23,7 @@ from envkit import (
 )
 from envkit.batched.exchange import shown_rows
 from envkit.errors import WorkerError
+from tests.batched.test_faults import interrupt_at_random
 from tests.batched.test_transforms_in_workers import CHAINS, ROWS, Walk, assert_told_the_same, play
 from tests.bridges.compare import assert_same
 from tests.transforms.chains import Opaque
@@ -160,6 +161,54 @@ def test_what_cannot_be_shown_stacked_rows_goes_step_by_step(pools, recordings):
     ):
         assert env.rollout(3, break_when_any_done=False).shape == (ROWS, 3)
     assert not recordings
+
+
+@pytest.mark.parametrize("calls", [{1}, {2, 3}, {33}])
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda env: env.step_and_maybe_reset(
+            env.rand_action(env.fake_tensordict().exclude("next"))
+        ),
+        lambda env: env.base_env.rollout(3, break_when_any_done=False),
+        lambda env: env.reset(seed=5),
+    ],
+    ids=["a step", "a rollout of the pool", "a reset"],
+)
+def test_a_policy_that_uses_the_env_changes_no_step_before(pools, use, calls):
+    def played(env):
+        count = 0
+
+        def act(td):
+            nonlocal count
+            count += 1
+            if count in calls:
+                use(env)
+            return Module()(td)
+
+        env.set_seed(3)
+        torch.manual_seed(0)
+        return env.rollout(40, act, break_when_any_done=False)
+
+    def chain():
+        return [RewardSum(), StepCounter(5)]
+
+    fast, slow = pools[SerialEnv]
+
+    assert_same(played(behind(fast, chain)), played(behind(slow, chain, Opaque())))
+
+
+def test_ctrl_c_at_any_moment_leaves_a_pool_that_goes_on(pools):
+    env = behind(pools[ParallelEnv][0], lambda: [RewardSum(), StepCounter(5)])
+    env.rollout(60, break_when_any_done=False)
+
+    times = 20
+    ended = interrupt_at_random(lambda: env.rollout(60, break_when_any_done=False), times)
+
+    assert ended > 0.8 * times
+    data = env.rollout(9, break_when_any_done=False)
+    assert int(data["next", "step_count"].max()) <= 5
+    assert (data["step_count"][:, 0] == 0).all()
 
 
 def test_a_row_that_raises_is_named_and_the_pool_can_be_reset():
