@@ -29,7 +29,7 @@ __all__ = ["recorded_behind"]
 
 
 class SeenThrough(Protocol):
-    """What transforms make of stacked rows.
+    """Transforms that show stacked rows.
 
     Attributes:
         memory: entries of the root that they read.
