@@ -43,7 +43,15 @@ html_title = f"envkit {version}"
 html_copy_source = False
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
-html_theme_options = {"navigation_with_keys": True}
+html_theme_options = {
+    "navigation_with_keys": True,
+    # Pictures have a white ground: dark mode inverts plots, and dims frames of simulators.
+    "light_css_variables": {"of-plots": "none", "of-frames": "none"},
+    "dark_css_variables": {
+        "of-plots": "invert(0.9) hue-rotate(180deg)",
+        "of-frames": "brightness(0.75)",
+    },
+}
 if repository := PROJECT.get("urls", {}).get("Repository"):
     html_theme_options |= {
         "source_repository": repository,

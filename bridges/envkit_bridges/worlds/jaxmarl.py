@@ -12,8 +12,10 @@ Conventions
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stderr
 from dataclasses import dataclass, replace
 from functools import partial
 from types import ModuleType
@@ -493,8 +495,14 @@ def _known(name: str) -> list[str]:
 
 
 def _registration() -> ModuleType:
-    with quietly():
-        return require("jaxmarl.registration")
+    """Import the library without the lines that it prints. One of its modules sets both streams to those of the start of Python."""
+    with quietly(), redirect_stderr(sys.stderr):
+        started_with = sys.__stdout__
+        sys.__stdout__ = sys.stdout  # type: ignore[misc]
+        try:
+            return require("jaxmarl.registration")
+        finally:
+            sys.__stdout__ = started_with  # type: ignore[misc]
 
 
 def _environment(name: str, **kwargs: Any) -> Any:
