@@ -130,7 +130,15 @@ class MemoryKindError(EnvkitError, RuntimeError):
 
 
 class EnvSpecWarning(UserWarning):
-    """`check_env_specs` found something unusual in an env whose data is right."""
+    """`check_env_specs` found something unusual in an env whose data is right.
+
+    Example:
+        >>> import warnings
+        >>> from envkit import EnvSpecWarning, PendulumEnv, check_env_specs
+        >>> with warnings.catch_warnings():
+        ...     warnings.simplefilter("error", EnvSpecWarning)
+        ...     check_env_specs(PendulumEnv())
+    """
 
 
 class SharedEnvError(EnvkitError, ValueError):

@@ -104,7 +104,13 @@ def explained(error: ModuleNotFoundError) -> ImportError:
 
 
 def get_available_libraries() -> dict[str, bool]:
-    """Say for each optional library whether it is installed."""
+    """Say for each optional library whether it is installed.
+
+    Example:
+        >>> from envkit import get_available_libraries
+        >>> get_available_libraries()["gymnasium"]
+        True
+    """
     return {name: importlib.util.find_spec(name) is not None for name in LIBRARIES}
 
 

@@ -86,6 +86,18 @@ class AsyncEnvPool(BatchedEnv):
         ArgumentError: ``exchange`` is unknown or contradicts ``use_buffers``, or an argument is for processes only.
         OptionError: (a TypeError) an option of the backend is unknown.
         MissingLibraryError: (an ImportError) Ray or EnvPool is asked for and not installed.
+
+    Example:
+        >>> from envkit import AsyncEnvPool, GymEnv
+        >>> make = lambda: GymEnv("CartPole-v1")
+        >>> env = AsyncEnvPool([make, make, make], backend="threading")
+        >>> env.async_reset_send(env_index=[0, 1, 2])
+        >>> td = env.async_reset_recv(min_get=3)
+        >>> env.async_step_send(env.rand_action(td))
+        >>> ready = env.async_step_recv(min_get=2)
+        >>> ready.batch_size[0] >= 2, len(ready["env_index"]) == ready.batch_size[0]
+        (True, True)
+        >>> env.close()
     """
 
     _attribute_type = WorkerAttribute
@@ -440,7 +452,16 @@ class AsyncEnvPool(BatchedEnv):
 
 
 class ThreadingAsyncEnvPool(AsyncEnvPool):
-    """An `AsyncEnvPool` with one thread an env: for envs that wait, or compute in native code."""
+    """An `AsyncEnvPool` with one thread an env: for envs that wait, or compute in native code.
+
+    Example:
+        >>> from envkit import GymEnv, ThreadingAsyncEnvPool
+        >>> make = lambda: GymEnv("CartPole-v1")
+        >>> env = ThreadingAsyncEnvPool([make, make])
+        >>> env.rollout(5, break_when_any_done=False).batch_size
+        torch.Size([2, 5])
+        >>> env.close()
+    """
 
     backend = "threading"
 
@@ -462,7 +483,16 @@ class ThreadingAsyncEnvPool(AsyncEnvPool):
 
 
 class ProcessorAsyncEnvPool(AsyncEnvPool):
-    """An `AsyncEnvPool` with one process an env. Makers travel by value, as those of `ParallelEnv`."""
+    """An `AsyncEnvPool` with one process an env. Makers travel by value, as those of `ParallelEnv`.
+
+    Example:
+        >>> from envkit import GymEnv, ProcessorAsyncEnvPool
+        >>> make = lambda: GymEnv("CartPole-v1")
+        >>> env = ProcessorAsyncEnvPool([make, make])
+        >>> env.rollout(5, break_when_any_done=False).batch_size
+        torch.Size([2, 5])
+        >>> env.close()
+    """
 
     backend = "multiprocessing"
 
@@ -477,7 +507,16 @@ class ProcessorAsyncEnvPool(AsyncEnvPool):
 
 
 class RayAsyncEnvPool(AsyncEnvPool):
-    """An `AsyncEnvPool` with one actor of a Ray cluster an env. Makers travel by value, as those of `ParallelEnv`."""
+    """An `AsyncEnvPool` with one actor of a Ray cluster an env. Makers travel by value, as those of `ParallelEnv`.
+
+    Example:
+        >>> from envkit import GymEnv, RayAsyncEnvPool
+        >>> make = lambda: GymEnv("CartPole-v1")
+        >>> env = RayAsyncEnvPool([make, make])  # doctest: +SKIP
+        >>> env.rollout(5, break_when_any_done=False).batch_size  # doctest: +SKIP
+        torch.Size([2, 5])
+        >>> env.close()  # doctest: +SKIP
+    """
 
     backend = "ray"
 

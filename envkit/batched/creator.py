@@ -41,6 +41,18 @@ class EnvCreator:
         create_env_kwargs: keywords for it.
         share_memory: all envs it makes share one state. False: each begins with a copy of it.
         **kwargs: more keywords for ``create_env_fn``.
+
+    Example:
+        >>> from envkit import EnvCreator, GymEnv, VecNormV2
+        >>> def make():
+        ...     return GymEnv("Pendulum-v1").append_transform(VecNormV2(["observation"]))
+        >>> creator = EnvCreator(make)
+        >>> one, other = creator(), creator()
+        >>> data = one.rollout(20)
+        >>> bool((one.transform.loc == other.transform.loc).all())
+        True
+        >>> one.close()
+        >>> other.close()
     """
 
     def __init__(
@@ -140,6 +152,14 @@ def get_env_metadata(
         env_or_creator: an `EnvCreator` has read it before, where no ``kwargs`` are given.
         kwargs: of what builds it.
         env_validator: called on the env before; what it raises is raised here.
+
+    Example:
+        >>> from envkit import GymEnv, get_env_metadata
+        >>> metadata = get_env_metadata(lambda: GymEnv("CartPole-v1"))
+        >>> metadata.tensordict["observation"]
+        tensor([0., 0., 0., 0.])
+        >>> metadata.batch_size, metadata.batch_locked
+        (torch.Size([]), True)
     """
     if isinstance(env_or_creator, EnvBase):
         if env_validator is not None:
@@ -154,7 +174,23 @@ def get_env_metadata(
 
 
 def env_creator(create_env_fn: Callable[..., EnvBase]) -> EnvCreator:
-    """Make an `EnvCreator` of a create function without keywords; also serves as a decorator."""
+    """Make an `EnvCreator` of a create function without keywords; also serves as a decorator.
+
+    Args:
+        create_env_fn: callable that makes an env and takes no keywords.
+
+    Example:
+        >>> from envkit import GymEnv, env_creator
+        >>> @env_creator
+        ... def make():
+        ...     return GymEnv("CartPole-v1")
+        >>> make.meta_data.batch_size
+        torch.Size([])
+        >>> env = make()
+        >>> env.rollout(3).batch_size
+        torch.Size([3])
+        >>> env.close()
+    """
     return EnvCreator(create_env_fn)
 
 

@@ -89,6 +89,16 @@ class EnvMetaData:
         says_no_state: the kind of env that may keep an episode where no state dict sees it, if one does.
         cannot_start_at_state: the kind of env that cannot begin at a state it is given, if one cannot.
         draws_its_own: whether random actions come from an override of `EnvBase.rand_action`.
+
+    Example:
+        >>> from envkit import EnvMetaData, GymEnv
+        >>> env = GymEnv("CartPole-v1")
+        >>> metadata = EnvMetaData.metadata_from_env(env)
+        >>> metadata.env_str
+        "GymEnv('CartPole-v1', batch_size=(), device=cpu)"
+        >>> metadata.device_map["observation"]
+        device(type='cpu')
+        >>> env.close()
     """
 
     tensordict: TensorDictBase

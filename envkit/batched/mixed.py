@@ -78,6 +78,16 @@ class MixedEnv(EnvBase):
         SpecError: the members differ; the message lists every difference. Or a state has an entry
             that is no tensor of fixed shape.
         KeyCollisionError: members have another entry named ``state``.
+
+    Example:
+        >>> from envkit import GymEnv, MixedEnv, SerialEnv
+        >>> make = lambda length: GymEnv("CartPole-v1", max_episode_steps=length)
+        >>> short = SerialEnv(2, lambda: make(10))
+        >>> long = SerialEnv(3, lambda: make(20))
+        >>> env = MixedEnv([short, long])
+        >>> env.rollout(5, break_when_any_done=False).batch_size
+        torch.Size([5, 5])
+        >>> env.close()
     """
 
     def __init__(self, members: Sequence[EnvBase], *, device: Device | None = None):

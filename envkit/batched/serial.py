@@ -25,14 +25,21 @@ __all__ = ["SerialEnv"]
 
 
 class SerialEnv(Indexable):
-    """Step ``num_workers`` sub-envs in this process; see `envkit.batched.settings.PoolOptions` for the keywords.
+    """Step ``num_workers`` sub-envs in this process, one after the other.
 
-    ``mp_start_method`` is there to build it as a `ParallelEnv` is built, and must be None.
+    Args:
+        num_workers: number of sub-envs.
+        create_env_fn: callable that makes one, or a list of one per sub-env.
+        mp_start_method: None. It is there because `ParallelEnv` has it.
+        **options: those of every batched env, see `envkit.batched.settings.PoolOptions`.
 
     A loss on its outputs back-propagates to the stacked action where the sub-envs are
     differentiable. For that, sub-envs that do not step on NumPy rows hand on TensorDicts unless
     ``use_buffers=True`` asks for rows, which carry no graph. ``env.use_buffers`` is True in both cases, and False only
     where the specs have no fixed sizes or the argument says so.
+
+    Raises:
+        OptionError: (a TypeError) ``mp_start_method`` or ``metadata_from_workers`` is set.
 
     Example:
         >>> from envkit import GymEnv, SerialEnv

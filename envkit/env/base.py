@@ -57,6 +57,29 @@ class EnvBase(Stepping, metaclass=EnvMeta):
 
     Raises:
         OptionError: (a TypeError) a keyword is unknown.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from envkit import Categorical, Composite, EnvBase, Unbounded
+        >>> class Count(EnvBase):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.observation_spec = Composite(count=Unbounded((1,)))
+        ...         self.action_spec = Categorical(2, shape=(1,))
+        ...
+        ...     def _reset(self, td):
+        ...         self.count = torch.zeros(1)
+        ...         return TensorDict(count=self.count)
+        ...
+        ...     def _step(self, td):
+        ...         self.count = self.count + 1
+        ...         return TensorDict(count=self.count, reward=torch.ones(1))
+        ...
+        ...     def _set_seed(self, seed):
+        ...         pass
+        >>> Count().rollout(3)["next", "count"].flatten()
+        tensor([1., 2., 3.])
     """
 
     _fast_path_bypasses = frozenset(

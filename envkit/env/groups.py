@@ -17,7 +17,16 @@ __all__ = ["GroupMap", "MarlGroupMapType", "check_marl_grouping", "complete_grou
 
 
 class MarlGroupMapType(Enum):
-    """Group maps that follow from the names of the agents alone."""
+    """Group maps that follow from the names of the agents alone.
+
+    Example:
+        >>> from envkit import MarlGroupMapType
+        >>> agents = ["wolf_0", "wolf_1", "sheep_0"]
+        >>> MarlGroupMapType.ALL_IN_ONE_GROUP.get_group_map(agents)
+        {'agents': ['wolf_0', 'wolf_1', 'sheep_0']}
+        >>> MarlGroupMapType.ONE_GROUP_PER_AGENT.get_group_map(agents)
+        {'wolf_0': ['wolf_0'], 'wolf_1': ['wolf_1'], 'sheep_0': ['sheep_0']}
+    """
 
     ALL_IN_ONE_GROUP = 1
     ONE_GROUP_PER_AGENT = 2
@@ -32,8 +41,17 @@ class MarlGroupMapType(Enum):
 def check_marl_grouping(group_map: Mapping[str, Sequence[str]], agent_names: Sequence[str]) -> None:
     """Check that each agent is in exactly one group, and that no group is empty.
 
+    Args:
+        group_map: names of agents by group.
+        agent_names: of all agents of the env.
+
     Raises:
         ArgumentError: (a ValueError) names are missing, unknown or there twice, or a group has no agent.
+
+    Example:
+        >>> from envkit import check_marl_grouping
+        >>> agents = ["wolf_0", "wolf_1", "sheep_0"]
+        >>> check_marl_grouping({"wolves": agents[:2], "sheep": agents[2:]}, agents)
     """
     if not agent_names:
         raise ArgumentError("agent_names is empty. Pass the name of each agent of the env.")

@@ -86,6 +86,20 @@ class LLMHashingEnv(Undrawn, EnvBase):
         InputError: (a ValueError) at a reset: the prompt holds what is no token.
         StepMaskError: (a RuntimeError) at a step: only some rows are to be stepped.
         InputError: (a ValueError) at a step: the action is no token.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from envkit import LLMHashingEnv
+        >>> env = LLMHashingEnv(vocab_size=100)
+        >>> tokens = torch.tensor([[5, 7], [8, 9]])
+        >>> prompt = TensorDict(observation=tokens, batch_size=[2])
+        >>> td = env.rand_step(env.reset(prompt))
+        >>> td["next", "observation"].shape, td["next", "hashing"].shape
+        (torch.Size([2, 3]), torch.Size([2, 1]))
+        >>> td["next", "observation"][:, :2]
+        tensor([[5, 7],
+                [8, 9]])
     """
 
     shows = "Print its text, or its tokens"

@@ -67,6 +67,29 @@ class ModelBasedEnvBase(Undrawn, EnvBase):
     Raises:
         ArgumentTypeError: (a TypeError) ``world_model`` is no module on TensorDicts.
         ArgumentError: (a ValueError) there are more or fewer parameters than the model has, or under other names.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from tensordict.nn import TensorDictModule
+        >>> from envkit import Composite, ModelBasedEnvBase, Unbounded
+        >>> class Line(ModelBasedEnvBase):
+        ...     def __init__(self, model):
+        ...         super().__init__(model)
+        ...         self.observation_spec = Composite(place=Unbounded((1,)))
+        ...         self.state_spec = self.observation_spec.clone()
+        ...         self.action_spec = Unbounded((1,))
+        ...
+        ...     def _reset(self, td):
+        ...         return td.select("place").clone()
+        >>> model = TensorDictModule(
+        ...     lambda place, action: (place + action, -place.abs()),
+        ...     in_keys=["place", "action"],
+        ...     out_keys=["place", "reward"],
+        ... )
+        >>> start = TensorDict(place=torch.ones(64, 1), batch_size=[64])
+        >>> Line(model).rollout(20, tensordict=start)["next", "reward"].shape
+        torch.Size([64, 20, 1])
     """
 
     _batch_locked = False
@@ -183,6 +206,25 @@ class ImaginedEnv(_NeverEnding):
 
     Raises:
         MissingKeyError: (a KeyError) the real env has no ``observation``; at a step: the model wrote no belief.
+
+    Example:
+        >>> import torch
+        >>> from tensordict.nn import TensorDictModule
+        >>> from envkit import GymEnv, ImaginedEnv
+        >>> mean, var = ("observation", "mean"), ("observation", "var")
+        >>> model = TensorDictModule(
+        ...     lambda mean, var, action: (mean + action, var + 0.01 * torch.eye(3)),
+        ...     in_keys=[mean, var, "action"],
+        ...     out_keys=[("next", *mean), ("next", *var)],
+        ... )
+        >>> real = GymEnv("Pendulum-v1")
+        >>> env = ImaginedEnv(model, real)
+        >>> data = env.rollout(5, tensordict=real.reset().unsqueeze(0))
+        >>> data["next", "observation", "mean"].shape
+        torch.Size([1, 5, 3])
+        >>> data["next", "observation", "var"][0, :, 0, 0]
+        tensor([0.0100, 0.0200, 0.0300, 0.0400, 0.0500])
+        >>> real.close()
     """
 
     def __init__(
@@ -288,6 +330,27 @@ class WorldModelEnv(ModelBasedEnvBase):
         ArgumentTypeError: (a TypeError) ``world_model`` has no ``encode`` or no ``step_module``.
         MissingKeyError: (a KeyError) the encoder writes no ``latent_key``, or a step does not.
         UnknownStateError: (a RuntimeError) at a reset: the data holds no latent state.
+
+    Example:
+        >>> from torch import nn
+        >>> from tensordict.nn import TensorDictModule
+        >>> from torchrl.modules import WorldModel
+        >>> from envkit import GymEnv, WorldModelEnv
+        >>> model = WorldModel(
+        ...     TensorDictModule(nn.Linear(3, 1), ["observation"], ["latent"]),
+        ...     TensorDictModule(
+        ...         lambda latent, action: latent + action,
+        ...         ["latent", "action"],
+        ...         [("next", "latent")],
+        ...     ),
+        ...     TensorDictModule(nn.Linear(1, 1), [("next", "latent")], [("next", "reward")]),
+        ... )
+        >>> real = GymEnv("Pendulum-v1")
+        >>> env = WorldModelEnv(model, real)
+        >>> data = env.rollout(5, tensordict=model.encode(real.reset()))
+        >>> data["next", "latent"].shape, data["next", "reward"].shape
+        (torch.Size([5, 1]), torch.Size([5, 1]))
+        >>> real.close()
     """
 
     def __init__(
@@ -369,6 +432,20 @@ class DreamerEnv(_NeverEnding):
         belief_shape: of ``belief``, for one element.
         obs_decoder: module that writes what ``state`` and ``belief`` look like.
         device, batch_size: see `ModelBasedEnvBase`.
+
+    Example:
+        >>> from tensordict.nn import TensorDictModule
+        >>> from envkit import DreamerEnv, PendulumEnv
+        >>> model = TensorDictModule(
+        ...     lambda state, belief, action: (state + action, 0.5 * belief, -action.abs()),
+        ...     in_keys=["state", "belief", "action"],
+        ...     out_keys=["state", "belief", "reward"],
+        ... )
+        >>> env = DreamerEnv(model, prior_shape=(3,), belief_shape=(2,), batch_size=[4])
+        >>> env.set_specs_from_env(PendulumEnv())
+        >>> data = env.rollout(5)
+        >>> data["next", "belief"].shape, data["next", "reward"].shape
+        (torch.Size([4, 5, 2]), torch.Size([4, 5, 1]))
     """
 
     def __init__(
@@ -436,6 +513,22 @@ class DreamerDecoder(Transform):
     Raises:
         ArgumentTypeError: (a TypeError) when attached: the env inside is no `DreamerEnv`.
         ArgumentError: it has no decoder.
+
+    Example:
+        >>> import torch
+        >>> from tensordict.nn import TensorDictModule
+        >>> from envkit import DreamerDecoder, DreamerEnv, PendulumEnv
+        >>> model = TensorDictModule(
+        ...     lambda state, action: (state + action, -action.abs()),
+        ...     in_keys=["state", "action"],
+        ...     out_keys=["state", "reward"],
+        ... )
+        >>> decoder = TensorDictModule(torch.nn.Linear(3, 12), ["state"], ["reco_pixels"])
+        >>> env = DreamerEnv(model, (3,), (2,), obs_decoder=decoder)
+        >>> env.set_specs_from_env(PendulumEnv())
+        >>> env = env.append_transform(DreamerDecoder())
+        >>> env.rollout(5)["next", "reco_pixels"].shape
+        torch.Size([5, 12])
     """
 
     def _call(self, next_td: TensorDictBase) -> TensorDictBase:

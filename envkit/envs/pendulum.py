@@ -51,6 +51,15 @@ class PendulumEnv(SeededEnv):
             parameters that the data brings are not one number for each row.
         BatchSizeError: (a RuntimeError) ``td_params`` has a batch size.
         MissingKeyError: (a KeyError) ``td_params`` has no ``params``.
+
+    Example:
+        >>> from envkit import PendulumEnv
+        >>> env = PendulumEnv(batch_size=[4])
+        >>> data = env.rollout(10)
+        >>> data["th"].shape, data["next", "reward"].shape
+        (torch.Size([4, 10]), torch.Size([4, 10, 1]))
+        >>> sorted(data["params"].keys())
+        ['dt', 'g', 'l', 'm', 'max_speed', 'max_torque']
     """
 
     _supports_set_state = True

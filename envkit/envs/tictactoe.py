@@ -45,6 +45,20 @@ class TicTacToeEnv(SeededEnv):
 
     Raises:
         InputError: (a ValueError) at a step: the cell is taken, or the action is no cell.
+
+    Example:
+        >>> import torch
+        >>> from envkit import TicTacToeEnv
+        >>> env = TicTacToeEnv()
+        >>> td = env.reset()
+        >>> td["action"] = torch.tensor(4)
+        >>> td = env.step(td)
+        >>> td["next", "board"]
+        tensor([[-1, -1, -1],
+                [-1,  0, -1],
+                [-1, -1, -1]], dtype=torch.int32)
+        >>> td["next", "turn"]
+        tensor([1], dtype=torch.int32)
     """
 
     _action_masks = (("action", "mask"),)

@@ -53,6 +53,13 @@ class FinancialRegimeEnv(SeededEnv):
         MissingKeyError: (a KeyError) ``td_params`` has no ``params``.
         InputError: (a ValueError) at a reset: rows bring another ``window_size`` than the env has; at a step: the
             action is none.
+
+    Example:
+        >>> from envkit import FinancialRegimeEnv
+        >>> env = FinancialRegimeEnv(seed=0, window_size=20)
+        >>> data = env.rollout(10)
+        >>> data["price_history"].shape, data["next", "reward"].shape
+        (torch.Size([10, 20]), torch.Size([10, 1]))
     """
 
     def __init__(

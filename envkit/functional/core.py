@@ -59,6 +59,13 @@ class Timestep:
         truncated: bool, shape (): something outside the task, such as a time limit, cut it short.
         info: what is worth recording beside the observation, arrays by name. A `JaxEnv` gives them as entries below
             "info", which policies do not observe.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from envkit import Timestep
+        >>> timestep = Timestep(jnp.zeros(2), reward=1.0, terminated=True)
+        >>> timestep.observation.shape, timestep.reward, timestep.truncated
+        ((2,), 1.0, False)
     """
 
     observation: Any
@@ -82,6 +89,22 @@ class StatelessEnv(Protocol):
       reward are dicts by group then, whose leaves have an axis for the agents in front: ``{"agent": {"observation":
       (3, 18)}}``, ``{"agent": {"action": AgentsDiscrete.of(5, 3)}}``, ``{"agent": {"reward": (3, 1)}}``. See `GroupEnds` for
       the flags of agents.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from envkit import Discrete, JaxEnv, Timestep
+        >>> class Countdown:
+        ...     action_space = Discrete(2)
+        ...
+        ...     def reset(self, key):
+        ...         left = jnp.int32(3)
+        ...         return left, Timestep(left)
+        ...
+        ...     def step(self, state, action):
+        ...         left = state - 1
+        ...         return left, Timestep(left, reward=1.0, terminated=left <= 0)
+        >>> JaxEnv(Countdown()).rollout(10)["next", "observation"]
+        tensor([2, 1, 0], dtype=torch.int32)
     """
 
     @property

@@ -40,8 +40,23 @@ __all__ = [
 class Box:
     """Arrays of one shape and dtype between two bounds.
 
-    ``low`` and ``high`` are numbers or arrays that broadcast to ``shape`` (by default the shape
-    they broadcast to together); they are stored as read-only NumPy arrays of that shape.
+    Args:
+        low, high: bounds, inclusive: numbers or arrays that broadcast to ``shape``. They are stored as read-only
+            NumPy arrays of that shape.
+        shape: sizes of the array; None takes the shape to which ``low`` and ``high`` broadcast together.
+        dtype: float32 by default.
+
+    Raises:
+        ArgumentError: (a ValueError) a lower bound is above its upper bound.
+
+    Example:
+        >>> import jax
+        >>> from envkit import Box
+        >>> space = Box(-1.0, 1.0, shape=(2,))
+        >>> space.low, space.dtype
+        (array([-1., -1.], dtype=float32), dtype('float32'))
+        >>> space.sample(jax.random.key(0), batch=(5,)).shape
+        (5, 2)
     """
 
     low: Any
@@ -82,7 +97,22 @@ class Box:
 
 @dataclass(frozen=True)
 class Discrete:
-    """The integers from 0 to ``n - 1``, int32, shape ()."""
+    """The integers from 0 to ``n - 1``, int32, shape ().
+
+    Args:
+        n: how many integers there are, at least 1.
+
+    Raises:
+        ArgumentError: (a ValueError) ``n`` is below 1.
+
+    Example:
+        >>> import jax
+        >>> from envkit import Discrete
+        >>> space = Discrete(3)
+        >>> drawn = space.sample(jax.random.key(0), batch=(5,))
+        >>> drawn.shape, drawn.dtype, int(drawn.max()) < 3
+        ((5,), dtype('int32'), True)
+    """
 
     n: int
 
@@ -105,7 +135,21 @@ class Discrete:
 
 @dataclass(frozen=True)
 class MultiDiscrete:
-    """Vectors of integers, entry ``i`` from 0 to ``nvec[i] - 1``: int32, shape ``(len(nvec),)``."""
+    """Vectors of integers, entry ``i`` from 0 to ``nvec[i] - 1``: int32, shape ``(len(nvec),)``.
+
+    Args:
+        nvec: how many integers each entry has, at least 1.
+
+    Raises:
+        ArgumentError: (a ValueError) there is no entry, or one below 1.
+
+    Example:
+        >>> import jax
+        >>> from envkit import MultiDiscrete
+        >>> space = MultiDiscrete((3, 2))
+        >>> space.shape, space.sample(jax.random.key(0), batch=(5,)).shape
+        ((2,), (5, 2))
+    """
 
     nvec: tuple[int, ...]
 

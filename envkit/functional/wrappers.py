@@ -46,7 +46,33 @@ class TimeLimitState(WrapperState[S]):
 class TimeLimit(EnvWrapper):
     """End every episode after ``limit`` steps by truncation, never by termination.
 
-    ``limit=None`` counts the steps and ends nothing.
+    Args:
+        env: a `StatelessEnv`.
+        limit: steps of an episode, at least 1; None counts the steps and ends nothing.
+
+    Raises:
+        ArgumentError: (a ValueError) ``limit`` is below 1.
+
+    Example:
+        >>> import jax
+        >>> import jax.numpy as jnp
+        >>> from envkit import Discrete, TimeLimit, Timestep
+        >>> class Endless:
+        ...     action_space = Discrete(2)
+        ...
+        ...     def reset(self, key):
+        ...         return jnp.int32(0), Timestep(jnp.int32(0))
+        ...
+        ...     def step(self, state, action):
+        ...         return state + action, Timestep(state + action, reward=1.0)
+        >>> env = TimeLimit(Endless(), limit=2)
+        >>> state, timestep = env.reset(jax.random.key(0))
+        >>> state, timestep = env.step(state, 1)
+        >>> bool(timestep.truncated)
+        False
+        >>> state, timestep = env.step(state, 1)
+        >>> bool(timestep.truncated)
+        True
     """
 
     limit: int | None
@@ -79,6 +105,31 @@ class FrameSkip(EnvWrapper):
     """Repeat each action for ``frames`` steps, sum the rewards, and stop where the episode ends.
 
     It adds no state.
+
+    Args:
+        env: a `StatelessEnv`.
+        frames: steps of ``env`` in one step, at least 1.
+
+    Raises:
+        ArgumentError: (a ValueError) ``frames`` is below 1.
+
+    Example:
+        >>> import jax
+        >>> import jax.numpy as jnp
+        >>> from envkit import Discrete, FrameSkip, Timestep
+        >>> class Endless:
+        ...     action_space = Discrete(2)
+        ...
+        ...     def reset(self, key):
+        ...         return jnp.int32(0), Timestep(jnp.int32(0))
+        ...
+        ...     def step(self, state, action):
+        ...         return state + action, Timestep(state + action, reward=1.0)
+        >>> env = FrameSkip(Endless(), frames=4)
+        >>> state, timestep = env.reset(jax.random.key(0))
+        >>> state, timestep = env.step(state, 1)
+        >>> int(timestep.observation), float(timestep.reward)
+        (4, 4.0)
     """
 
     frames: int

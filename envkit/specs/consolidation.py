@@ -67,6 +67,16 @@ def make_composite_from_td(
 
     Raises:
         SpecTypeError: ``data`` is no TensorDict.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from envkit import make_composite_from_td
+        >>> count = torch.zeros(5, 1, dtype=torch.int64)
+        >>> td = TensorDict(place=torch.zeros(5, 3), count=count, batch_size=[5])
+        >>> spec = make_composite_from_td(td)
+        >>> spec.shape, spec["place"].shape, spec["count"].dtype
+        (torch.Size([5]), torch.Size([5, 3]), torch.int64)
     """
     if not is_tensor_collection(data):
         raise SpecTypeError(
@@ -108,6 +118,15 @@ def check_no_exclusive_keys(spec: TensorSpec, recurse: bool = True) -> bool:
     Args:
         spec: any spec.
         recurse: look into nested composites too.
+
+    Example:
+        >>> import torch
+        >>> from envkit import Composite, Unbounded, check_no_exclusive_keys
+        >>> walker, ball = Composite(legs=Unbounded((4,))), Composite()
+        >>> check_no_exclusive_keys(torch.stack([walker, ball]))
+        False
+        >>> check_no_exclusive_keys(torch.stack([walker, walker]))
+        True
     """
     if isinstance(spec, StackedComposite):
         first, *others = (set(member.keys()) for member in spec.members)
@@ -138,7 +157,20 @@ def exclusive_paths(spec: TensorSpec) -> set[tuple[str, ...]]:
 
 
 def contains_lazy_spec(spec: TensorSpec) -> bool:
-    """Tell whether a spec is or holds a stack of unlike specs."""
+    """Tell whether a spec is or holds a stack of unlike specs.
+
+    Args:
+        spec: any spec.
+
+    Example:
+        >>> import torch
+        >>> from envkit import Composite, Unbounded, contains_lazy_spec
+        >>> contains_lazy_spec(Composite(x=Unbounded((3,))))
+        False
+        >>> stack = torch.stack([Unbounded((3,)), Unbounded((4,))])
+        >>> contains_lazy_spec(Composite(x=stack))
+        True
+    """
     if isinstance(spec, (Stacked, StackedComposite)):
         return True
     if isinstance(spec, Composite):
@@ -162,6 +194,14 @@ def consolidate_spec(
 
     Returns:
         A new spec. Leaves and composites without stacks come back as copies.
+
+    Example:
+        >>> import torch
+        >>> from envkit import Composite, Unbounded, consolidate_spec
+        >>> walker, ball = Composite(legs=Unbounded((4,))), Composite()
+        >>> spec = consolidate_spec(torch.stack([walker, ball]))
+        >>> spec[0]["legs"].shape, spec[1]["legs"].shape
+        (torch.Size([4]), torch.Size([0]))
     """
     flags = (recurse_through_entries, recurse_through_stack)
     if isinstance(spec, StackedComposite):

@@ -518,6 +518,15 @@ class Stacked(Stack):
 
     Raises:
         SpecStackError: the members differ in more than domain and sizes.
+
+    Example:
+        >>> import torch
+        >>> from envkit import Bounded
+        >>> spec = torch.stack([Bounded(0.0, 1.0, (2,)), Bounded(0.0, 5.0, (2,))])
+        >>> type(spec).__name__, spec.shape
+        ('Stacked', torch.Size([2, 2]))
+        >>> spec[1].space.high
+        tensor([5., 5.])
     """
 
     @property
@@ -637,6 +646,15 @@ class StackedComposite(Stack, Composite):
 
     Raises:
         SpecStackError: a member is no composite, or has another number of axes.
+
+    Example:
+        >>> import torch
+        >>> from envkit import Composite, Unbounded
+        >>> walker = Composite(legs=Unbounded((4,)), head=Unbounded((2,)))
+        >>> wheeled = Composite(head=Unbounded((2,)))
+        >>> spec = torch.stack([walker, wheeled])
+        >>> type(spec).__name__, list(spec.keys()), sorted(spec[0].keys())
+        ('StackedComposite', ['head'], ['head', 'legs'])
     """
 
     _stack_name: str | None = None

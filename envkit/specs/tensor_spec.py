@@ -315,6 +315,14 @@ class TensorSpec(_Reshapable):
         dtype: dtype of the values, ``None`` for composites and non-tensor data.
         space: a description of the domain, or ``None``.
         domain: ``"continuous"``, ``"discrete"`` or ``None``.
+
+    Example:
+        >>> from envkit import Bounded, TensorSpec
+        >>> spec = Bounded(-1.0, 1.0, shape=(2,))
+        >>> isinstance(spec, TensorSpec), spec.shape, spec.dtype, spec.domain
+        (True, torch.Size([2]), torch.float32, 'continuous')
+        >>> spec.expand(5, 2).rand().shape
+        torch.Size([5, 2])
     """
 
     domain: ClassVar[str | None] = None

@@ -263,6 +263,16 @@ def register(id: str, factory: Factory, *, kind: Kind = "stateful") -> None:
         ArgumentTypeError: (a TypeError) the factory cannot be called.
         ArgumentError: (a ValueError) the id has no world, its world is one of envkit's, it is taken, or ``kind`` is
             another.
+
+    Example:
+        >>> from envkit import GymEnv, make, register
+        >>> def short(**kwargs):
+        ...     return GymEnv("CartPole-v1", max_episode_steps=5, **kwargs)
+        >>> register("lab/short", short)
+        >>> env = make("lab/short")
+        >>> env.rollout(10)["next", "truncated"].flatten()
+        tensor([False, False, False, False,  True])
+        >>> env.close()
     """
     if not callable(factory):
         raise ArgumentTypeError(
@@ -438,12 +448,25 @@ def _matches(id: str, pattern: str) -> bool:
 
 
 def world_names() -> list[str]:
-    """Name all worlds, installed or not, sorted; no library is imported for it."""
+    """Name all worlds, installed or not, sorted; no library is imported for it.
+
+    Example:
+        >>> from envkit import world_names
+        >>> {"brax", "gym", "pgx"} <= set(world_names())
+        True
+    """
     return sorted({*_all_worlds(), *(id.partition("/")[0] for id in _REGISTERED)})
 
 
 def worlds() -> list[WorldInfo]:
-    """Say of every world which library brings it, whether that is installed, and how many envs it has here."""
+    """Say of every world which library brings it, whether that is installed, and how many envs it has here.
+
+    Example:
+        >>> from envkit import worlds
+        >>> gym = next(world for world in worlds() if world.name == "gym")
+        >>> gym.kind, gym.library, gym.extra
+        ('stateful', 'gymnasium', 'gym')
+    """
     return [_described(world) for world in _all_worlds().values()]
 
 

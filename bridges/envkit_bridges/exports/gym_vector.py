@@ -74,6 +74,16 @@ def to_gym_vector(
 
     Calls out of order raise errors that are of Gymnasium's classes too: ``ResetNeeded`` before the first reset,
     ``ClosedEnvironmentError`` after `close`, and ``multiprocessing.TimeoutError`` where a worker exceeds its deadline.
+
+    Example:
+        >>> from envkit import GymEnv, SerialEnv, to_gym_vector
+        >>> envs = to_gym_vector(SerialEnv(2, lambda: GymEnv("CartPole-v1")))
+        >>> observation, infos = envs.reset(seed=0)
+        >>> actions = envs.action_space.sample()
+        >>> observation, reward, terminated, truncated, infos = envs.step(actions)
+        >>> observation.shape, reward
+        ((2, 4), array([1., 1.]))
+        >>> envs.close()
     """
     as_bool("to_numpy", to_numpy)
     mode = _mode(autoreset)

@@ -42,6 +42,15 @@ def to_sb3(env: EnvBase, *, info_keys: Iterable[Key] = ()) -> SB3View:
         ArgumentError: (a ValueError) it has no such form.
         MissingKeyError: (a KeyError) ``info_keys`` names what is no observation.
         MissingLibraryError: (an ImportError) Stable-Baselines3 is not installed.
+
+    Example:
+        >>> from stable_baselines3 import PPO
+        >>> from envkit import GymEnv, SerialEnv, to_sb3
+        >>> envs = to_sb3(SerialEnv(2, lambda: GymEnv("CartPole-v1")))
+        >>> model = PPO("MlpPolicy", envs, n_steps=8, batch_size=16, n_epochs=1)
+        >>> model.learn(16).num_timesteps
+        16
+        >>> envs.close()
     """
     return SB3View(BatchView(env, spaces, whose="to_sb3", info_keys=info_keys))
 

@@ -45,10 +45,21 @@ def to_torchrl(env: EnvBase) -> TorchRLEnv:
     seeds, random actions and the state dict. The state of a stateless env is in the data, as in TorchRL's own
     stateless envs. Both names are for one env: ``to_torchrl(env).env is env``, and either ``close()`` closes it.
 
+    Args:
+        env: any env of envkit.
+
     Raises:
         ArgumentTypeError: (a TypeError) ``env`` is no env of envkit.
         SpecStackError: (a RuntimeError) an entry stacks unlike shapes, as of a Tuple space: TorchRL stacks steps.
         MissingLibraryError: (an ImportError) TorchRL is not installed.
+
+    Example:
+        >>> from torchrl.envs import RewardSum, TransformedEnv
+        >>> from envkit import GymEnv, to_torchrl
+        >>> env = TransformedEnv(to_torchrl(GymEnv("CartPole-v1")), RewardSum())
+        >>> env.rollout(3)["next", "episode_reward"].flatten()
+        tensor([1., 2., 3.])
+        >>> env.close()
     """
     if not isinstance(env, EnvBase):
         is_theirs = any(kind.__module__.startswith("torchrl.") for kind in type(env).__mro__)
@@ -150,6 +161,15 @@ class TorchRLWrapper(EnvBase):
         ArgumentError: it resets what is done within a step (``native_autoreset=True``), so the last observation
             of an episode is not there.
         SpecError: a spec is of no kind that envkit has.
+
+    Example:
+        >>> import torchrl.envs
+        >>> from envkit import RewardSum, TorchRLWrapper
+        >>> env = TorchRLWrapper(torchrl.envs.GymEnv("CartPole-v1"))
+        >>> env = env.append_transform(RewardSum())
+        >>> env.rollout(3)["next", "episode_reward"].flatten()
+        tensor([1., 2., 3.])
+        >>> env.close()
     """
 
     if not TYPE_CHECKING:

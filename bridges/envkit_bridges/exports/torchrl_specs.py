@@ -30,8 +30,18 @@ def from_torchrl_spec(spec: TorchRLSpec) -> TensorSpec:
 
     A `Choice` of TorchRL's does not say which of its axes are rows, so one option is drawn for all.
 
+    Args:
+        spec: any spec of TorchRL.
+
     Raises:
         SpecError: (a ValueError) it is of no kind that envkit has.
+
+    Example:
+        >>> import torchrl.data
+        >>> from envkit import Bounded, from_torchrl_spec
+        >>> spec = from_torchrl_spec(torchrl.data.Bounded(-1.0, 1.0, shape=(2,)))
+        >>> spec == Bounded(-1.0, 1.0, shape=(2,))
+        True
     """
     return _rebuilt(spec, envkit_specs)
 
@@ -39,8 +49,18 @@ def from_torchrl_spec(spec: TorchRLSpec) -> TensorSpec:
 def to_torchrl_spec(spec: TensorSpec) -> TorchRLSpec:
     """Give a spec as one of TorchRL's: same kind, shape, dtype, device, bounds and masks.
 
+    Args:
+        spec: any spec of envkit.
+
     Raises:
         ModuleNotFoundError: TorchRL is not installed.
+
+    Example:
+        >>> import torchrl.data
+        >>> from envkit import Bounded, to_torchrl_spec
+        >>> spec = to_torchrl_spec(Bounded(-1.0, 1.0, shape=(2,)))
+        >>> spec == torchrl.data.Bounded(-1.0, 1.0, shape=(2,))
+        True
     """
     import torchrl.data
 

@@ -48,10 +48,20 @@ _CHOICE = "gym_backend"
 
 
 def gym_backend(submodule: str | None = None) -> ModuleType:
-    """Give the gym library that names refer to now, or one of its submodules.
+    """Return the gym library that names refer to now, or one of its submodules.
+
+    Args:
+        submodule: name of a submodule, e.g. "spaces" or "vector"; None gives the library itself.
 
     Raises:
         ImportError: it is not installed.
+
+    Example:
+        >>> from envkit import gym_backend
+        >>> gym_backend().__name__
+        'gymnasium'
+        >>> gym_backend("spaces").Discrete(3)
+        Discrete(3)
     """
     active = chosen().get(_CHOICE, "gymnasium")
     library = require(active) if isinstance(active, str) else active
@@ -67,6 +77,14 @@ class set_gym_backend:
     Raises:
         ArgumentError: another name.
         ArgumentTypeError: neither a name nor a module that makes envs.
+
+    Example:
+        >>> from envkit import GymEnv, gym_backend, set_gym_backend
+        >>> with set_gym_backend("gymnasium"):
+        ...     env = GymEnv("CartPole-v1")
+        ...     gym_backend().__name__
+        'gymnasium'
+        >>> env.close()
     """
 
     def __init__(self, backend: str | ModuleType):

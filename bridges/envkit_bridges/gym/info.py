@@ -59,6 +59,14 @@ class default_info_dict_reader:
 
     Raises:
         ArgumentError: the specs do not belong to the keys.
+
+    Example:
+        >>> from envkit import GymEnv, default_info_dict_reader
+        >>> env = GymEnv("FrozenLake-v1")
+        >>> env = env.set_info_dict_reader(default_info_dict_reader(["prob"]))
+        >>> env.reset()["prob"]
+        tensor(1.)
+        >>> env.close()
     """
 
     def __init__(

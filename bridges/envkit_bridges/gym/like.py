@@ -98,6 +98,27 @@ class GymLikeEnv(InfoReading):
 
     Raises:
         ValueError: ``frame_skip`` is not a positive int.
+
+    Example:
+        >>> import numpy as np
+        >>> from envkit import Bounded, Composite, GymLikeEnv, Unbounded
+        >>> class Slope:
+        ...     def reset(self, seed=None):
+        ...         self.height = np.array([5.0])
+        ...         return self.height, {}
+        ...
+        ...     def step(self, action):
+        ...         self.height = self.height + action - 1.0
+        ...         return self.height, 1.0, self.height[0] <= 0, False, {}
+        >>> class SlopeEnv(GymLikeEnv):
+        ...     def __init__(self):
+        ...         super().__init__(Slope())
+        ...         self.observation_spec = Composite(observation=Unbounded((1,)))
+        ...         self.action_spec = Bounded(-1.0, 1.0, (1,))
+        >>> env = SlopeEnv()
+        >>> env.rollout(2)["next", "reward"].flatten()
+        tensor([1., 1.])
+        >>> env.close()
     """
 
     leaves_torch = True

@@ -47,6 +47,11 @@ def cache_dir(path: str | os.PathLike[str] | None = None) -> Path:
     Raises:
         ArgumentError: the folder cannot be made or written, or ``path`` is empty.
         ArgumentTypeError: ``path`` is no path.
+
+    Example:
+        >>> from envkit import cache_dir
+        >>> cache_dir("compiled").name
+        'compiled'
     """
     if path is None:
         path = cache_folder()

@@ -30,6 +30,11 @@ def configure_gpu(fraction: float = 0.5, *, preallocate: bool = False) -> None:
     Raises:
         ArgumentError: ``fraction`` is not between 0 and 1.
         StartedError: (a RuntimeError) JAX has opened its devices already.
+
+    Example:
+        >>> from envkit import PendulumJaxEnv, configure_gpu
+        >>> configure_gpu(fraction=0.3)
+        >>> env = PendulumJaxEnv(batch_size=[4])
     """
     if not 0 < fraction < 1:
         raise ArgumentError(

@@ -113,6 +113,25 @@ class JaxEnv(EnvBase):
 
     Raises:
         ArgumentError: unknown ``state_layout``, or ``cache_clear_frequency`` is no number of steps.
+
+    Example:
+        >>> import jax
+        >>> import jax.numpy as jnp
+        >>> from envkit import Box, JaxEnv, Timestep
+        >>> class Walk:
+        ...     action_space = Box(-1.0, 1.0, (1,))
+        ...
+        ...     def reset(self, key):
+        ...         place = jax.random.uniform(key, (1,))
+        ...         return place, Timestep(place)
+        ...
+        ...     def step(self, state, action):
+        ...         place = state + action
+        ...         return place, Timestep(place, reward=-jnp.abs(place).sum())
+        >>> env = JaxEnv(Walk(), batch_size=[1000])
+        >>> data = env.rollout(20)
+        >>> data["next", "observation"].shape, data["next", "reward"].shape
+        (torch.Size([1000, 20, 1]), torch.Size([1000, 20, 1]))
     """
 
     cache_clear_frequency: int

@@ -81,6 +81,14 @@ class BraxWrapper(SimulatorEnv):
     Raises:
         ArgumentTypeError: (a TypeError) ``env`` is no Brax env.
         ArgumentError: it is one of Brax's own wrappers.
+
+    Example:
+        >>> import brax.envs
+        >>> from envkit import BraxWrapper
+        >>> bare = brax.envs.get_environment("inverted_pendulum")
+        >>> env = BraxWrapper(bare, batch_size=[8], device="cpu")
+        >>> env.observation_spec["observation"].shape
+        torch.Size([8, 4])
     """
 
     libname = "brax"
@@ -147,6 +155,12 @@ class BraxEnv(BraxWrapper):
     Raises:
         ArgumentError: (a ValueError) Brax has no env of that name, or no such ``backend``.
         OptionError: (a TypeError) neither this class nor that env of Brax knows a keyword.
+
+    Example:
+        >>> from envkit import BraxEnv
+        >>> env = BraxEnv("inverted_pendulum", batch_size=[8], device="cpu")
+        >>> env.observation_spec["observation"].shape, env.action_spec.shape
+        (torch.Size([8, 4]), torch.Size([8, 1]))
     """
 
     available_envs: ClassVar[Sequence[str]] = EnvNames(env_names)  # type: ignore[assignment]

@@ -94,6 +94,16 @@ class CraftaxWrapper(ParamsEnv):
 
     Raises:
         ArgumentTypeError: (a TypeError) ``env`` is no game of Craftax, or ``env_params`` are not of its kind.
+
+    Example:
+        >>> from craftax.craftax_env import make_craftax_env_from_name
+        >>> from envkit import CraftaxWrapper
+        >>> bare = make_craftax_env_from_name(
+        ...     "Craftax-Classic-Symbolic-v1", auto_reset=False
+        ... )
+        >>> env = CraftaxWrapper(bare, batch_size=[8])
+        >>> env.observation_spec["observation"].shape
+        torch.Size([8, 1345])
     """
 
     libname = "craftax"
@@ -146,6 +156,12 @@ class CraftaxEnv(CraftaxWrapper):
 
     Raises:
         ArgumentError: (a ValueError) Craftax has no env of that name.
+
+    Example:
+        >>> from envkit import CraftaxEnv
+        >>> env = CraftaxEnv("Craftax-Classic-Symbolic-v1", batch_size=[8])
+        >>> env.observation_spec["observation"].shape, env.action_spec.shape
+        (torch.Size([8, 1345]), torch.Size([8, 17]))
     """
 
     available_envs: ClassVar[Sequence[str]] = EnvNames(env_names)  # type: ignore[assignment]

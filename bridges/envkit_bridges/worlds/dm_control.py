@@ -402,6 +402,14 @@ class DMControlWrapper(GymWrapper):
         ArgumentTypeError: (a TypeError) ``env`` is no env object of dm_control.
         ValueError: ``frame_skip`` is not a positive int.
         RenderingError: (a RuntimeError) pixels are asked for and nothing can draw them here.
+
+    Example:
+        >>> from dm_control import suite
+        >>> from envkit import DMControlWrapper
+        >>> env = DMControlWrapper(suite.load("cartpole", "swingup"))
+        >>> env.rollout(5)["velocity"].shape
+        torch.Size([5, 2])
+        >>> env.close()
     """
 
     libname = "dm_control"
@@ -452,7 +460,7 @@ class DMControlEnv(MaybeInWorkers, DMControlWrapper):
 
     Args:
         env_name: the domain, "cartpole".
-        task_name: the task, "swingup"; ``task`` is the same.
+        task_name, task: the task, "swingup"; pass one of the two.
         from_pixels, pixels_only, frame_skip, camera_id, render_kwargs, categorical_action_encoding, device: of
             `DMControlWrapper`.
         task_kwargs, environment_kwargs, visualize_reward: of ``dm_control.suite.load``:
@@ -464,6 +472,14 @@ class DMControlEnv(MaybeInWorkers, DMControlWrapper):
         UnknownEnvError: (a RuntimeError and a ValueError) the suite has no such pair; the message names the nearest.
         OptionError: (a TypeError) no task is named, or two; a keyword of the task or its environment is unknown.
         MissingLibraryError: dm_control is not installed.
+
+    Example:
+        >>> from envkit import DMControlEnv
+        >>> env = DMControlEnv("cartpole", "swingup")
+        >>> data = env.rollout(5)
+        >>> data["position"].shape, data["next", "reward"].dtype
+        (torch.Size([5, 3]), torch.float64)
+        >>> env.close()
     """
 
     def __init__(

@@ -111,6 +111,14 @@ class GymnaxWrapper(ParamsEnv):
     Raises:
         ArgumentTypeError: (a TypeError) ``env`` is no gymnax env, or ``env_params`` are not of its kind.
         SpecTypeError: its action is none that an env over JAX takes.
+
+    Example:
+        >>> import gymnax
+        >>> from envkit import GymnaxWrapper
+        >>> bare, params = gymnax.make("CartPole-v1")
+        >>> env = GymnaxWrapper(bare, env_params=params, batch_size=[8])
+        >>> env.reset()["observation"].shape
+        torch.Size([8, 4])
     """
 
     libname = "gymnax"
@@ -173,6 +181,12 @@ class GymnaxEnv(GymnaxWrapper):
     Raises:
         ArgumentError: (a ValueError) gymnax has no env of that name.
         FetchError: it needs something from the network that could not be had.
+
+    Example:
+        >>> from envkit import GymnaxEnv
+        >>> env = GymnaxEnv("CartPole-v1", batch_size=[8])
+        >>> env.reset()["observation"].shape, env.action_spec.shape
+        (torch.Size([8, 4]), torch.Size([8, 2]))
     """
 
     available_envs: ClassVar[Sequence[str]] = EnvNames(env_names)  # type: ignore[assignment]

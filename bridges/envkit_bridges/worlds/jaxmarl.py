@@ -394,6 +394,13 @@ class JaxMARLWrapper(SimulatorEnv):
         ArgumentError: (a ValueError) an agent is in no group or in several; the env resets by itself.
         SpecError: agents of a group are unlike.
         SpecTypeError: an action is neither a choice nor a bounded array.
+
+    Example:
+        >>> import jaxmarl
+        >>> from envkit import JaxMARLWrapper
+        >>> env = JaxMARLWrapper(jaxmarl.make("MPE_simple_spread_v3"), batch_size=[8])
+        >>> env.action_spec.shape
+        torch.Size([8, 3])
     """
 
     libname = "jaxmarl"
@@ -468,6 +475,14 @@ class JaxMARLEnv(JaxMARLWrapper):
     Raises:
         ArgumentError: (a ValueError) JaxMARL has no env of that name here.
         OptionError: (a TypeError) the env does not know one of ``env_kwargs``.
+
+    Example:
+        >>> from envkit import JaxMARLEnv
+        >>> env = JaxMARLEnv("MPE_simple_spread_v3", batch_size=[8])
+        >>> env.group_map
+        {'agent': ['agent_0', 'agent_1', 'agent_2']}
+        >>> env.observation_spec["agent", "observation"].shape
+        torch.Size([8, 3, 18])
     """
 
     available_envs: ClassVar[Sequence[str]] = EnvNames(env_names)  # type: ignore[assignment]

@@ -152,6 +152,13 @@ class JumanjiWrapper(SimulatorEnv):
         ArgumentTypeError: (a TypeError) ``env`` is no Jumanji env.
         ArgumentError: it is a wrapper of Jumanji that batches or resets by itself.
         SpecTypeError: its action is no array of choices, nor a bounded one.
+
+    Example:
+        >>> import jumanji
+        >>> from envkit import JumanjiWrapper
+        >>> env = JumanjiWrapper(jumanji.make("Snake-v1"), batch_size=[8])
+        >>> env.observation_spec["grid"].shape
+        torch.Size([8, 12, 12, 5])
     """
 
     libname = "jumanji"
@@ -239,6 +246,12 @@ class JumanjiEnv(JumanjiWrapper):
     Raises:
         ArgumentError: (a ValueError) Jumanji has no env of that name.
         FetchError: it needs something from the network that could not be had.
+
+    Example:
+        >>> from envkit import JumanjiEnv
+        >>> env = JumanjiEnv("Snake-v1", batch_size=[8])
+        >>> env.observation_spec["grid"].shape, env.observation_spec["action_mask"].shape
+        (torch.Size([8, 12, 12, 5]), torch.Size([8, 4]))
     """
 
     available_envs: ClassVar[Sequence[str]] = EnvNames(env_names)  # type: ignore[assignment]

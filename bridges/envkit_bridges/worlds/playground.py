@@ -88,6 +88,14 @@ class PlaygroundWrapper(SimulatorEnv):
     Raises:
         ArgumentTypeError: (a TypeError) ``env`` is no env of Playground.
         ArgumentError: it is one of the library's own wrappers.
+
+    Example:
+        >>> from mujoco_playground import registry
+        >>> from envkit import PlaygroundWrapper
+        >>> bare = registry.load("CartpoleBalance", config_overrides={"impl": "jax"})
+        >>> env = PlaygroundWrapper(bare, batch_size=[8], device="cpu")
+        >>> env.action_spec.shape
+        torch.Size([8, 1])
     """
 
     libname = "mujoco_playground"
@@ -147,6 +155,12 @@ class PlaygroundEnv(PlaygroundWrapper):
         ArgumentError: (a ValueError) the config has no such value.
         FetchError: (an OSError) the env is made from the menagerie, which could not be fetched.
         BrokenLibraryError: (an ImportError) the library itself fails to build the env with the mujoco installed.
+
+    Example:
+        >>> from envkit import PlaygroundEnv
+        >>> env = PlaygroundEnv("CartpoleBalance", batch_size=[8], device="cpu")
+        >>> env.observation_spec["observation"].shape, env.action_spec.shape
+        (torch.Size([8, 5]), torch.Size([8, 1]))
     """
 
     available_envs: ClassVar[Sequence[str]] = EnvNames(env_names)  # type: ignore[assignment]

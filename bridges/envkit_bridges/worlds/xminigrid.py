@@ -108,6 +108,14 @@ class XMiniGridWrapper(ParamsEnv):
     Raises:
         ArgumentTypeError: (a TypeError) ``env`` is no env of the library, or ``env_params`` are not of its kind.
         ArgumentError: (a ValueError) it is a wrapper that resets episodes by itself.
+
+    Example:
+        >>> import xminigrid
+        >>> from envkit import XMiniGridWrapper
+        >>> bare, params = xminigrid.make("MiniGrid-Empty-5x5")
+        >>> env = XMiniGridWrapper(bare, env_params=params, batch_size=[8])
+        >>> env.observation_spec["observation"].shape
+        torch.Size([8, 7, 7, 2])
     """
 
     libname = "xminigrid"
@@ -176,6 +184,12 @@ class XMiniGridEnv(XMiniGridWrapper):
         ArgumentTypeError: (a TypeError) ``benchmark`` is none.
         OptionError: (a TypeError) ``benchmark`` and ``randomize`` are both given.
         FetchError: (an OSError) the benchmark is not here and could not be had from the network.
+
+    Example:
+        >>> from envkit import XMiniGridEnv
+        >>> env = XMiniGridEnv("MiniGrid-Empty-8x8", batch_size=[8])
+        >>> env.observation_spec["observation"].shape, env.action_spec.shape
+        (torch.Size([8, 7, 7, 2]), torch.Size([8, 6]))
     """
 
     available_envs: ClassVar[Sequence[str]] = EnvNames(env_names)  # type: ignore[assignment]

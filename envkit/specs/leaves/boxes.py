@@ -282,7 +282,14 @@ class Bounded(_Box):
 
 
 class BoundedContinuous(Bounded):
-    """Describe a floating-point tensor within a closed box; see `Bounded`."""
+    """Describe a floating-point tensor within a closed box; see `Bounded`.
+
+    Example:
+        >>> from envkit import Bounded, BoundedContinuous
+        >>> spec = Bounded(-1.0, 1.0, shape=(2,))
+        >>> isinstance(spec, BoundedContinuous), spec.dtype
+        (True, torch.float32)
+    """
 
     domain = "continuous"
 
@@ -343,7 +350,15 @@ def _float_sampler(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 class BoundedDiscrete(_IntegerBox, Bounded):
-    """Describe an integer tensor within a closed box; see `Bounded`."""
+    """Describe an integer tensor within a closed box; see `Bounded`.
+
+    Example:
+        >>> import torch
+        >>> from envkit import Bounded, BoundedDiscrete
+        >>> spec = Bounded(0, 255, shape=(3, 64, 64), dtype=torch.uint8)
+        >>> isinstance(spec, BoundedDiscrete), spec.rand().dtype
+        (True, torch.uint8)
+    """
 
     domain = "discrete"
 
@@ -412,7 +427,14 @@ class Unbounded(LeafSpec):
 
 
 class UnboundedContinuous(Unbounded):
-    """Describe a floating-point tensor of any value; see `Unbounded`."""
+    """Describe a floating-point tensor of any value; see `Unbounded`.
+
+    Example:
+        >>> from envkit import Unbounded, UnboundedContinuous
+        >>> spec = Unbounded(shape=(3,))
+        >>> isinstance(spec, UnboundedContinuous), spec.dtype
+        (True, torch.float32)
+    """
 
     domain = "continuous"
 
@@ -423,7 +445,15 @@ class UnboundedContinuous(Unbounded):
 
 
 class UnboundedDiscrete(Unbounded):
-    """Describe an integer or boolean tensor of any value; see `Unbounded`."""
+    """Describe an integer or boolean tensor of any value; see `Unbounded`.
+
+    Example:
+        >>> import torch
+        >>> from envkit import Unbounded, UnboundedDiscrete
+        >>> spec = Unbounded(shape=(3,), dtype=torch.int64)
+        >>> isinstance(spec, UnboundedDiscrete), spec.zero()
+        (True, tensor([0, 0, 0]))
+    """
 
     domain = "discrete"
 
@@ -449,6 +479,17 @@ class Binary(_IntegerBox):
     Raises:
         SpecError: neither ``n`` nor ``shape`` is given, they contradict each other, or the dtype
             is complex.
+
+    Example:
+        >>> import torch
+        >>> from envkit import Binary
+        >>> spec = Binary(4)
+        >>> spec.zero()
+        tensor([0, 0, 0, 0], dtype=torch.int8)
+        >>> spec.is_in(torch.tensor([0, 1, 1, 0], dtype=torch.int8))
+        True
+        >>> spec.is_in(torch.tensor([0, 1, 2, 0], dtype=torch.int8))
+        False
     """
 
     def __init__(

@@ -573,6 +573,15 @@ class MultiCategorical(_MultipleChoice):
 
     Raises:
         SpecError: no entry, one below one, or a shape that does not end in the number of entries.
+
+    Example:
+        >>> import torch
+        >>> from envkit import MultiCategorical
+        >>> spec = MultiCategorical([3, 2])
+        >>> spec.is_in(torch.tensor([2, 1])), spec.is_in(torch.tensor([2, 2]))
+        (True, False)
+        >>> spec.to_one_hot(torch.tensor([2, 1]))
+        tensor([False, False,  True, False,  True])
     """
 
     _encoding_ndim = 1
@@ -665,6 +674,15 @@ class MultiOneHot(_MultipleChoice, _HotChoice):
 
     Raises:
         SpecError: no entry, one below one, or a shape that does not end in ``sum(nvec)``.
+
+    Example:
+        >>> from envkit import MultiOneHot
+        >>> spec = MultiOneHot([3, 2])
+        >>> code = spec.encode([2, 1])
+        >>> code
+        tensor([False, False,  True, False,  True])
+        >>> spec.to_categorical(code)
+        tensor([2, 1])
     """
 
     def __init__(

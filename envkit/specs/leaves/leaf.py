@@ -393,6 +393,12 @@ class ContinuousBox:
         low: lower bounds.
         high: upper bounds.
         assigned: called with the box when another bound is assigned to it.
+
+    Example:
+        >>> from envkit import Bounded
+        >>> box = Bounded(-1.0, 2.0, shape=(2,)).space
+        >>> box.low, box.high
+        (tensor([-1., -1.]), tensor([2., 2.]))
     """
 
     def __init__(
@@ -457,7 +463,16 @@ class _Counted:
 
 @dataclass(frozen=True)
 class CategoricalBox(_Counted):
-    """Hold the number of options of one choice."""
+    """Hold the number of options of one choice.
+
+    Args:
+        n: number of options.
+
+    Example:
+        >>> from envkit import Categorical
+        >>> Categorical(4).space
+        CategoricalBox(n=4)
+    """
 
     n: int
 
@@ -467,14 +482,32 @@ DiscreteBox = CategoricalBox
 
 @dataclass(frozen=True)
 class BinaryBox(_Counted):
-    """Hold the number of 0/1 entries."""
+    """Hold the number of 0/1 entries.
+
+    Args:
+        n: number of entries.
+
+    Example:
+        >>> from envkit import Binary
+        >>> Binary(4).space
+        BinaryBox(n=4)
+    """
 
     n: int
 
 
 @dataclass(frozen=True)
 class BoxList:
-    """Hold one box per sub-action, or per member of a stack."""
+    """Hold one box per sub-action, or per member of a stack.
+
+    Args:
+        boxes: the boxes, in order.
+
+    Example:
+        >>> from envkit import MultiCategorical
+        >>> MultiCategorical([3, 2]).space
+        BoxList(boxes=(CategoricalBox(n=3), CategoricalBox(n=2)))
+    """
 
     boxes: tuple[Any, ...]
 

@@ -39,6 +39,12 @@ class NonTensor(LeafSpec):
     Raises:
         SpecError: ``batched`` and ``feature_dims`` are both given, or there are fewer axes than the
             latter, or ``device`` is none, as an example is not that was passed in its place.
+
+    Example:
+        >>> from envkit import Composite, NonTensor
+        >>> spec = Composite(text=NonTensor(example_data="hello"))
+        >>> spec.zero()["text"]
+        'hello'
     """
 
     _dtype: torch.dtype | None  # type: ignore[assignment]

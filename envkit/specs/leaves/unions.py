@@ -45,6 +45,13 @@ class Choice(LeafSpec):
     Raises:
         SpecTypeError: a member is no leaf spec, or the members are of several classes.
         SpecError: no member, or members that differ in shape, dtype or device.
+
+    Example:
+        >>> import torch
+        >>> from envkit import Bounded, Choice
+        >>> spec = Choice([Bounded(0.0, 1.0, (1,)), Bounded(5.0, 6.0, (1,))])
+        >>> spec.is_in(torch.tensor([5.5])), spec.is_in(torch.tensor([3.0]))
+        (True, False)
     """
 
     _choices: tuple[Any, ...]

@@ -51,6 +51,16 @@ class JaxPolicy:
     Raises:
         PolicyError: (a TypeError) ``function`` cannot be called with these three, or ``params`` holds
             tensors of torch.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from envkit import JaxPolicy, PendulumJaxEnv
+        >>> def act(params, observation, key):
+        ...     return params * observation["thdot"][..., None]
+        >>> policy = JaxPolicy(act, params=jnp.float32(-0.5))
+        >>> env = PendulumJaxEnv(batch_size=[4])
+        >>> env.rollout(3, policy)["action"].shape
+        torch.Size([4, 3, 1])
     """
 
     function: Callable[[Any, Any, jax.Array], Any]

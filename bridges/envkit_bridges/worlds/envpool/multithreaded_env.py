@@ -78,6 +78,15 @@ class MultiThreadedEnvWrapper(GymLikeEnv):
     Raises:
         ArgumentTypeError: (a TypeError) ``env`` is no such pool.
         ArgumentError: its envs do not step together, or have several players each.
+
+    Example:
+        >>> import envpool
+        >>> from envkit import MultiThreadedEnvWrapper
+        >>> pool = envpool.make_gymnasium("CartPole-v1", num_envs=4)
+        >>> env = MultiThreadedEnvWrapper(pool)
+        >>> env.rollout(5, break_when_any_done=False)["observation"].shape
+        torch.Size([4, 5, 4])
+        >>> env.close()
     """
 
     libname = "envpool"
@@ -355,6 +364,13 @@ class MultiThreadedEnv(MultiThreadedEnvWrapper):
         MissingLibraryError: (an ImportError) EnvPool is not installed.
         ArgumentError: (a ValueError) it has no env of that name.
         OptionError: (a TypeError) that env knows no such keyword.
+
+    Example:
+        >>> from envkit import MultiThreadedEnv
+        >>> env = MultiThreadedEnv(4, "CartPole-v1")
+        >>> env.rollout(5, break_when_any_done=False)["observation"].shape
+        torch.Size([4, 5, 4])
+        >>> env.close()
     """
 
     available_envs: ClassVar[Sequence[str]] = _Names()  # type: ignore[assignment]

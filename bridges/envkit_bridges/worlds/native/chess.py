@@ -310,6 +310,20 @@ class ChessEnv(Undrawn, EnvBase):
         ArgumentError: (a ValueError) ``include_hash_inv`` without ``include_hash``; a batch size of a stateful
             env; at a reset: the game that is given is over, or no game.
         InputError: (a ValueError) at a step: the move is not legal.
+
+    Example:
+        >>> import chess
+        >>> from envkit import ChessEnv
+        >>> env = ChessEnv(include_fen=True)
+        >>> td = env.reset()
+        >>> td["fen"]
+        'rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1'
+        >>> int(td["action_mask"].sum())
+        20
+        >>> td = env.step(env.rand_action(td))
+        >>> td["next", "reward"]
+        tensor([0.])
+        >>> env.close()
     """
 
     shows = "ChessEnv(pixels=True) has the board in its data, as td['pixels']"

@@ -187,6 +187,15 @@ class PettingZooEnv(PettingZooWrapper):
         UnknownEnvError: (a ValueError and a RuntimeError) there is no such task, or no parallel form of it.
         OptionError: (a TypeError) neither this class nor that env knows a keyword.
         MissingLibraryError: (an ImportError) PettingZoo, MPE2 or what they need is not installed.
+
+    Example:
+        >>> from envkit import PettingZooEnv
+        >>> env = PettingZooEnv("mpe/simple_spread_v3", N=2)
+        >>> env.group_map
+        {'agent': ['agent_0', 'agent_1']}
+        >>> env.rollout(5)["agent", "observation"].shape
+        torch.Size([5, 2, 12])
+        >>> env.close()
     """
 
     available_envs: ClassVar[Sequence[str]] = _Names()  # type: ignore[assignment]

@@ -85,6 +85,16 @@ class PettingZooWrapper(GymLikeEnv):
         SpecError: (a ValueError) spaces without array form of fixed shape.
 
     Methods that read values of a gym-style simulator (``read_obs``, ...) are not called.
+
+    Example:
+        >>> import pettingzoo
+        >>> from envkit import PettingZooWrapper
+        >>> game = pettingzoo.make("aec", "classic/tictactoe-v3")
+        >>> env = PettingZooWrapper(game, use_mask=True)
+        >>> td = env.reset()
+        >>> td["player_1", "mask"], td["player_2", "mask"]
+        (tensor([True]), tensor([False]))
+        >>> env.close()
     """
 
     libname = "pettingzoo"
