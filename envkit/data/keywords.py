@@ -55,14 +55,14 @@ class ShownKeywords:
 class _DescribedKeywords:
     """Class attribute ``__doc__``: see `describe_keywords`. It is put together when it is read."""
 
-    def __init__(self, text: str, shared: tuple[type, ...]):
-        self._text, self._shared = text, shared
+    def __init__(self, text: str):
+        self._text = text
 
     def __get__(self, instance: Any, owner: type) -> str:
         head, written, tail = _split(self._text)
         own = {name for names in written for name in names.split(", ")} - {"**options"}
         found: dict[str, str] = {}
-        for table in (*_tables_of(owner.__init__), *self._shared):
+        for table in _tables_of(owner):
             found = {**found, **_described(table), **found}
         taken = inspect.signature(owner).parameters.keys() - own
         shown = {names: text for names, text in found.items() if taken & set(names.split(", "))}
@@ -94,18 +94,15 @@ def completed(table: type, given: Mapping[str, Any]) -> Any:
     return SimpleNamespace(**{**{one.name: one.default for one in _listed(table)}, **given})
 
 
-def describe_keywords(cls: type, *shared: type) -> None:
-    """Have the docstring of a class describe, under ``Args:``, the keywords of tables that the class takes.
+def describe_keywords(cls: type) -> None:
+    """Have the docstring of a class describe, under ``Args:``, those of its keywords that a table describes.
 
     An entry ``**options`` of the docstring gives way to them. Keywords that the docstring describes itself are left out.
-
-    Args:
-        cls: the class; one without a docstring is left as it is.
-        shared: tables whose keywords it takes beside those of the table of its ``__init__``.
+    A class without a docstring is left as it is.
     """
     written = vars(cls)["__doc__"]
     if isinstance(written, str):
-        setattr(cls, "__doc__", _DescribedKeywords(written, shared))  # noqa: B010  (no str, for type checkers)
+        setattr(cls, "__doc__", _DescribedKeywords(written))  # noqa: B010  (no str, for type checkers)
 
 
 def keywords_of(function: Callable[..., Any]) -> list[inspect.Parameter]:
@@ -155,9 +152,15 @@ def refuse_unknown(
         )
 
 
-def _tables_of(function: Callable[..., Any]) -> list[type]:
-    parameters = inspect.signature(function).parameters.values()
-    tables = [_table_of(function, parameter) for parameter in parameters]
+def _tables_of(cls: type) -> list[type]:
+    """List the tables that ``__init__`` of a class takes, and those of its bases, whose keywords it may name one by one."""
+    written = [vars(base).get("__init__") for base in cls.__mro__]
+    functions = [function for function in written if inspect.isfunction(function)]
+    tables = [
+        _table_of(function, parameter)
+        for function in functions
+        for parameter in inspect.signature(function).parameters.values()
+    ]
     return [table for table in tables if table is not None]
 
 

@@ -60,7 +60,7 @@ class EnvMeta(ABCMeta):
 
         def __init__(cls, *args: Any, **kwargs: Any):
             super().__init__(*args, **kwargs)
-            describe_keywords(cls, EnvOptions)
+            describe_keywords(cls)
 
         def __call__(
             cls,

@@ -56,7 +56,6 @@ class GymEnv(MaybeInWorkers, GymWrapper):
             and ``vector_kwargs`` say otherwise.
         backend: the gym library to make it with, see `set_gym_backend`; the current one by default.
         num_workers: above 1, the result is a `ParallelEnv` of so many such envs, or vector envs.
-        batch_size, run_type_checks, allow_done_after_reset: of `EnvBase`.
         **make_kwargs: go to ``gymnasium.make``, or to ``gymnasium.make_vec`` with ``num_envs``.
 
     Raises:

@@ -141,15 +141,11 @@ def build(name: str, **kwargs: Any) -> BraxEnv:
 
 
 class BraxEnv(BraxWrapper):
-    """A Brax env by name; see `JaxEnv` and `BraxWrapper`.
+    """A Brax env by name; see `BraxWrapper`. The model that ``randomize`` changes is ``env.sys``.
 
     Args:
         env_name: registered name, e.g. "ant".
         device, from_pixels: of `BraxWrapper`.
-        batch_size, devices, requires_grad, episode_length, reset_mode, pool_size, reset_rows: of `JaxEnv`.
-        state_layout, categorical_action_encoding, cache_clear_frequency: of `JaxEnv`.
-        metrics, action_repeat, randomize, randomize_at: of `JaxEnv`; the model is ``env.sys``.
-        run_type_checks, allow_done_after_reset: of `EnvBase`.
         **brax_kwargs: go to Brax, e.g. ``backend="spring"``.
 
     Raises:

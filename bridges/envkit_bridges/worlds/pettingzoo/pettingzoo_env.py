@@ -180,7 +180,6 @@ class PettingZooEnv(PettingZooWrapper):
         task: "family/name", as "classic/tictactoe_v3" or "mpe/simple_spread_v3"; the name alone will do.
         parallel: build the parallel form, in which all agents act in each step; False: the turn-based one (AEC).
         return_state, group_map, use_mask, categorical_actions, seed, done_on_any, device: of `PettingZooWrapper`.
-        run_type_checks, allow_done_after_reset: of `EnvBase`.
         **kwargs: go to the function that builds the env, e.g. ``n_pistons=5``.
 
     Raises:
