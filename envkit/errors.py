@@ -130,7 +130,7 @@ class MemoryKindError(EnvkitError, RuntimeError):
 
 
 class EnvSpecWarning(UserWarning):
-    """`check_env_specs` found something unusual in an env whose data is right.
+    """Warn that `check_env_specs` found something unusual in an env whose data is right.
 
     Example:
         >>> import warnings

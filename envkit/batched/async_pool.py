@@ -52,7 +52,7 @@ Makers = Callable[..., EnvBase] | EnvBase | str | Sequence[Callable[..., EnvBase
 
 
 class AsyncEnvPool(BatchedEnv):
-    """Several envs that step and reset at their own pace while the caller does something else.
+    """Step and reset several envs, each at its own pace, while the caller does something else.
 
     `reset`, `step`, `rollout` and the other calls of an env wait for all of them, as in any batched env.
     ``async_*_send`` gives work to some and returns at once; ``async_*_recv`` gives what is done. Every
@@ -452,7 +452,7 @@ class AsyncEnvPool(BatchedEnv):
 
 
 class ThreadingAsyncEnvPool(AsyncEnvPool):
-    """An `AsyncEnvPool` with one thread an env: for envs that wait, or compute in native code.
+    """Run an `AsyncEnvPool` with one thread for each env: for envs that wait, or compute in native code.
 
     Example:
         >>> from envkit import GymEnv, ThreadingAsyncEnvPool
@@ -483,7 +483,7 @@ class ThreadingAsyncEnvPool(AsyncEnvPool):
 
 
 class ProcessorAsyncEnvPool(AsyncEnvPool):
-    """An `AsyncEnvPool` with one process an env. Makers travel by value, as those of `ParallelEnv`.
+    """Run an `AsyncEnvPool` with one process for each env. Makers travel by value, as those of `ParallelEnv`.
 
     Example:
         >>> from envkit import GymEnv, ProcessorAsyncEnvPool
@@ -507,7 +507,7 @@ class ProcessorAsyncEnvPool(AsyncEnvPool):
 
 
 class RayAsyncEnvPool(AsyncEnvPool):
-    """An `AsyncEnvPool` with one actor of a Ray cluster an env. Makers travel by value, as those of `ParallelEnv`.
+    """Run an `AsyncEnvPool` with one actor of a Ray cluster for each env. Makers travel by value, as those of `ParallelEnv`.
 
     Example:
         >>> from envkit import GymEnv, RayAsyncEnvPool

@@ -65,7 +65,7 @@ class AsyncOptions(TypedDict, total=False):
             None sets no limit. Both may be assigned while the env runs.
         on_worker_failure: "raise", or "restart": an env that raises loses its row, a process that
             dies or hangs those it held. Lost rows end their episode with ``truncated``, at their
-            last root values and no reward, and go on with new envs; see `recovery`.
+            last root values and no reward, and go on with new envs.
         max_restarts: with "restart", how many there may be before the error is raised after all.
         use_buffers: exchange rows in memory; None does where it can. It cannot where a spec has no
             fixed size or is no tensor, or sub-envs differ in layout; asking for it there warns. Where
@@ -89,7 +89,7 @@ class PoolOptions(AsyncOptions, total=False):
     """Keywords of `SerialEnv` and `ParallelEnv`, beside those of `envkit.batched.settings.AsyncOptions`.
 
     Args:
-        create_env_kwargs: keywords for it: a dict, or a list of one dict per sub-env.
+        create_env_kwargs: keywords for ``create_env_fn``: a dict, or a list of one dict per sub-env.
         share_individual_td: True gives each sub-env its own TensorDict and results are lazy
             stacks; False gives dense results; None gives those where the sub-envs agree in keys,
             shapes and dtypes.
@@ -97,7 +97,8 @@ class PoolOptions(AsyncOptions, total=False):
         memmap: rows lie in a memory-mapped file; needs ``shared_memory=False``. With both False,
             `ParallelEnv` sends TensorDicts. One process shares nothing: `SerialEnv` uses ordinary
             memory, whatever these say.
-        policy_proof: policy whose extra entries travel with the data, see `policy_proof`.
+        policy_proof: policy that writes root entries which no sub-env declares, e.g. hidden states. It is called once,
+            on zeros; these entries travel with the data then, and are zero where an episode begins.
         num_threads: torch threads of this process while the workers run; None leaves them alone.
         serial_for_single: give a `SerialEnv` where `ParallelEnv` is asked for one sub-env.
         non_blocking: copies to the device of delivery do not wait for it.

@@ -17,7 +17,11 @@ __all__ = ["GroupMap", "MarlGroupMapType", "check_marl_grouping", "complete_grou
 
 
 class MarlGroupMapType(Enum):
-    """Group maps that follow from the names of the agents alone.
+    """Name the group maps that follow from the names of the agents alone.
+
+    Attributes:
+        ALL_IN_ONE_GROUP: one group, "agents".
+        ONE_GROUP_PER_AGENT: a group for each agent, of its name.
 
     Example:
         >>> from envkit import MarlGroupMapType

@@ -56,13 +56,12 @@ class ModelBasedEnvBase(Undrawn, EnvBase):
     model does not write stay as they were at the root; rewards and flags that are not written are zero.
 
     Args:
-        world_model: see above.
+        world_model: module on TensorDicts that reads the state and the action of a root and writes what follows.
         params: used in the place of the model's own, which stay as they are: a TensorDict as
             ``TensorDict.from_module(world_model)`` gives it, or tensors in the order of its ``parameters()``.
         buffers: likewise, in the order of its ``buffers()``.
         device: where the model computes; data is brought there.
         batch_size: what a reset without data produces.
-        run_type_checks, allow_done_after_reset: see `envkit.env.options.EnvOptions`.
 
     Raises:
         ArgumentTypeError: (a TypeError) ``world_model`` is no module on TensorDicts.
@@ -200,9 +199,8 @@ class ImaginedEnv(_NeverEnding):
         base_env: the real env, whose specs are taken over; its observation has one axis.
         batch_size: what a reset without data produces; None takes that of the real env, or ``[1]`` where it is
             one env. An int is one axis.
-        next_observation_key: see ``world_model_module``.
+        next_observation_key: where the model writes the next belief; ``("next", "observation")`` by default.
         device: where the model computes; None takes that of the real env.
-        run_type_checks, allow_done_after_reset: see `envkit.env.options.EnvOptions`.
 
     Raises:
         MissingKeyError: (a KeyError) the real env has no ``observation``; at a step: the model wrote no belief.
@@ -318,7 +316,9 @@ class WorldModelEnv(ModelBasedEnvBase):
     for flags nothing ends.
 
     Args:
-        world_model: see the module. Its encoder is not run in steps.
+        world_model: has ``encode(td)``, which writes the latent state of what was observed, and ``step_module``, which
+            reads that and the action and writes what follows below ``next``, as ``torchrl.modules.WorldModel``. Its
+            encoder is not run in steps.
         base_env: the real env, of which the specs are read; it is not stepped.
         observation_spec: what is shown beside the latent state, such as the output of a decoder, for one element;
             None shows the latent state alone.
@@ -428,10 +428,11 @@ class DreamerEnv(_NeverEnding):
 
     Args:
         world_model: reads ``state``, ``belief`` and the action, writes the next ones and the reward.
-        prior_shape: of ``state``, for one element.
-        belief_shape: of ``belief``, for one element.
+        prior_shape: shape of ``state``, for one element.
+        belief_shape: shape of ``belief``, for one element.
         obs_decoder: module that writes what ``state`` and ``belief`` look like.
-        device, batch_size: see `ModelBasedEnvBase`.
+        device: where the model computes, "cpu" by default; data is brought there.
+        batch_size: what a reset without data produces; any other size is accepted too.
 
     Example:
         >>> from tensordict.nn import TensorDictModule

@@ -39,7 +39,8 @@ class PendulumEnv(SeededEnv):
             own, and the bounds of action and velocity in the specs. Batch size ``()``.
         seed: of random states and actions; None draws one from torch's global generator.
         device: where data is.
-        **options: see `envkit.env.options.EnvOptions`. ``batch_size`` is what a reset without data produces.
+        batch_size: what a reset without data produces; any other size is accepted too.
+        **options: see `envkit.env.options.EnvOptions`.
 
     A reset keeps the parameters that the data holds and draws ``th`` in [-pi, pi] and ``thdot`` in
     [-1, 1]; where the data holds both and ``set_state`` is not False, it keeps them. A step takes the torque

@@ -34,12 +34,13 @@ EMPTY, OTHER, OWN = -1, 0, 1
 
 
 class TicTacToeEnv(SeededEnv):
-    """Tic-tac-toe; who completes a line of three earns 1, under ``("player0", "reward")`` or ``("player1", "reward")``.
+    """Play tic-tac-toe; who completes a line of three earns 1, under ``("player0", "reward")`` or ``("player1", "reward")``.
 
     Args:
         single_player: the moves of player 1 are drawn from the free cells, within the step of player 0.
         device: where data is.
-        **options: see `envkit.env.options.EnvOptions`. ``batch_size`` is what a reset without data produces.
+        batch_size: what a reset without data produces; any other size is accepted too.
+        **options: see `envkit.env.options.EnvOptions`.
 
     Random actions are drawn from the free cells of the ``mask`` in the data.
 

@@ -42,7 +42,8 @@ class FinancialRegimeEnv(SeededEnv):
         seed: of prices and random actions; without one they come from torch's global generator.
         device: where data is.
         window_size: days of prices that are shown; None takes that of ``td_params``, 50 by default.
-        **options: see `envkit.env.options.EnvOptions`. ``batch_size`` is what a reset without data produces.
+        batch_size: what a reset without data produces; any other size is accepted too.
+        **options: see `envkit.env.options.EnvOptions`.
 
     The reward of a step at price p, which becomes p': minus the cost of a trade, plus the gain of what is
     sold over its price when it was bought, plus a tenth of p'/p - 1 while the share is held. Buying what

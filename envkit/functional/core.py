@@ -47,7 +47,7 @@ RewardShape = tuple[int, ...] | Mapping[str, "RewardShape"]
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Timestep:
-    """Result of a reset or a step of an environment.
+    """Hold the result of a reset or a step of an environment.
 
     An env may leave out what it does not have and may write Python numbers; `normalize` turns them
     into arrays of these dtypes. After a reset, ``Timestep(observation)`` is enough.
@@ -76,7 +76,7 @@ class Timestep:
 
 
 class StatelessEnv(Protocol):
-    """One environment as two pure functions. It holds no episode; the caller holds the state.
+    """Protocol of an environment that is two pure functions; the caller holds the state of its episode.
 
     It may also have an ``observation_space``, and three more:
 

@@ -38,7 +38,7 @@ __all__ = [
 
 @dataclass(frozen=True, eq=False)
 class Box:
-    """Arrays of one shape and dtype between two bounds.
+    """Describe arrays of one shape and dtype between two bounds.
 
     Args:
         low, high: bounds, inclusive: numbers or arrays that broadcast to ``shape``. They are stored as read-only
@@ -97,7 +97,7 @@ class Box:
 
 @dataclass(frozen=True)
 class Discrete:
-    """The integers from 0 to ``n - 1``, int32, shape ().
+    """Describe the integers from 0 to ``n - 1``, int32, shape ().
 
     Args:
         n: how many integers there are, at least 1.
@@ -135,7 +135,7 @@ class Discrete:
 
 @dataclass(frozen=True)
 class MultiDiscrete:
-    """Vectors of integers, entry ``i`` from 0 to ``nvec[i] - 1``: int32, shape ``(len(nvec),)``.
+    """Describe vectors of integers, entry ``i`` from 0 to ``nvec[i] - 1``: int32, shape ``(len(nvec),)``.
 
     Args:
         nvec: how many integers each entry has, at least 1.

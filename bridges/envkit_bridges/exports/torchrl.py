@@ -144,7 +144,7 @@ def _primer(theirs: Any) -> TensorDictPrimer:
 
 
 class TorchRLWrapper(EnvBase):
-    """A TorchRL env behind envkit's interface: in its batched envs, under its transforms, in its collectors.
+    """Give an env of TorchRL the interface of envkit, for its batched envs, transforms and collectors.
 
     Specs, batch size and device are those of ``env``, and an env that is not locked to its batch stays so. Random
     actions come from envkit's generator; all else that is drawn, ``env`` draws. Closing closes ``env`` too. An episode of

@@ -49,7 +49,7 @@ __all__ = ["GymWrapper"]
 
 
 class GymWrapper(OnRow, GymLikeEnv):
-    """A gymnasium env behind the TensorDict interface; batch-locked.
+    """Give an env object of Gymnasium the TensorDict interface; batch-locked.
 
     Args:
         env: a gymnasium env, unbatched here, or one of gymnasium's vector envs, which has batch

@@ -83,7 +83,7 @@ _ASKED = frozenset(
 
 
 class GymLikeEnv(InfoReading):
-    """Base of environments over a gym-style simulator; unbatched and batch-locked.
+    """Base class of environments over a gym-style simulator; unbatched and batch-locked.
 
     Args:
         env: the simulator.

@@ -90,7 +90,7 @@ __all__ = ["FusedEnv", "JaxEnv"]
 
 
 class JaxEnv(EnvBase):
-    """A stateless JAX environment behind the TensorDict interface.
+    """Give a stateless JAX environment the TensorDict interface, for any batch size.
 
     Args:
         env: pure ``reset`` and ``step`` of one environment.

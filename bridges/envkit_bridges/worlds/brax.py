@@ -68,7 +68,7 @@ class BraxCore(ModelledCore):
 
 
 class BraxWrapper(SimulatorEnv):
-    """A Brax env object behind the TensorDict interface; batch-unlocked.
+    """Give an env object of Brax the TensorDict interface, for any batch size.
 
     Args:
         env: a bare `brax.envs.Env`, without Brax's training wrappers.

@@ -82,7 +82,7 @@ class CraftaxCore(ParamsCore):
 
 
 class CraftaxWrapper(ParamsEnv):
-    """A game of Craftax behind the TensorDict interface; batch-unlocked.
+    """Give a game of Craftax the TensorDict interface, for any batch size.
 
     Args:
         env: an env object of Craftax or Craftax-Classic, with or without auto-reset.
@@ -147,11 +147,12 @@ def build(name: str, **kwargs: Any) -> CraftaxEnv:
 
 
 class CraftaxEnv(CraftaxWrapper):
-    """A game of Craftax by name; see `CraftaxWrapper`.
+    """Make a game of Craftax by name; see `CraftaxWrapper`.
 
     Args:
         env_name: e.g. "Craftax-Classic-Symbolic-v1".
-        env_params, device: of `CraftaxWrapper`.
+        env_params: what it is stepped with; None takes those of the library. Can be assigned later as `params`.
+        device: where data and simulation are; None takes the CPU.
         **options: see `envkit_bridges.jax.simulator.ParamsOptions`.
 
     Raises:

@@ -380,7 +380,7 @@ def build(name: str, **kwargs: Any) -> DMControlEnv:
 
 
 class DMControlWrapper(GymWrapper):
-    """An env object of dm_control behind the TensorDict interface; unbatched and batch-locked.
+    """Give an env object of dm_control the TensorDict interface; unbatched and batch-locked.
 
     Each observation is its own entry in the dtype of the library, float64 mostly; scalars have shape (1,), the
     reward too. ``set_seed`` replaces the random state of the task.
@@ -456,15 +456,20 @@ class DMControlWrapper(GymWrapper):
 
 
 class DMControlEnv(MaybeInWorkers, DMControlWrapper):
-    """A task of DeepMind Control's suite by domain and name; see `DMControlWrapper`.
+    """Make a task of DeepMind Control's suite by domain and name; see `DMControlWrapper`.
 
     Args:
-        env_name: the domain, "cartpole".
-        task_name, task: the task, "swingup"; pass one of the two.
-        from_pixels, pixels_only, frame_skip, camera_id, render_kwargs, categorical_action_encoding, device: of
-            `DMControlWrapper`.
-        task_kwargs, environment_kwargs, visualize_reward: of ``dm_control.suite.load``:
-            ``task_kwargs=dict(time_limit=5)`` say.
+        env_name: the domain, e.g. "cartpole".
+        task_name, task: the task, e.g. "swingup"; pass one of the two.
+        from_pixels: add ``pixels``, uint8 (height, width, 3), drawn without a window.
+        pixels_only: with ``from_pixels``, leave the other observations out.
+        frame_skip: steps of the library per step, rewards summed, stopping at the end of an episode.
+        camera_id: number or name of the camera; -1 is the free one.
+        render_kwargs: more for the physics' ``render``, e.g. ``dict(height=84, width=84)``; 240 by 320 by default.
+        categorical_action_encoding: integers for discrete actions and observations, not one-hot.
+        device: where data is delivered, "cpu" by default.
+        task_kwargs, environment_kwargs, visualize_reward: go to ``dm_control.suite.load``, e.g.
+            ``task_kwargs=dict(time_limit=5)``.
         num_workers: above 1, the result is a `ParallelEnv` of so many such envs.
         **options: of every env, see `envkit.env.options.EnvOptions`.
 

@@ -98,7 +98,7 @@ def _space_of(space: Any) -> Any:
 
 
 class GymnaxWrapper(ParamsEnv):
-    """A gymnax env object behind the TensorDict interface; batch-unlocked.
+    """Give an env object of gymnax the TensorDict interface, for any batch size.
 
     Args:
         env: an env of gymnax, without the library's wrappers.
@@ -171,11 +171,12 @@ def build(name: str, **kwargs: Any) -> GymnaxEnv:
 
 
 class GymnaxEnv(GymnaxWrapper):
-    """A gymnax env by name; see `GymnaxWrapper`.
+    """Make an env of gymnax by name; see `GymnaxWrapper`.
 
     Args:
         env_name: registered name, e.g. "CartPole-v1".
-        env_params, device: of `GymnaxWrapper`.
+        env_params: what it is stepped with; None takes those of the library. Can be assigned later as `params`.
+        device: where data and simulation are; None takes the CPU.
         **options: see `envkit_bridges.jax.simulator.ParamsOptions`.
 
     Raises:

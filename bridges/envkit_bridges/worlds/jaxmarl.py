@@ -373,7 +373,7 @@ class JaxMARLOptions(JaxOptions, total=False):
 
 
 class JaxMARLWrapper(SimulatorEnv):
-    """A JaxMARL env object behind the TensorDict interface; batch-unlocked.
+    """Give an env object of JaxMARL the TensorDict interface, for any batch size.
 
     Entries of each group, whose leading axis are its agents: ``observation``, ``action``, ``reward`` (float32), the
     flags ``done``, ``terminated`` and ``truncated``, ``mask`` with ``use_mask``, ``action_mask`` where the library
@@ -464,12 +464,12 @@ def build(name: str, **kwargs: Any) -> JaxMARLEnv:
 
 
 class JaxMARLEnv(JaxMARLWrapper):
-    """A JaxMARL env by name; see `JaxMARLWrapper`.
+    """Make an env of JaxMARL by name; see `JaxMARLWrapper` for its entries.
 
     Args:
         env_name: registered name, e.g. "MPE_simple_spread_v3".
         env_kwargs: keywords of the library for this env, e.g. ``{"num_agents": 5}``.
-        device: of `JaxMARLWrapper`.
+        device: where data and simulation are; None takes the CPU.
         **options: see `envkit_bridges.worlds.jaxmarl.JaxMARLOptions`.
 
     Raises:

@@ -135,7 +135,7 @@ class JumanjiOptions(JaxOptions, total=False):
 
 
 class JumanjiWrapper(SimulatorEnv):
-    """A Jumanji env object behind the TensorDict interface; batch-unlocked.
+    """Give an env object of Jumanji the TensorDict interface, for any batch size.
 
     Entries of the observation are under their names (``grid``, ``action_mask``, ...), nested as they are; an
     observation that is a single array is ``observation``. An action mask is data: random actions are uniform over
@@ -236,11 +236,11 @@ def build(name: str, **kwargs: Any) -> JumanjiEnv:
 
 
 class JumanjiEnv(JumanjiWrapper):
-    """A Jumanji env by name; see `JumanjiWrapper`.
+    """Make an env of Jumanji by name; see `JumanjiWrapper` for its entries.
 
     Args:
         env_name: registered name, e.g. "Snake-v1".
-        device: of `JumanjiWrapper`.
+        device: where data and simulation are; None takes the CPU.
         **options: see `envkit_bridges.worlds.jumanji.JumanjiOptions`.
 
     Raises:

@@ -108,7 +108,7 @@ class PgxOptions(JaxOptions, total=False):
 
 
 class PgxWrapper(SimulatorEnv):
-    """A game object of pgx behind the TensorDict interface; batch-unlocked. One step is a move of one player.
+    """Give a game object of pgx the TensorDict interface, for any batch size. One step is a move of one player.
 
     Entries beside ``observation``, which is what the player sees who is to move, at the root and under ``next``:
 
@@ -207,11 +207,11 @@ def build(name: str, **kwargs: Any) -> PgxEnv:
 
 
 class PgxEnv(PgxWrapper):
-    """A game of pgx by name; see `PgxWrapper`.
+    """Make a game of pgx by name; see `PgxWrapper` for its entries.
 
     Args:
         env_name: its name, e.g. "connect_four".
-        device: of `PgxWrapper`.
+        device: where data and simulation are; None takes the CPU.
         **options: see `envkit_bridges.worlds.pgx.PgxOptions`.
 
     Raises:

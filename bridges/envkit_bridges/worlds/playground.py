@@ -75,13 +75,15 @@ class PlaygroundCore(ModelledCore):
 
 
 class PlaygroundWrapper(SimulatorEnv):
-    """An env object of MuJoCo Playground behind the TensorDict interface; batch-unlocked.
+    """Give an env object of MuJoCo Playground the TensorDict interface, for any batch size.
 
     Args:
         env: a bare `mujoco_playground.MjxEnv`, without the library's wrappers for training.
-        device: where data and simulation are; the CPU when None.
-        **options: see `envkit_bridges.jax.options.JaxOptions`. ``episode_length`` is that of the env's config, unless it is given; the model
-            that ``randomize`` is given is ``env.mjx_model``.
+        device: where data and simulation are; None takes the CPU.
+        episode_length: truncate episodes after this many steps; left out, it is that of the env's config.
+        **options: see `envkit_bridges.jax.options.JaxOptions`.
+
+    The model that ``randomize`` is given is ``env.mjx_model``.
 
     Unknown public attributes are looked up on the env object.
 
@@ -139,7 +141,7 @@ def build(name: str, **kwargs: Any) -> PlaygroundEnv:
 
 
 class PlaygroundEnv(PlaygroundWrapper):
-    """An env of MuJoCo Playground by name; see `JaxEnv` and `PlaygroundWrapper`.
+    """Make an env of MuJoCo Playground by name; see `PlaygroundWrapper`.
 
     Args:
         env_name: registered name, e.g. "CartpoleBalance".
@@ -147,8 +149,9 @@ class PlaygroundEnv(PlaygroundWrapper):
         config_overrides: values in that config, by dotted names, e.g. ``{"sim_dt": 0.005}``.
         impl: what computes the physics: "jax" (MJX), or "warp", the library's default, which builds kernels
             for a while and wants a GPU. It wins over that of ``config``.
-        device: of `PlaygroundWrapper`.
-        **options: of `PlaygroundWrapper`.
+        device: where data and simulation are; None takes the CPU.
+        episode_length: truncate episodes after this many steps; left out, it is that of the config.
+        **options: see `envkit_bridges.jax.options.JaxOptions`.
 
     Raises:
         UnknownEnvError: (a ValueError) Playground has no env of that name.

@@ -94,7 +94,7 @@ def _shown(moment: Any) -> tuple[Any, Timestep]:
 
 
 class XMiniGridWrapper(ParamsEnv):
-    """A grid of XLand-MiniGrid behind the TensorDict interface; batch-unlocked.
+    """Give a grid of XLand-MiniGrid the TensorDict interface, for any batch size.
 
     Args:
         env: a ``xminigrid.environment.Environment``; those of its wrappers that change what is observed are fine.
@@ -168,15 +168,16 @@ def build(name: str, **kwargs: Any) -> XMiniGridEnv:
 
 
 class XMiniGridEnv(XMiniGridWrapper):
-    """A grid of XLand-MiniGrid by name; see `XMiniGridWrapper`.
+    """Make a grid of XLand-MiniGrid by name; see `XMiniGridWrapper`.
 
     Args:
         env_name: registered name, e.g. "MiniGrid-Empty-8x8" or "XLand-MiniGrid-R4-13x13".
-        env_params: of `XMiniGridWrapper`; None takes those that the name stands for.
+        env_params: what it is stepped with; None takes those that the name stands for. Others of the same sizes can be
+            assigned later as `params`.
         benchmark: rulesets of which every episode of a row draws one, a ``xminigrid.benchmarks.Benchmark`` or the name
             of one of the library's, e.g. "trivial-21k". The library fetches those that are not on this machine yet.
             For envs of XLand alone.
-        device: of `XMiniGridWrapper`.
+        device: where data and simulation are; None takes the CPU.
         **options: see `envkit_bridges.jax.simulator.ParamsOptions`.
 
     Raises:

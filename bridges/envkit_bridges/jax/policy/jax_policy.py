@@ -41,7 +41,7 @@ __all__ = ["JaxPolicy", "Places", "act"]
 
 @dataclass(frozen=True, eq=False)
 class JaxPolicy:
-    """A pure function that acts; `unroll` and `rollout` of stateless envs compile it in.
+    """Act by a pure function, which `unroll` and `rollout` of stateless envs compile in.
 
     Args:
         function: ``(params, observation, key)`` to an action, or to a dict with "action" and more, see the

@@ -60,7 +60,7 @@ def _numbers(mask: torch.Tensor | None) -> Rows:
 
 
 class MultiThreadedEnvWrapper(GymLikeEnv):
-    """An EnvPool object behind the TensorDict interface: batch size ``(num_envs,)``, batch-locked.
+    """Give a pool of EnvPool the TensorDict interface: batch size ``(num_envs,)``, batch-locked.
 
     An ended row is reset by `reset`, `step_and_maybe_reset` or a rollout, and not in the step that follows, so no
     step ignores its action and ``next`` holds the true last observation. `_step` and `_reset` masks select rows.
@@ -348,13 +348,15 @@ class _Names:
 
 
 class MultiThreadedEnv(MultiThreadedEnvWrapper):
-    """Envs of the EnvPool library by name, stepped by its threads; see `MultiThreadedEnvWrapper`.
+    """Make envs of the EnvPool library by name, which its threads step; see `MultiThreadedEnvWrapper`.
 
     Args:
         num_workers: number of envs, which is the batch size.
         env_name: id of the library, e.g. "CartPole-v1".
         create_env_kwargs: go to ``envpool.make_gymnasium``, e.g. ``{"max_episode_steps": 100, "num_threads": 2}``.
-        categorical_action_encoding, frame_skip, device: of `MultiThreadedEnvWrapper`.
+        categorical_action_encoding: integers for discrete actions and observations; False: one-hot.
+        frame_skip: steps of the library per step, rewards summed; a row stops where its episode ends.
+        device: where data is delivered, "cpu" by default.
         **options: of every env, see `envkit.env.options.EnvOptions`.
 
     Without `set_seed`, or a seed among ``create_env_kwargs``, torch's global generator decides the seeds. A seed beyond

@@ -282,7 +282,7 @@ MOST_MOVES = 218
 
 
 class ChessEnv(Undrawn, EnvBase):
-    """A game of chess; both colours are played by who steps the env.
+    """Play a game of chess, both colours of which the caller moves.
 
     Args:
         stateful: the env keeps the game, and is one game. False: each step reads its position from the data, so

@@ -89,12 +89,13 @@ def _normalised(angle: jax.Array) -> jax.Array:
 
 
 class PendulumJaxEnv(JaxEnv):
-    """`PendulumEnv` in JAX: the same entries and specs, with ``state`` and a done flag for time limits beside them.
+    """Swing up the pendulum of `PendulumEnv` in JAX: the same entries and specs, and ``state`` and a flag for time limits.
 
     Args:
-        params: physical parameters of new episodes, over `PARAMETERS`.
-        device: see `JaxEnv`.
-        **options: see `envkit_bridges.jax.options.JaxOptions`; ``requires_grad=True`` lets gradients flow.
+        params: physical parameters of new episodes by name, in SI units, over the defaults: {"max_speed": 8.0,
+            "max_torque": 2.0, "dt": 0.05, "g": 10.0, "m": 1.0, "l": 1.0}.
+        device: where torch data and JAX arrays are; None takes the CPU.
+        **options: see `envkit_bridges.jax.options.JaxOptions`.
 
     Raises:
         OptionError: (a TypeError) a parameter or a keyword is unknown.

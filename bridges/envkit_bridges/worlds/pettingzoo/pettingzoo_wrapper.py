@@ -54,7 +54,7 @@ __all__ = ["PettingZooWrapper"]
 
 
 class PettingZooWrapper(GymLikeEnv):
-    """A PettingZoo env object, parallel or turn-based (AEC), behind the TensorDict interface; unbatched, batch-locked.
+    """Give an env object of PettingZoo, parallel or turn-based (AEC), the TensorDict interface; unbatched, batch-locked.
 
     The leading axis of each entry of a group are its agents. Entries are ``observation``, ``action``, ``reward``
     (float32), the flags ``done``, ``terminated`` and ``truncated``, and ``mask`` with ``use_mask``. There is an
@@ -74,7 +74,8 @@ class PettingZooWrapper(GymLikeEnv):
         done_on_any: the game ends with its first agent; False: with its last. By default True for parallel
             envs, False for AEC envs.
         device: where data is delivered, "cpu" by default.
-        **options: of every env, see `envkit.env.options.EnvOptions`. Agents may be done right after a reset.
+        allow_done_after_reset: taken as in TorchRL, without effect: agents may be done right after a reset.
+        **options: of every env, see `envkit.env.options.EnvOptions`.
 
     Raises:
         ArgumentTypeError: (a TypeError) ``env`` is no env object of PettingZoo.
