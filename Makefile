@@ -8,6 +8,7 @@
 # make floors  the core suite with the lowest versions that pyproject.toml allows (VENV_OF_FLOORS=folder, a new one)
 # make mutate  how many one-line changes of the core the tests notice (takes half an hour)
 # make picture  train the policy of README's animated picture, and draw it (2 minutes)
+# make gallery  draw an environment of each library into the picture of docs/worlds.md
 # make docs   build the site into .cache/docs, offline, warnings are errors
 # make bench  measure beside the peers, and renew what shows it (make report: only the latter)
 PYTHON ?= python3
@@ -19,7 +20,7 @@ STAMP := $(VENV)/.installed
 export JAX_COMPILATION_CACHE_DIR ?= $(CURDIR)/.cache/jax
 export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS ?= 0
 
-.PHONY: demo demo-matrix test isa slow check matrix floors mutate picture docs bench report format clean
+.PHONY: demo demo-matrix test isa slow check matrix floors mutate picture gallery docs bench report format clean
 
 $(DEMO): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -79,6 +80,9 @@ mutate: $(STAMP)
 
 picture: $(STAMP)
 	$(BIN)/python -m bench.picture
+
+gallery: $(STAMP)
+	$(BIN)/python -m bench.gallery
 
 format: $(STAMP)
 	$(BIN)/ruff format .

@@ -37,24 +37,47 @@ def complaints(cells) -> str:
     )
 
 
+def run(notebook) -> None:
+    """Execute all cells in this interpreter's kernel; what a cell raises is raised."""
+    resources = {"metadata": {"path": str(FOLDER)}}
+    NotebookClient(notebook, kernel_name="python3", timeout=900, resources=resources).execute()
+
+
 @pytest.mark.slow
 @pytest.mark.rounding
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs_from_top_to_bottom(path, monkeypatch):
     monkeypatch.setenv("JUPYTER_PREFER_ENV_PATH", "1")  # not a kernel of the user's
     notebook = nbformat.read(path, as_version=4)
     notebook.cells.insert(0, nbformat.v4.new_code_cell("import sys; print(sys.executable)"))
-    client = NotebookClient(
-        notebook, kernel_name="python3", timeout=300, resources={"metadata": {"path": str(FOLDER)}}
-    )
 
-    client.execute()
+    run(notebook)
 
     interpreter, *cells = code_cells(notebook)
     assert interpreter.outputs[0].text.strip() == sys.executable
     assert not complaints(cells)
     assert pictures(notebook)
+
+
+@pytest.mark.slow
+@pytest.mark.sweep
+@pytest.mark.rounding
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("seed", [1, 2])
+def test_self_play_beats_random_moves_from_other_seeds_too(seed, monkeypatch):
+    monkeypatch.setenv("JUPYTER_PREFER_ENV_PATH", "1")
+    notebook = nbformat.read(FOLDER / "11_self_play.ipynb", as_version=4)
+    setup = code_cells(notebook)[0]
+    assert "SEED, ROWS = 0," in setup.source
+    setup.source = setup.source.replace("SEED, ROWS = 0,", f"SEED, ROWS = {seed},")
+    notebook.cells.append(nbformat.v4.new_code_cell("import json; print(json.dumps(rates))"))
+
+    run(notebook)
+
+    rates = json.loads(code_cells(notebook)[-1].outputs[0].text)
+    assert rates.keys() == {"first", "second"}
+    assert all(low >= 0.9 for _, low, _ in rates.values())
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

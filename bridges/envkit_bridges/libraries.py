@@ -12,6 +12,7 @@ import importlib.util
 import inspect
 import io
 import re
+import sys
 import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
 from difflib import get_close_matches
@@ -149,10 +150,20 @@ def require_name(library: str, name: object, known: Collection[str]) -> None:
 
 @contextlib.contextmanager
 def quietly() -> Iterator[None]:
-    """Let a library be imported or called without the lines it prints and the warnings it gives."""
-    with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+    """Let a library be imported or called without the lines it prints and the warnings it gives.
+
+    Some libraries assign ``sys.__stdout__`` and ``sys.__stderr__`` to ``sys.stdout`` and ``sys.stderr`` when they are
+    imported. Meanwhile these are the silent stream and the caller's ``sys.stderr``, so the assignment changes nothing.
+    """
+    streams = sys.__stdout__, sys.__stderr__
+    silent = io.StringIO()
+    with contextlib.redirect_stdout(silent), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        yield
+        sys.__stdout__, sys.__stderr__ = silent, sys.stderr  # type: ignore[misc]
+        try:
+            yield
+        finally:
+            sys.__stdout__, sys.__stderr__ = streams  # type: ignore[misc]
 
 
 @contextlib.contextmanager

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from envkit.errors import BrokenLibraryError, MissingLibraryError
-from envkit_bridges.libraries import LIBRARIES, require
+from envkit_bridges.libraries import LIBRARIES, quietly, require
 
 
 @pytest.fixture
@@ -54,3 +54,16 @@ def test_every_extra_that_a_message_names_exists(pytestconfig):
     project = tomllib.loads((pytestconfig.rootpath / "pyproject.toml").read_text())["project"]
 
     assert set(LIBRARIES.values()) <= set(project["optional-dependencies"])
+
+
+def test_a_library_that_takes_the_streams_of_the_process_is_quiet_too(capsys):
+    before = sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__
+
+    with quietly():
+        # as jaxmarl.environments.mabrax does when it is imported
+        sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
+        print("a line of the library")
+    print("a line of the program")
+
+    assert (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__) == before
+    assert capsys.readouterr().out == "a line of the program\n"

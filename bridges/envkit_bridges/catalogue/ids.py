@@ -32,7 +32,7 @@ from envkit.errors import (
     MissingLibraryError,
 )
 from envkit.installing import DISTRIBUTION, install_hint
-from envkit_bridges.libraries import LIBRARIES, explained, require
+from envkit_bridges.libraries import LIBRARIES, explained, quietly, require
 
 if TYPE_CHECKING:
     from envkit.env.base import EnvBase
@@ -331,7 +331,8 @@ def find(id: str) -> Found:
 
 def _in_world(world: World, name: str) -> Found:
     if world.library is not None:
-        require(world.library)
+        with quietly():
+            require(world.library)
     module = world.module
     if (require_env := getattr(module, "require_env", None)) is not None:
         require_env(name)  # a pool would say so when it starts

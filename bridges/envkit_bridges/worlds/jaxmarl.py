@@ -261,7 +261,7 @@ class JaxMARLCore(SimulatorCore):
         """
         module = type(self.env).__module__
         if ".storm." in module:
-            return [np.asarray(self.env.render(_on_host(state))) for state in states]
+            return [self._storm(_on_host(state)) for state in states]
         if ".mpe." not in module:
             raise UnsupportedError(
                 f"{type(self.env).__name__} of JaxMARL cannot be drawn here; games of MPE and STORM can. Plot what it "
@@ -274,6 +274,19 @@ class JaxMARLCore(SimulatorCore):
                 visualizer(self.env, [state])
                 frames.append(frame())
         return frames
+
+    def _storm(self, state: Any) -> np.ndarray:
+        """Draw a game of STORM by the library's ``render``, and below it how many inner and outer steps are over.
+
+        The library draws these two white bars too, but as int8, and NumPy 2 refuses its 255. At time 0 they are empty.
+        """
+        frame = np.array(self.env.render(replace(state, step=0, outer_t=0)))
+        width = frame.shape[1]
+        bar = 32  # pixels, also of a cell
+        inner, outer = width // self.env.num_inner_steps, width // self.env.num_outer_steps
+        frame[-2 * bar : -bar, : int(state.step) * inner] = 255
+        frame[-bar:, : int(state.outer_t) * outer] = 255
+        return frame
 
 
 def _on_host(state: Any) -> Any:

@@ -372,11 +372,16 @@ def test_games_of_storm_are_drawn_and_show_what_is_each_agent_s():
     env = JaxMARLEnv("storm_2p", batch_size=[ROWS], metrics=True)
     env.set_seed(0)
     td = env.reset()
+    later = env.rand_step(td.clone())["next"]
 
-    frame = env.render(td)
+    first, second = env.render(td), env.render(later)
 
     assert td["agent", "observation", "inventory"].shape == (ROWS, 2, 6)
-    assert frame.ndim == 3 and frame.dtype == torch.uint8
+    assert first.shape == second.shape and first.dtype == second.dtype == torch.uint8
+    before, after = ((frame[-64:] == 255).all(-1).split(32) for frame in (first, second))
+    width = second.shape[1] // env.num_inner_steps
+    assert [bar.sum() for bar in before] == [0, 0]
+    assert [bar.sum() for bar in after] == [32 * width, 0] and after[0][:, :width].all()
 
 
 # --------------------------------------------------------------------------------- names and errors
