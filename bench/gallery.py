@@ -2,7 +2,7 @@
 
 Each library draws the frame itself, after some random steps.
 
-Run: ``make gallery``, or ``python -m bench.gallery [--out FILE]``
+Run: ``make gallery``, or ``python -m bench.gallery [--out FILE]``; needs the extras ``worlds`` and ``navix``
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ COLUMNS, WIDTH = (
     1280,
 )  # pixels; the text can be read where the page shows the picture 400 pixels wide
 GAP, LABEL = 12, 44
-COLOURS = 256
 PAPER, INK = "white", "#22303c"
 
 
@@ -58,9 +57,10 @@ TILES = (
     Tile("Brax", "brax/inverted_pendulum", 10, {**_ON_CPU, "backend": "spring"}, _LARGE),
     Tile("MuJoCo Playground", "playground/CartpoleBalance", 10, _ON_CPU, _LARGE),
     Tile("gymnax", "gymnax/Breakout-MinAtar", 12, _ON_CPU),
-    Tile("Jumanji", "jumanji/Game2048-v1", 60, _ON_CPU),
+    Tile("Jumanji", "jumanji/PacMan-v1", 5, _ON_CPU),
     Tile("pgx", "pgx/chess", 24, _ON_CPU),
     Tile("pgx", "pgx/go_9x9", 40, _ON_CPU),
+    Tile("pgx", "pgx/connect_four", 20, _ON_CPU),
     Tile(
         "Craftax",
         "craftax/Craftax-Classic-Symbolic-v1",
@@ -69,6 +69,7 @@ TILES = (
         {"block_pixel_size": 64},
     ),
     Tile("XLand-MiniGrid", "xminigrid/XLand-MiniGrid-R4-13x13", 0, _ON_CPU),
+    Tile("Navix", "navix/Navix-DoorKey-8x8-v0", 0, _ON_CPU),
     Tile("JaxMARL", "jaxmarl/storm", 3, _ON_CPU),
     Tile("JaxMARL", "jaxmarl/MPE_simple_tag_v3", 10, _ON_CPU),
     Tile("PettingZoo", "pettingzoo/butterfly/pistonball_v6", 40, {"render_mode": "rgb_array"}),
@@ -97,7 +98,7 @@ def frame_of(tile: Tile) -> np.ndarray:
 def draw(frames: list[tuple[str, np.ndarray]], file: Path) -> None:
     """Write frames with the names of their libraries above them into one PNG."""
     import matplotlib
-    from PIL import Image, ImageDraw, ImageFont
+    from PIL import Image, ImageChops, ImageDraw, ImageFont
 
     fonts = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
     font = ImageFont.truetype(fonts / "DejaVuSans.ttf", 28)
@@ -110,13 +111,15 @@ def draw(frames: list[tuple[str, np.ndarray]], file: Path) -> None:
         left, top = GAP + column * (side + GAP), GAP + row * (LABEL + side + GAP)
         pen.text((left + side / 2, top + LABEL / 2), label, INK, font, anchor="mm")
         picture = Image.fromarray(frame)
+        margins = ImageChops.invert(picture).getbbox()  # white ones are left out
+        picture = picture.crop(margins)
         scale = side / max(picture.size)
         size = (round(picture.width * scale), round(picture.height * scale))
         # cells of a grid keep their edges where a small picture grows
         kind = Image.Resampling.NEAREST if scale > 1 else Image.Resampling.LANCZOS
         at = (left + (side - size[0]) // 2, top + LABEL + (side - size[1]) // 2)
         sheet.paste(picture.resize(size, kind), at)
-    sheet.quantize(COLOURS, dither=Image.Dither.FLOYDSTEINBERG).save(file, optimize=True)
+    sheet.save(file, optimize=True)
     print(f"{file}: {sheet.size}, {file.stat().st_size / 1e3:.0f} kB")
 
 
