@@ -424,8 +424,11 @@ class CatFrames(_Windowed):
         """Give a transform and a sampler for a buffer of TorchRL that stores frames one by one.
 
         ``sample(n)`` joins ``n`` windows of ``N`` steps of an episode, at the root and below ``next``; out_keys are
-        not stored, so they need their own names. ``batch_size`` is that of the buffer, and not used here;
-        ``sampler_kwargs`` are those of its `SliceSampler`.
+        not stored, so they need their own names.
+
+        Args:
+            batch_size: of the buffer; not used here.
+            **sampler_kwargs: of its `SliceSampler`.
 
         Raises:
             OptionError: (a TypeError) by them windows would be shorter than ``N`` steps.

@@ -92,7 +92,11 @@ class RandomCropTensorDict(RecordedTransform):
         self.mask_key = mask_key
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Give stretches, batch size ``(*batch, sub_seq_len)``; the input is not written to."""
+        """Give stretches, batch size ``(*batch, sub_seq_len)``; the input is not written to.
+
+        Args:
+            tensordict: sequences; batch axis ``sample_dim`` is time.
+        """
         shape, axis = tensordict.shape, self.sample_dim
         if not shape:
             raise PlacementError(
@@ -173,7 +177,11 @@ class BurnInTransform(RecordedTransform):
         self.burn_in = burn_in
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Give the rest, batch size ``(*batch, T - burn_in)``; the input is not written to."""
+        """Give the rest, batch size ``(*batch, T - burn_in)``; the input is not written to.
+
+        Args:
+            tensordict: sequences, batch size ``(*batch, T)``.
+        """
         if not self.burn_in:
             return tensordict
         time = tensordict.batch_dims - 1
@@ -272,7 +280,11 @@ class MultiStep(nn.Module):
         self.done_keys = None if done_keys is None else as_keys(done_keys)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Give data with n-step returns, batch size ``(*batch, T)``; the input is not written to."""
+        """Give data with n-step returns, batch size ``(*batch, T)``; the input is not written to.
+
+        Args:
+            tensordict: transitions, batch size ``(*batch, T)``.
+        """
         td = tensordict.copy()
         following = self._with_terminated(td.get("next"))
         valid = self._valid(td)

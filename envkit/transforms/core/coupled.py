@@ -81,7 +81,11 @@ class CoupledTransform(EpisodeTransform):
         return super()._reset(td, td_reset)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Look at the values of data, all rows, and transform them."""
+        """Look at the values of data, all rows, and transform them.
+
+        Args:
+            tensordict: recorded data, any batch size.
+        """
         self._observe(tensordict, lambda key: None)
         return self._call(tensordict)
 

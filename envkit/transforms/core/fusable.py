@@ -118,7 +118,12 @@ class FusableTransform(Transform):
         )
 
     def reset_leaves(self, fresh: Leaves, constants: Mapping[str, Any]) -> Changes:
-        """Transform what a reset produced, all rows; gives changes to ``fresh``."""
+        """Transform what a reset produced, all rows; gives changes to ``fresh``.
+
+        Args:
+            fresh: what a reset produced, all rows.
+            constants: what `constants` gave, perhaps as arrays of another namespace.
+        """
         return {}
 
     def memory(self) -> list[Path]:
@@ -225,7 +230,12 @@ class MomentTransform(FusableTransform):
     _twins = tuple((name, "moment_leaves") for name in ("_step", "_call", "_reset"))
 
     def moment_leaves(self, leaves: Leaves, constants: Mapping[str, Any]) -> Changes:
-        """Transform what a reset or a step produced; gives changes to ``leaves``."""
+        """Transform what a reset or a step produced; gives changes to ``leaves``.
+
+        Args:
+            leaves: what a reset or a step produced, by path.
+            constants: what `constants` gave, perhaps as arrays of another namespace.
+        """
         raise NotImplementedError(
             f"{type(self).__name__} does not write moment_leaves. Write it, or write _call as in any "
             "Transform."

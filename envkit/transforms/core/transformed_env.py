@@ -414,7 +414,21 @@ class TransformedEnv(OnRow, TransformStepping):
     # -------------------------------------------------------------------------------- seed and place
 
     def set_seed(self, seed: int | None = None, static_seed: bool = False) -> int | None:
-        """Seed the base env, the transforms and the random actions; see `EnvBase.set_seed`."""
+        """Seed the base env, the transforms and the random actions; see `EnvBase.set_seed`.
+
+        Args:
+            seed, static_seed: as for `EnvBase.set_seed`.
+
+        Example:
+            >>> from envkit import GymEnv, RewardSum, TransformedEnv
+            >>> env = TransformedEnv(GymEnv("CartPole-v1"), RewardSum())
+            >>> following = env.set_seed(0)
+            >>> first = env.reset()["observation"]
+            >>> following = env.set_seed(0)
+            >>> bool((env.reset()["observation"] == first).all())
+            True
+            >>> env.close()
+        """
         following = self.base_env.set_seed(seed, static_seed=static_seed)
         self._seed_actions(seed)
         self._transform._set_seed(seed)
