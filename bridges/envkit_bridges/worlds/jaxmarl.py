@@ -12,10 +12,8 @@ Conventions
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import redirect_stderr
 from dataclasses import dataclass, replace
 from functools import partial
 from types import ModuleType
@@ -523,14 +521,8 @@ def _known(name: str) -> list[str]:
 
 
 def _registration() -> ModuleType:
-    """Import the library without the lines that it prints. One of its modules sets both streams to those of the start of Python."""
-    with quietly(), redirect_stderr(sys.stderr):
-        started_with = sys.__stdout__
-        sys.__stdout__ = sys.stdout  # type: ignore[misc]
-        try:
-            return require("jaxmarl.registration")
-        finally:
-            sys.__stdout__ = started_with  # type: ignore[misc]
+    with quietly():
+        return require("jaxmarl.registration")
 
 
 def _environment(name: str, **kwargs: Any) -> Any:

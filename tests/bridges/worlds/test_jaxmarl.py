@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -407,14 +405,3 @@ def test_wrong_names_keywords_and_objects_are_told(spread):
     assert "env_kwargs={'num_agents': 4" in repr(more)
     assert JaxMARLEnv.available_envs == env_names() and fetching_names() == frozenset()
     assert (spread.libname, spread.num_agents) == ("jaxmarl", 3)
-
-
-def test_an_import_of_the_library_prints_no_lines_and_changes_no_stream():
-    script = (
-        "import io, sys; sys.stderr = before = io.StringIO(); from envkit import JaxMARLEnv; "
-        "assert JaxMARLEnv.available_envs and sys.stderr is before"
-    )
-
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-
-    assert (done.returncode, done.stdout) == (0, "")
