@@ -462,7 +462,8 @@ class Collector:
 
         Args:
             name: of the method.
-            *args, **kwargs: of the call.
+            *args: of the call.
+            **kwargs: its keywords.
             indices: numbers of single envs, as for `get_attr`; None: all of them.
 
         Returns:
@@ -596,7 +597,8 @@ class Collector:
 
         Args:
             attr_path: names with dots between them, and items as ``[0]`` or ``['name']``.
-            *args, **kwargs: of the call.
+            *args: of the call.
+            **kwargs: its keywords.
 
         Example:
             >>> from envkit import Collector, GymEnv
