@@ -1,16 +1,16 @@
-# make demo   install what the main job needs into .venv, and run it
-# make test   install the rest and run the tests
-# make isa    those whose result hangs on rounding, under older instructions
-# make slow   the slow ones: ant, other physics backends, the whole demo; SLOW='slow and not sweep' leaves the longest out
-# make check  formatting, lint, types, layers, plain English
-# make demo-matrix  the demo's training over 4 seeds and 3 instruction sets
-# make matrix  the core suite with the Python of a Debian release and the newest libraries (as root; RELEASE=trixie, ROOT=folder)
-# make floors  the core suite with the lowest versions that pyproject.toml allows (VENV_OF_FLOORS=folder, a new one)
-# make mutate  how many one-line changes of the core the tests notice (takes half an hour)
+# make demo   install what the demo needs into .venv, and run it
+# make test   install the rest, and run the tests
+# make isa    run the tests that depend on rounding, with older CPU instruction sets
+# make slow   run the slow tests (ant, other physics backends, the whole demo); SLOW='slow and not sweep' leaves the longest out
+# make check  check format, lint, types, layers and plain English
+# make demo-matrix  repeat the demo's training with 4 seeds and 3 instruction sets
+# make matrix  run the core tests with the Python of a Debian release and the newest libraries (as root; RELEASE=trixie, ROOT=folder)
+# make floors  run the core tests with the lowest versions that pyproject.toml allows (VENV_OF_FLOORS=folder, a new one)
+# make mutate  count how many one-line changes of the core the tests notice (half an hour)
 # make picture  train the policy of README's animated picture, and draw it (2 minutes)
 # make gallery  draw an environment of each library into the picture of docs/worlds.md
-# make docs   build the site into .cache/docs, offline, warnings are errors
-# make bench  measure beside the peers, and renew what shows it (make report: only the latter)
+# make docs   build the site into .cache/docs, offline; warnings are errors
+# make bench  measure beside the peers, and renew the pages that show it (make report: only the pages)
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin

@@ -381,23 +381,21 @@ def _between(text: str, begin: str, body: str, end: str) -> str:
 
 
 def versions_table(folder: Path = RESULTS) -> str:
-    """Write the table of versions: of each minor version of Python and way to choose libraries, the last line."""
+    """Write the table of versions: a column for the last line of each minor version of Python and way to choose libraries."""
     file = folder / "matrix.jsonl"
     lines = map(json.loads, file.read_text().splitlines()) if file.exists() else ()
     last: dict[tuple[tuple[int, ...], str], dict[str, Any]] = {}
     for line in lines:
         minor = tuple(int(part) for part in line["python"].split(".")[:2])
         last[minor, line["versions_are"]] = line
-    rows = [
-        f"| Python | versions | {' | '.join(_TESTED)} | passed | failed | skipped | tested |",
-        f"| --- | --- |{' --- |' * (len(_TESTED) + 4)}",
-    ]
+    counts = ("passed", "failed", "skipped")
+    columns = [["versions", "Python", *_TESTED, *counts, "tested on"]]
     for _, line in sorted(last.items()):
         versions = [line["versions"].get(library, "").partition("+")[0] for library in _TESTED]
-        counts = [str(line[count]) for count in ("passed", "failed", "skipped")]
-        cells = [line["python"], line["versions_are"], *versions, *counts, line["date"][:10]]
-        rows.append(f"| {' | '.join(cells)} |")
-    return "\n".join(rows)
+        kept = [str(line[count]) for count in counts]
+        columns.append([line["versions_are"], line["python"], *versions, *kept, line["date"][:10]])
+    first, *rows = zip(*columns, strict=True)
+    return "\n".join(f"| {' | '.join(row)} |" for row in (first, ["---"] * len(first), *rows))
 
 
 def tell(judged: list[Judged]) -> None:

@@ -44,7 +44,7 @@ LONG = {  # load the library of other environments, compile, train
 COMPILED = (
     "The whole rollout as one program",
     "Inside the program",
-    "One that fuses",
+    "One that runs inside programs",
     "A loop of your own",
 )
 JAX_ENVS = DOCS / "jax_envs.md"
