@@ -1,7 +1,7 @@
 """The rules of plain English that a program can check, for all text that people read.
 
-``python -m tests.words`` prints what breaks a rule and is not on the list of words.toml; ``--all`` prints the list's too.
-It reads README, the pages for users, the notebooks, and the docstrings, comments and texts of the code.
+``python -m tests.words`` prints what breaks a rule. It reads README, the pages for users, the notebooks, and the
+docstrings, comments and texts of the code.
 
 Conventions
     piece    text that is one paragraph, list item, table cell or message; code in it counts as one word.
@@ -17,14 +17,12 @@ import re
 import sys
 import tokenize
 import tomllib
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-LIST = Path(__file__).with_suffix(".toml")
-WORDS = tomllib.loads(LIST.read_text())
+WORDS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
 LONGEST_SENTENCE = 35
 WIDEST_CODE = 88
 FOR_DEVELOPERS = {"architecture", "benchmark_log", "decisions", "performance", "changelog"}
@@ -259,36 +257,11 @@ def findings(root: Path = ROOT) -> list[Finding]:
     return sorted(set(found), key=lambda one: (one.path, one.line, one.text))
 
 
-def to_do(found: list[Finding]) -> dict[str, int]:
-    """Return how many findings each path has."""
-    return dict(sorted(Counter(one.path for one in found).items()))
-
-
-def lowered(found: list[Finding]) -> str:
-    """Return the text of the list of work to be done, with what was fixed taken out; nothing is added."""
-    counts = to_do(found)
-    kept = {
-        path: min(count, counts[path]) for path, count in WORDS["to_do"].items() if path in counts
-    }
-    head, _, _ = LIST.read_text().partition("[to_do]")
-    return f"{head}[to_do]{_REMARK}\n" + "".join(
-        f'"{path}" = {count}\n' for path, count in kept.items()
-    )
-
-
-_REMARK = " # path -> findings left; `python -m tests.words --lower` takes fixed ones out, and none are added"
-
-
 def main() -> int:
-    """Print findings of files that have more than the list allows; with ``--all``, all of them."""
+    """Print what breaks a rule; return 1 if there is any."""
     found = findings()
-    if "--lower" in sys.argv:
-        LIST.write_text(lowered(found))
-        return 0
-    counts = to_do(found)
-    above = [one for one in found if counts[one.path] > WORDS["to_do"].get(one.path, 0)]
-    print("\n".join(map(str, found if "--all" in sys.argv else above)))
-    return int(bool(above))
+    print(*found, sep="\n")
+    return int(bool(found))
 
 
 if __name__ == "__main__":

@@ -422,4 +422,4 @@ def _host_view(tensor: torch.Tensor) -> np.ndarray:
 def _kind(value: object) -> str:
     if isinstance(value, torch.Tensor):
         return f"a {value.layout} tensor on {value.device}"
-    return f"a {type(value).__module__}.{type(value).__qualname__}"
+    return f"{type(value).__module__}.{type(value).__qualname__}"

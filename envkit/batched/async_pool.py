@@ -26,7 +26,7 @@ from envkit.batched.lazy_stacks import stack_rows
 from envkit.batched.metadata import EnvMetaData
 from envkit.batched.settings import AsyncOptions, RayOptions
 from envkit.batched.workers import cores_of, ray_workers, usable_options, worker_processes
-from envkit.data.arguments import as_int
+from envkit.data.arguments import as_int, require_option
 from envkit.data.paths import Key, as_key
 from envkit.env.base import EnvBase
 from envkit.env.drawing import allow_options
@@ -133,8 +133,7 @@ class AsyncEnvPool(BatchedEnv):
         **options: Unpack[AsyncOptions],
     ):
         self.backend_options = usable_options(self.backend, backend_options)
-        if stack not in _INDIVIDUAL:
-            raise UnsupportedError(f"stack is {stack!r}, but must be one of {list(_INDIVIDUAL)}.")
+        require_option("stack", stack, _INDIVIDUAL, error=UnsupportedError)
         is_list = isinstance(env_makers, Iterable) and not isinstance(env_makers, EnvBase)
         makers: Any = list(cast(Iterable[Any], env_makers)) if is_list else env_makers
         self.exchange = exchange
@@ -161,10 +160,7 @@ class AsyncEnvPool(BatchedEnv):
         self._queues = JobQueues(self)
 
     def _require_exchange(self, exchange: object, use_buffers: bool | None) -> None:
-        if exchange not in _EXCHANGES:
-            raise ArgumentError(
-                f"exchange is {exchange!r}, but must be one of {list(_EXCHANGES)}, or left out."
-            )
+        require_option("exchange", exchange, [*_EXCHANGES, None])
         if exchange == "shm" and self.backend != "multiprocessing":
             raise ArgumentError(
                 f"exchange is 'shm', but backend={self.backend!r} has no processes that share memory. Leave exchange "
@@ -538,7 +534,6 @@ _BACKENDS: dict[str | None, type[AsyncEnvPool]] = {
 def _class_of(backend: str | None) -> type[AsyncEnvPool]:
     if backend == "envpool":
         return late("EnvPoolAsyncEnvPool")
-    if backend not in _BACKENDS:
-        names = [*(name for name in _BACKENDS if name is not None), "envpool"]
-        raise UnsupportedError(f"backend is {backend!r}, but must be one of {names}.")
+    names = [*(name for name in _BACKENDS if name is not None), "envpool", None]
+    require_option("backend", backend, names, error=UnsupportedError)
     return _BACKENDS[backend]

@@ -143,7 +143,7 @@ def _sub_batch(metadata: Sequence[EnvMetaData]) -> torch.Size:
     if len(sizes) > 1:
         raise SpecError(
             f"the sub-envs have different batch sizes {sorted(map(tuple, sizes))}, but must "
-            "agree on one."
+            "agree on one. Make all of them with the same batch_size."
         )
     return sizes.pop()
 
@@ -152,8 +152,8 @@ def _delivery_device(metadata: Sequence[EnvMetaData]) -> torch.device | None:
     devices = {found.device for found in metadata}
     if len(devices) > 1:
         raise SpecError(
-            f"the sub-envs deliver to different devices {sorted(map(str, devices))}. "
-            "Say where the batch shall go: device=..."
+            f"the sub-envs deliver to different devices {sorted(map(str, devices))}, but a batch is on one. "
+            "Pass it as device=."
         )
     return devices.pop()
 

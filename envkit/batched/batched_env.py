@@ -452,7 +452,7 @@ class BatchedEnv(AttributeLookup, PoolOwner):
         if own is not None and len(own.get("newest", ())) != self.num_workers:
             raise ResumeError(
                 f"the state dict holds no data of {self.num_workers} rows, but {list(own)}: it was not saved by a "
-                f"batched env of as many. Load what state_dict() of a {type(self).__name__} gave."
+                f"batched env of as many. Load what state_dict() of {type(self).__name__} gave."
             )
         if own is None and (kind := self._keeps_state):
             raise ResumeError(

@@ -26,11 +26,16 @@ from torch import Tensor, nn
 from envkit.batched.makers import equal
 from envkit.batched.metadata import EnvMetaData
 from envkit.batched.shared_state import OwnState, SharedState
+from envkit.data.arguments import as_bool, as_keywords, require_callable
 from envkit.env.base import EnvBase
+from envkit.env.wrapper_hints import require_env
 from envkit.errors import MissingKeyError
 from envkit.transport import by_value
 
 __all__ = ["EnvCreator", "env_creator", "get_env_metadata", "known_metadata", "with_kwargs"]
+
+
+_RETURN_ONE = "Return one, e.g. GymEnv('CartPole-v1')."
 
 
 class EnvCreator:
@@ -41,6 +46,9 @@ class EnvCreator:
         create_env_kwargs: keywords for it.
         share_memory: all envs it makes share one state. False: each begins with a copy of it.
         **kwargs: more keywords for ``create_env_fn``.
+
+    Raises:
+        ArgumentTypeError: (a TypeError) ``create_env_fn`` cannot be called or makes no env, or its keywords are no dict.
 
     Example:
         >>> from envkit import EnvCreator, GymEnv, VecNormV2
@@ -62,10 +70,13 @@ class EnvCreator:
         share_memory: bool = True,
         **kwargs: Any,
     ):
+        require_callable("create_env_fn", create_env_fn)
+        given = as_keywords("create_env_kwargs", create_env_kwargs, "{'size': 3}")
         self.create_env_fn = create_env_fn
-        self.create_env_kwargs = {**(create_env_kwargs or {}), **kwargs}
-        self.share_memory = share_memory
+        self.create_env_kwargs = {**given, **kwargs}
+        self.share_memory = as_bool("share_memory", share_memory)
         env = create_env_fn(**self.create_env_kwargs)
+        require_env("the result of create_env_fn", env, _RETURN_ONE)
         try:
             _ = env.output_spec  # what follows the shapes of entries is made when specs are read
             before = {name: tensor.detach().clone() for name, tensor in _state_of(env).items()}
@@ -153,6 +164,9 @@ def get_env_metadata(
         kwargs: of what builds it.
         env_validator: called on the env before; what it raises is raised here.
 
+    Raises:
+        ArgumentTypeError: (a TypeError) ``env_or_creator`` is no env and cannot be called, or makes none.
+
     Example:
         >>> from envkit import GymEnv, get_env_metadata
         >>> metadata = get_env_metadata(lambda: GymEnv("CartPole-v1"))
@@ -167,7 +181,10 @@ def get_env_metadata(
         return EnvMetaData.metadata_from_env(env_or_creator)
     if isinstance(env_or_creator, EnvCreator) and not kwargs and env_validator is None:
         return env_or_creator.meta_data.clone()
-    with env_or_creator(**(kwargs or {})) as env:
+    require_callable("env_or_creator", env_or_creator)
+    made = env_or_creator(**(kwargs or {}))
+    require_env("the result of env_or_creator", made, _RETURN_ONE)
+    with made as env:
         if env_validator is not None:
             env_validator(env)
         return EnvMetaData.metadata_from_env(env)

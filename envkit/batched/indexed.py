@@ -112,7 +112,8 @@ def rows_of(index: Any, count: int) -> list[int]:
             )
         if found.ndim > 1 or (found.size and found.dtype.kind not in "iu"):
             raise RowIndexError(
-                f"the index is {index!r}, but must be an int, a slice, or a sequence of ints from 0 to {count - 1}."
+                f"the index is {index!r}, but must be an int, a slice, or a sequence of ints from 0 to {count - 1}. Write "
+                "env[0], env[0:2] or env[[0, 1]], for example."
             )
         rows = [int(row) for row in found.reshape(-1)]
     if wrong := [row for row in rows if not -count <= row < count]:
@@ -187,7 +188,7 @@ class IndexedEnv(AttributeLookup, EnvBase):
             )
         if batched._pool is not self._pool[0]:
             raise ClosedEnvError(
-                f"the {type(batched).__name__} that this is a part of was closed. Reset that, and take the part "
+                f"the {type(batched).__name__} of which this is a part was closed. Reset it, and take the part "
                 "again: env[index]."
             )
         return batched

@@ -82,8 +82,8 @@ def envs_of(
         env_index = _known_envs(td.get(ENV_INDEX)) or cast(Any, td[ENV_INDEX])
     if env_index is None:
         raise MissingKeyError(
-            "nothing says which envs are meant: the TensorDict has no entry 'env_index'. Pass what this "
-            "pool has given, set td['env_index'], or pass env_index=."
+            "the TensorDict has no entry 'env_index', which numbers its envs. Pass data that this pool returned, "
+            "set td['env_index'], or pass env_index=."
         )
     envs = _flat(env_index)
     wrong = [env for env in envs if type(env) is not int or not 0 <= env < num_envs]
@@ -339,7 +339,9 @@ class JobQueues:
         min_get = cast(Any, self._owner).min_get if min_get is None else min_get
         least = as_int("min_get", min_get, least=1, meaning="the results to wait for")
         if max_get is not None and as_int("max_get", max_get, least=1, meaning="the most") < least:
-            raise ArgumentError(f"max_get is {max_get}, but must be at least min_get, {least}.")
+            raise ArgumentError(
+                f"max_get is {max_get}, but must be at least min_get, {least}. Pass a larger one."
+            )
         queue = [sent for sent in self._sent.values() if sent.kind == kind and not sent.is_slot]
         if len(queue) < least:
             raise BusyEnvError(

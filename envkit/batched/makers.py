@@ -59,7 +59,7 @@ def as_makers(count: int, create_env_fn: Any) -> list[Make]:
         if not callable(one):
             verb = "is" if one is create_env_fn else "holds"
             raise ArgumentTypeError(
-                f"create_env_fn {verb} {one!r}, of type {type(one).__name__}, which makes no env. "
+                f"create_env_fn {verb} {one!r}, of type {type(one).__name__}, but must make an env. "
                 "Pass a callable that returns one, e.g. lambda: GymEnv('CartPole-v1'), an env "
                 "instance, or a list of one for each sub-env."
             )
@@ -103,7 +103,7 @@ def as_own_kwargs(
     example = f"{cure} a list of one dict for each: {name}=[{{...}}, {{...}}]."
     if isinstance(kwargs, (str, bytes, Mapping)) or not isinstance(kwargs, Sequence):
         raise ArgumentTypeError(
-            f"{name} is {kwargs!r}, of type {type(kwargs).__name__}, which holds no keywords of "
+            f"{name} is {kwargs!r}, of type {type(kwargs).__name__}, but must hold keywords of "
             f"{count} sub-envs. {example}"
         )
     if len(kwargs) != count:
@@ -161,7 +161,7 @@ class Copies:
     def __call__(self, **kwargs: Any) -> EnvBase:
         if kwargs:
             raise ArgumentError(
-                f"create_env_kwargs {sorted(kwargs)} were given with an env instance, a "
+                f"create_env_kwargs {sorted(kwargs)} were given, but create_env_fn is an env of type "
                 f"{type(self.env).__name__}, which is built already. Pass its class or a function."
             )
         return copy.deepcopy(self.env)
@@ -171,7 +171,7 @@ class Copies:
             pickled = by_value.dumps(self.env)
         except Exception as error:
             raise ArgumentError(
-                f"the env instance, a {type(self.env).__name__}, cannot be pickled ({error}) and so "
+                f"the env instance, of type {type(self.env).__name__}, cannot be pickled ({error}) and so "
                 "cannot be sent to workers. Pass a function that builds it, "
                 "`lambda: env_cls(...)`, or an `EnvCreator`."
             ) from error

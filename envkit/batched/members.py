@@ -177,7 +177,7 @@ def common_device(members: list[EnvBase]) -> torch.device | None:
     if len(devices) > 1:
         raise ArgumentError(
             f"the members deliver to different devices, {list(map(str, devices))}, but a mixed env "
-            f"delivers to one. Say to which: MixedEnv(members, device={str(devices[0])!r})."
+            f"delivers to one. Pass it: MixedEnv(members, device={str(devices[0])!r})."
         )
     return devices[0] if devices else None
 
@@ -232,9 +232,10 @@ def _require_alike(leaves: Sequence[LeavesByKind]) -> None:
                     )
     if differences:
         raise SpecError(
-            "the members of a mixed env must have equal keys, shapes and dtypes, but differ:\n"
+            "the members of a mixed env differ, but must have equal keys, shapes and dtypes:\n"
             + "\n".join(differences)
-            + "\nBring them to one spec with wrappers, e.g. gymnasium's DtypeObservation."
+            + "\nPut transforms around members until they agree, e.g. RenameTransform, UnsqueezeTransform, DoubleToFloat or "
+            "ExcludeTransform: MixedEnv([first, TransformedEnv(second, DoubleToFloat())])."
         )
 
 
@@ -322,8 +323,8 @@ class RowVersions:
             row = int(stale.nonzero()[0])
             raise StaleDataError(
                 f"row {row} is to be stepped from moment {int(given[row])}, but its simulator is at "
-                f"moment {int(newest[row])} and cannot go back. Go on from what the last step or reset "
-                "gave: env.step_mdp(td), or begin again: env.reset()."
+                f"moment {int(newest[row])} and cannot go back. Step from the newest data, env.step_mdp(td), or call "
+                "env.reset()."
             )
         return moving
 

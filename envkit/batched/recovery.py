@@ -18,10 +18,10 @@ from typing import Any
 import torch
 
 from envkit.batched.metadata import EnvMetaData
-from envkit.data.arguments import as_int
+from envkit.data.arguments import as_int, require_option
 from envkit.data.paths import as_path
 from envkit.env.seeding import restart_seed
-from envkit.errors import ArgumentError, DoneError, InputError, MissingKeyError, WorkerError
+from envkit.errors import DoneError, InputError, MissingKeyError, WorkerError
 from envkit.transport import Failure, Pool
 
 __all__ = ["Recovery", "allowed_restarts", "require_truncated"]
@@ -234,10 +234,7 @@ def allowed_restarts(on_worker_failure: str, max_restarts: int) -> int:
         ArgumentError: the policy is none of "raise" and "restart", or the budget is negative.
         ArgumentTypeError: the budget is no integer.
     """
-    if on_worker_failure not in ("raise", "restart"):
-        raise ArgumentError(
-            f"on_worker_failure is {on_worker_failure!r}, but must be 'raise' or 'restart'."
-        )
+    require_option("on_worker_failure", on_worker_failure, ("raise", "restart"))
     meaning = "the most restarts before an error is raised"
     max_restarts = as_int("max_restarts", max_restarts, least=0, meaning=meaning)
     return max_restarts if on_worker_failure == "restart" else 0

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, TypedDict, get_args
 
 import torch
 
-from envkit.data.arguments import as_bool, as_int
+from envkit.data.arguments import as_bool, as_int, require_option
 from envkit.data.keywords import Default, refuse_unknown
 from envkit.errors import ArgumentError, ArgumentTypeError, MemoryKindError, OptionError
 from envkit.specs.annotations import Device
@@ -150,10 +150,7 @@ def require_usable(num_workers: int, options: Any) -> None:
         OptionError: (a TypeError) see `backend_options_of`.
         MemoryKindError: ``shared_memory`` and ``memmap`` are both True.
     """
-    if options.backend not in get_args(Backend):
-        raise ArgumentError(
-            f"backend is {options.backend!r}, but must be one of {list(get_args(Backend))}."
-        )
+    require_option("backend", options.backend, get_args(Backend))
     options.backend_options = backend_options_of(options.backend, options.backend_options)
     if options.num_processes is not None:
         meaning = "the number of processes, or leave it out to take one for each core"
@@ -188,7 +185,8 @@ def require_usable(num_workers: int, options: Any) -> None:
         as_bool(name, getattr(options, name))
     if options.shutdown_timeout is None:
         raise ArgumentTypeError(
-            "shutdown_timeout is None, but must be a positive number of seconds: workers end in bounded time."
+            "shutdown_timeout is None, but must be a positive number of seconds: workers end in bounded time. Pass 10, for "
+            "example."
         )
     require_seconds("shutdown_timeout", options.shutdown_timeout)
     if options.shared_memory and options.memmap:
@@ -209,7 +207,7 @@ def backend_options_of(backend: str, options: Mapping[str, Any] | None) -> dict[
         return {}
     if not isinstance(options, Mapping):
         raise ArgumentTypeError(
-            f"backend_options is of type {type(options).__name__}, but must be a dict, for example "
+            f"backend_options is of type {type(options).__name__}, but must be a dict. Pass "
             "{'num_cpus': 1} with backend='ray'."
         )
     if options and backend != "ray":
@@ -267,11 +265,11 @@ def require_seconds(name: str, value: Any) -> None:
     except TypeError:
         raise ArgumentTypeError(
             f"{name} is {value!r}, of type {type(value).__name__}, but must be a positive number of "
-            "seconds, or None for no limit."
+            "seconds, or None for no limit. Pass 60, for example."
         ) from None
     if not is_positive:
         raise ArgumentError(
-            f"{name} is {value}, but must be a positive number of seconds, or None for no limit."
+            f"{name} is {value}, but must be a positive number of seconds, or None for no limit. Pass 60, for example."
         )
 
 

@@ -162,14 +162,18 @@ def cores_of(
 def _cores(index: int, own: Any) -> frozenset[int]:
     name, usable = f"worker_affinity[{index}]", usable_cores()
     if isinstance(own, (str, bytes)) or not isinstance(own, Iterable):
-        raise ArgumentTypeError(f"{name} is {own!r}, but must be a sequence of numbers of cores.")
+        raise ArgumentTypeError(
+            f"{name} is {own!r}, but must be a sequence of numbers of cores. Pass [0, 1], for example."
+        )
     cores = list(own)
     for core in cores:
         if not isinstance(core, Integral) or isinstance(core, bool):
-            raise ArgumentTypeError(f"{name} holds {core!r}, but cores are numbered by ints.")
+            raise ArgumentTypeError(
+                f"{name} holds {core!r}, but must hold ints. Pass numbers of cores."
+            )
     if not cores or not set(cores) <= set(usable):
         raise ArgumentError(
-            f"{name} is {cores}, but must name some of the cores that this process may run on: {usable}."
+            f"{name} is {cores}, but must name some of the cores that this process may run on. Choose among {usable}."
         )
     return frozenset(map(int, cores))
 

@@ -193,7 +193,7 @@ def _require_device(name: str) -> None:
         is_known = False
     if not is_known:
         raise ArgumentError(
-            f"--device is {name!r}, but must be cpu or cuda, or one of several: cuda:1."
+            f"--device is {name!r}, but must be a device of torch. Pass cpu, cuda, or one of several GPUs: cuda:1."
         )
 
 

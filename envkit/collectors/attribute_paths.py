@@ -65,11 +65,11 @@ def executed(
         return found(*args, **kwargs)
     if must:
         raise NotAMethodError(
-            f"{path!r} is a {type(found).__name__}, which cannot be called. Name a method, or use get_distant_attr()."
+            f"{path!r} is of type {type(found).__name__}, which cannot be called. Name a method, or use get_distant_attr()."
         )
     if args or kwargs:
         raise ArgumentError(
-            f"{path!r} is a {type(found).__name__}, which cannot be called, but has arguments. Leave them out."
+            f"{path!r} is of type {type(found).__name__}, which cannot be called, but has arguments. Leave them out."
         )
     return found
 

@@ -32,7 +32,7 @@ from envkit.env.policy import (
     takes_tensordict,
 )
 from envkit.env.rollout import require_truncated, unrecorded
-from envkit.env.wrapper_hints import wrapping_of
+from envkit.env.wrapper_hints import require_env, wrapping_of
 from envkit.errors import (
     ArgumentTypeError,
     InputError,
@@ -126,14 +126,11 @@ def _made_env(parts: Parts) -> EnvBase:
         return made
     if not isinstance(made, type) and hasattr(made, "reset") and hasattr(made, "step"):
         raise ArgumentTypeError(
-            f"create_env_fn is a {type(made).__name__} of another library, but must be an env of envkit or what makes "
+            f"create_env_fn is {type(made).__name__} of another library, but must be an env of envkit or make "
             f"one. Wrap it: {wrapping_of(made)}."
         )
     env = made(**kwargs)
-    if not isinstance(env, EnvBase):
-        raise ArgumentTypeError(
-            f"create_env_fn made a {type(env).__name__}, but must make an env. Wrap it: {wrapping_of(env)}."
-        )
+    require_env("the result of create_env_fn", env, "Return one, or wrap it: GymWrapper(env).")
     return env
 
 
@@ -177,7 +174,7 @@ def _compiled(policy: Any, options: RunnerOptions) -> Any:
         return policy
     if not isinstance(policy, nn.Module) or isinstance(policy, BindsToEnv):
         raise OptionError(
-            f"compile_policy and cudagraph_policy are torch's and take a torch.nn.Module, but the policy is a "
+            f"compile_policy and cudagraph_policy are torch's and take a torch.nn.Module, but the policy is of type "
             f"{type(policy).__name__}. Leave them out."
         )
     if options.compile_policy:
@@ -204,7 +201,7 @@ def _try_out(env: EnvBase, policy: nn.Module, options: RunnerOptions, runner: En
         trial = copy.deepcopy(policy)
     except Exception as error:
         raise PolicyError(
-            f"the policy, a {type(policy).__name__}, cannot be copied to be tried out ({error}). Pass "
+            f"the policy, of type {type(policy).__name__}, cannot be copied to be tried out ({error}). Pass "
             "trust_policy=True to do without."
         ) from error
     act = _act_of(env, replace(options, compile_policy=None), trial)

@@ -30,12 +30,11 @@ from envkit.collectors.settings import (
     WorkerOptions,
     checked,
     kind_for,
-    require_callable,
     require_known,
 )
 from envkit.collectors.threads import Background, asked_for, in_turn, require_open, require_own
 from envkit.collectors.trajectories import EpisodeStore, ProgressBar
-from envkit.data.arguments import require_state_dict
+from envkit.data.arguments import require_callable, require_state_dict
 from envkit.data.keywords import ShownKeywords, completed, describe_keywords
 from envkit.data.plain import from_plain, plain
 from envkit.env.base import EnvBase
@@ -66,8 +65,9 @@ class Collector:
     Args:
         create_env_fn: what makes the env, or an env; with workers, a list of one for each, or one with
             ``num_collectors``.
-        policy: see `envkit.env.policy.as_policy`; None for random actions. One that compiles (`JaxPolicy`, what
-            `compile_policy` gave) makes a batch of a stateless env one program.
+        policy: a function or module, called as ``policy(observation)``, which returns the action. One whose argument is
+            named ``td`` or ``tensordict``, or is annotated as a TensorDict, is called as ``policy(td)``. None takes random
+            actions. One that compiles (`JaxPolicy`, `compile_policy`) makes a batch of a stateless env one program.
         backend: "direct" collects in this process (`SyncDataCollector`), "process" in workers, and "ray" in
             workers that are actors of a Ray cluster.
         backend_options: see `envkit.batched.settings.RayOptions`; the other backends have none.
@@ -309,7 +309,7 @@ class Collector:
 
     @pre_collect_hook.setter
     def pre_collect_hook(self, hook: Callable[[], Any] | None) -> None:
-        require_callable("pre_collect_hook", hook)
+        require_callable("pre_collect_hook", hook, is_optional=True)
         self._options.pre_collect_hook = hook
 
     @property
@@ -319,7 +319,7 @@ class Collector:
 
     @post_collect_hook.setter
     def post_collect_hook(self, hook: Callable[[Any], Any] | None) -> None:
-        require_callable("post_collect_hook", hook)
+        require_callable("post_collect_hook", hook, is_optional=True)
         self._options.post_collect_hook = hook
 
     def set_post_collect_hook(self, hook: Callable[[Any], Any] | None) -> None:
@@ -505,7 +505,7 @@ class Collector:
             >>> collector.shutdown()
         """
         raise UnsupportedError(
-            f"the envs of a {type(self).__name__} are in workers, so there is none here to look like. Ask a "
+            f"the envs of {type(self).__name__} are in workers, so there is none here to look like. Ask a "
             "SyncDataCollector of one env, or take a first batch."
         )
 
@@ -1024,7 +1024,7 @@ class Collector:
         own = {"frames", "iter", "received", *self._runner_names}
         if missing := sorted(own - state_dict.keys()):
             raise MissingKeyError(
-                f"the state dict has {sorted(state_dict)}, but no {missing}, which a {type(self).__name__} like this one "
+                f"the state dict has {sorted(state_dict)}, but no {missing}, which a collector like this one "
                 "needs. Load it into one that is built as that which was saved."
             )
         if (state_dict["episodes"] is None) != (self._episodes is None):

@@ -184,7 +184,7 @@ class Delivery:
         if not isinstance(made, TensorDictBase):
             raise ArgumentTypeError(
                 f"postproc returned {made!r}, of type {type(made).__name__}, but must return the batch, a TensorDict. "
-                "One that writes into the batch returns it in the end."
+                "Return the batch also from a function that writes into it."
             )
         return made
 

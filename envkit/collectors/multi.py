@@ -40,7 +40,7 @@ from envkit.collectors.settings import WorkerOptions, checked_workers, runner_op
 from envkit.collectors.threads import in_turn, require_open
 from envkit.collectors.weights import as_weights, extra_of, only_tensors, tensors_of
 from envkit.collectors.worker_pool import Part, WorkerPool
-from envkit.data.arguments import as_bool, as_int
+from envkit.data.arguments import as_bool, as_int, require_option
 from envkit.data.plain import from_plain, plain
 from envkit.env.base import EnvBase
 from envkit.env.policy import HasParams, PolicyLike, policy_device
@@ -253,7 +253,8 @@ class MultiCollector(Collector):
         )  # and no turn: a trainer may update while another thread waits for a batch
         if not self._worker_pool.has_weights:
             raise ArgumentTypeError(
-                "the policy of the workers is no torch.nn.Module and no JaxPolicy, so it has no weights to update."
+                "the policy of the workers is neither a torch.nn.Module nor a JaxPolicy, so it has no weights to update. Build "
+                "the collector with one of these."
             )
         given = self._trained if given is None else given
         if given is None:
@@ -423,10 +424,7 @@ class MultiCollector(Collector):
         Raises:
             ArgumentError: (a ValueError) ``workers`` is something else.
         """
-        if workers not in ("aggregate", "per_worker", "both"):
-            raise ArgumentError(
-                f"workers is {workers!r}, but must be 'aggregate', 'per_worker' or 'both'."
-            )
+        require_option("workers", workers, ("aggregate", "per_worker", "both"))
         told: dict[str, int | float | bool] = {}
         if workers != "per_worker":
             told |= {**self._amounts, **self._summed()}
@@ -455,7 +453,7 @@ class MultiCollector(Collector):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise CopyError(
-            f"a {type(self).__name__} cannot be copied or pickled: its workers belong to it alone. Build another one, "
+            f"{type(self).__name__} cannot be copied or pickled: its workers belong to it alone. Build another one, "
             "and have it go on from state_dict()."
         )
 
@@ -472,8 +470,7 @@ def _as_backend(backend: str | None, given: Any) -> str:
         ArgumentError: there are no workers of that kind.
         OptionError: (a TypeError) they cannot be stopped, as an option asks for.
     """
-    if backend not in (None, "process", "ray"):
-        raise ArgumentError(f"backend is {backend!r}, but workers are of 'process' or 'ray'.")
+    require_option("backend", backend, ("process", "ray", None))
     if backend == "ray" and given.preemptive_threshold is not None:
         raise OptionError(
             f"preemptive_threshold={given.preemptive_threshold!r} stops workers through memory that they share with "
@@ -492,13 +489,14 @@ def _makers(given: Any, count: Any) -> list[Any]:
         return [given] * as_int("num_workers", count, least=1, meaning="the number of workers")
     if not isinstance(given, Sequence) or not given:
         raise ArgumentTypeError(
-            f"create_env_fn is {given!r}, but must be a function that makes an env, or a list of one for each "
-            "worker."
+            f"create_env_fn is {given!r}, but must be a function that makes an env, or a list of one for each worker. Pass "
+            "lambda: GymEnv('CartPole-v1'), for example."
         )
     for worker, make in enumerate(given):
         if not (callable(make) or isinstance(make, EnvBase)):
             raise ArgumentTypeError(
-                f"create_env_fn has {make!r} for worker {worker}, but must have a function that makes an env for each."
+                f"create_env_fn has {make!r} for worker {worker}, but must have a function that makes an env. Pass one for "
+                "each worker."
             )
     if count is not None and count != len(given):
         raise ArgumentCountError(
@@ -664,11 +662,12 @@ def _require_joinable(given: Any) -> None:
         return
     if given.trajs_per_batch is not None:
         raise OptionError(
-            "cat_results and trajs_per_batch exclude each other: traj_format says how."
+            "cat_results and trajs_per_batch are both given, but traj_format says how episodes are joined. Leave "
+            "cat_results out."
         )
     if not isinstance(dim, int) or isinstance(dim, bool):
         raise ArgumentError(
-            f"cat_results is {dim!r}, but must be 'stack', or an int: the axis to concatenate along, -1 for time."
+            f"cat_results is {dim!r}, but must be 'stack' or an int. Pass the axis to concatenate along, -1 for time."
         )
 
 

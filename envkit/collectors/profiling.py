@@ -65,7 +65,9 @@ class ProfileConfig:
                 "profile. Pass warmup_rollouts of at least 0, and more num_rollouts than that."
             )
         if unknown := sorted({name.lower() for name in self.activities} - {"cpu", "cuda"}):
-            raise ArgumentError(f"activities has {unknown}, but knows 'cpu' and 'cuda'.")
+            raise ArgumentError(
+                f"activities has {unknown}, but must hold 'cpu', 'cuda' or both. Leave the others out."
+            )
 
     def get_save_path(self, worker_idx: int) -> Path:
         """Give the file of a worker's trace.

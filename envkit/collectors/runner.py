@@ -187,7 +187,7 @@ class EnvRunner:
         if rows.shape != batch or rows.dtype != torch.bool:
             raise ArgumentError(
                 f"index is of shape {tuple(rows.shape)} and dtype {rows.dtype}, but must be a bool mask of the "
-                f"batch of the env, {tuple(batch)}."
+                f"batch of the env, {tuple(batch)}. Pass True for each row that is to be reset."
             )
         root = self.root.copy()
         for level, names in self.env.done_levels.items():

@@ -5,26 +5,31 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from functools import cache
-from typing import Annotated, Any, Literal, SupportsIndex, TypedDict
+from typing import Annotated, Any, Literal, TypedDict
 
 import torch
 
 from envkit.batched.recovery import allowed_restarts
 from envkit.batched.settings import require_seconds
 from envkit.collectors.runner import RunnerOptions
-from envkit.data.arguments import as_bool, as_int
+from envkit.data.arguments import (
+    as_bool,
+    as_int,
+    as_keywords,
+    as_number,
+    require_callable,
+    require_option,
+)
 from envkit.data.keywords import Default, known_to, refuse_unknown
-from envkit.env.policy import BindsToEnv, ExplorationType
+from envkit.env.policy import ExplorationType, require_policy
 from envkit.errors import (
     ArgumentError,
     ArgumentTypeError,
     DeviceNameError,
     OptionError,
-    PolicyError,
 )
 from envkit.lazy_imports import late
 from envkit.specs.annotations import Device, as_device
@@ -35,7 +40,6 @@ __all__ = [
     "checked",
     "checked_workers",
     "kind_for",
-    "require_callable",
     "require_known",
     "runner_options",
 ]
@@ -63,7 +67,7 @@ class CollectorOptions(TypedDict, total=False):
         env_device: where the env is; its own by default.
         policy_device: where the policy acts, a copy if it is elsewhere.
         create_env_kwargs: keywords for ``create_env_fn``; with workers, a dict for all or a list of one each.
-        max_frames_per_traj: steps after which an episode is truncated (`StepCounter`); None, 0 or less: none.
+        max_frames_per_traj: steps after which an episode is truncated (`StepCounter`); None, 0 and -1 set no limit.
         init_random_frames: actions are random until so many frames were collected, in whole batches; with
             ``trajs_per_batch``, in what is made at once. Those have nothing that a policy writes beside its action,
             and so such entries do not go into ``replay_buffer``. Whole episodes have zeros for them, and ``("collector", "random_action")`` says at which steps.
@@ -218,19 +222,19 @@ def checked(given: Any) -> Any:
         if getattr(given, name) is not None:
             as_bool(name, getattr(given, name))
     for name in _CALLABLE:
-        require_callable(name, getattr(given, name))
+        require_callable(name, getattr(given, name), is_optional=True)
     for name in ("compile_policy", "cudagraph_policy"):
         _require_switch_or_keywords(name, getattr(given, name))
     for factory in _entries(given.policy_factory):
-        require_callable("policy_factory", factory)
+        require_callable("policy_factory", factory, is_optional=True)
     for kwargs in _entries(given.create_env_kwargs):
-        _require_keywords(kwargs)
+        as_keywords("create_env_kwargs", kwargs, "{'size': 3}")
     for name in ("seed", "worker_idx"):
         if getattr(given, name) is not None:
             setattr(
                 given, name, as_int(name, getattr(given, name), least=0, meaning=_NUMBERS[name])
             )
-    _check_policy(given.policy)
+    require_policy(given.policy)
     _check_schemes(given.weight_sync_schemes)
     _take_extend_buffer(given)
     _check_amounts(given)
@@ -240,8 +244,8 @@ def checked(given: Any) -> Any:
         setattr(given, name, _as_devices(name, value, given.device))
     if not isinstance(given.exploration_type, ExplorationType):
         raise ArgumentTypeError(
-            f"exploration_type is {given.exploration_type!r}, but must be one of "
-            f"{[f'ExplorationType.{name}' for name in ExplorationType.__members__]}."
+            f"exploration_type is {given.exploration_type!r}, but must be an ExplorationType. Pass one of "
+            f"{', '.join(f'ExplorationType.{name}' for name in ExplorationType.__members__)}."
         )
     if given.replay_buffer is not None:
         _require_buffer(given.replay_buffer, "extend" if given.replay_buffer_chunk else "add")
@@ -256,7 +260,7 @@ def checked_workers(given: Any) -> Any:
             meaning = "the number of threads that torch uses"
             setattr(given, name, as_int(name, getattr(given, name), least=1, meaning=meaning))
     allowed_restarts(given.on_worker_failure, given.max_restarts)
-    require_callable("init_fn", given.init_fn)
+    require_callable("init_fn", given.init_fn, is_optional=True)
     if given.interruptor is not None:
         raise OptionError(
             "interruptor ends batches of collectors in this process. Workers are stopped by "
@@ -274,8 +278,8 @@ def _check_schemes(schemes: Any) -> None:
         return
     if not isinstance(schemes, Mapping):
         raise ArgumentTypeError(
-            f"weight_sync_schemes is of type {type(schemes).__name__}, but must be a dict, for example "
-            "{'policy': MultiProcessWeightSyncScheme()}."
+            f"weight_sync_schemes is of type {type(schemes).__name__}, but must be a dict. Pass "
+            "{'policy': MultiProcessWeightSyncScheme()}, for example, or leave it out."
         )
     if others := [name for name in schemes if name != "policy"]:
         raise OptionError(
@@ -306,22 +310,16 @@ def _check_threshold(given: Any) -> None:
     threshold = given.preemptive_threshold
     if threshold is None:
         return
-    if isinstance(threshold, bool) or not isinstance(threshold, int | float):
-        raise ArgumentTypeError(
-            f"preemptive_threshold is {threshold!r}, but must be a number from 0 to 1: the share of the workers that "
-            "is waited for. Pass 0.8, say, or None to wait for all."
-        )
-    if not 0 <= threshold <= 1:
-        raise ArgumentError(
-            f"preemptive_threshold is {threshold}, but must be from 0 to 1: the share of the workers that is waited "
-            "for. Pass 0.8, say, or None to wait for all."
-        )
+    meaning = "the share of the workers that is waited for, e.g. 0.8, or None to wait for all"
+    as_number("preemptive_threshold", threshold, least=0, most=1, meaning=meaning)
     for name, reason in (
         ("trajs_per_batch", "whole episodes are waited for"),
         ("split_trajs", "episodes that are stopped short have no end"),
     ):
         if getattr(given, name):
-            raise OptionError(f"preemptive_threshold and {name} exclude each other: {reason}.")
+            raise OptionError(
+                f"preemptive_threshold and {name} are both given, but {reason}. Leave one of them out."
+            )
     if not given.replay_buffer_chunk and given.cat_results in (None, "stack"):
         raise OptionError(
             "replay_buffer_chunk=False puts steps of all workers into the buffer side by side, but with "
@@ -348,20 +346,22 @@ def _check_amounts(given: Any) -> None:
         elif value is not None:
             setattr(given, name, as_int(name, value, least=1, meaning=meaning))
     if given.total_frames is not None and given.total_frames != -1:
-        meaning = "the frames after which it is at its end, or -1 for no end"
+        meaning = "the number of frames to collect, or -1 for no end"
         given.total_frames = as_int("total_frames", given.total_frames, least=1, meaning=meaning)
     else:
         given.total_frames = None
     for name in ("init_random_frames", "max_frames_per_traj"):
-        setattr(given, name, _as_limit(name, getattr(given, name)))
+        if getattr(given, name) is not None:
+            meaning = "a number of frames; None, 0 and -1 set no limit"
+            limit = as_int(name, getattr(given, name), least=-1, meaning=meaning)
+            setattr(given, name, limit if limit > 0 else None)
     given.prefetch = as_int("prefetch", given.prefetch, least=0, meaning="0, or 1 batch ahead")
     if given.prefetch > 1:
         raise ArgumentError(
             f"prefetch is {given.prefetch}, but at most 1 batch is made ahead. Pass 0 or 1."
         )
     by_episode = given.trajs_per_batch is not None
-    if given.traj_format not in ("padded", "cat"):
-        raise ArgumentError(f"traj_format is {given.traj_format!r}, but must be 'padded' or 'cat'.")
+    require_option("traj_format", given.traj_format, ("padded", "cat"))
     if given.traj_format == "cat" and not by_episode:
         raise ArgumentError(
             "traj_format is 'cat', but batches are of frames_per_batch transitions. Pass trajs_per_batch= for batches of "
@@ -381,27 +381,18 @@ def _check_amounts(given: Any) -> None:
             )
 
 
-def _as_limit(name: str, value: Any) -> int | None:
-    """Give a number of frames; None, 0 and less set no limit."""
-    if value is None:
-        return None
-    if not isinstance(value, SupportsIndex) or isinstance(value, bool):
-        raise ArgumentTypeError(
-            f"{name} is {value!r}, but must be an int: a number of frames, or None for no limit."
-        )
-    return max(operator.index(value), 0) or None
-
-
 def _check_exclusive(given: Any) -> None:
     by_episode = given.trajs_per_batch is not None
     alone = {
-        "split_trajs": "its batches are whole episodes already",
-        "set_truncated": "its episodes have ended",
-        "reset_at_each_iter": "unfinished episodes go on in the next batch",
+        "split_trajs": "batches of whole episodes are split already",
+        "set_truncated": "whole episodes have ended already",
+        "reset_at_each_iter": "unfinished episodes continue in the next batch",
     }
     for name, reason in alone.items():
         if by_episode and getattr(given, name):
-            raise OptionError(f"{name} and trajs_per_batch exclude each other: {reason}.")
+            raise OptionError(
+                f"{name} and trajs_per_batch are both given, but {reason}. Leave one of them out."
+            )
     if not given.track_traj_ids and (given.split_trajs or by_episode):
         raise ArgumentError(
             "track_traj_ids=False leaves out what tells episodes apart, which split_trajs and trajs_per_batch need. "
@@ -410,8 +401,8 @@ def _check_exclusive(given: Any) -> None:
     stopped = given.interruptor
     if stopped is not None and not callable(getattr(stopped, "collection_stopped", None)):
         raise ArgumentTypeError(
-            f"interruptor is a {type(stopped).__name__} without collection_stopped(). Pass an object with this method, "
-            "which says whether to stop."
+            f"interruptor is {stopped!r}, of type {type(stopped).__name__}, but must have a method "
+            "collection_stopped(), which says whether to stop. Pass an object that has it."
         )
     if stopped is not None and (by_episode or given.split_trajs):
         raise OptionError(
@@ -436,23 +427,11 @@ def _check_exclusive(given: Any) -> None:
             )
 
 
-def require_callable(name: str, value: Any) -> None:
-    """Check that something is callable, or None.
-
-    Raises:
-        ArgumentTypeError: (a TypeError) it is not.
-    """
-    if value is not None and not callable(value):
-        raise ArgumentTypeError(
-            f"{name} is {value!r}, of type {type(value).__name__}, but must be callable, or None. Pass a function."
-        )
-
-
 def _require_buffer(buffer: Any, method: str) -> None:
     if not callable(getattr(buffer, method, None)):
         raise ArgumentTypeError(
-            f"replay_buffer is a {type(buffer).__name__} without {method}(batch). Pass a replay buffer, one of "
-            "torchrl.data for instance."
+            f"replay_buffer is {buffer!r}, of type {type(buffer).__name__}, but must have a method {method}(batch). Pass "
+            "a replay buffer, e.g. one of torchrl.data."
         )
 
 
@@ -463,23 +442,7 @@ def _entries(given: Any) -> Sequence[Any]:
 def _require_switch_or_keywords(name: str, value: Any) -> None:
     if value is not None and not isinstance(value, bool | Mapping):
         raise ArgumentTypeError(
-            f"{name} is {value!r}, but must be True, False, or a dict of keywords."
-        )
-
-
-def _require_keywords(value: Any) -> None:
-    if value is not None and not isinstance(value, Mapping):
-        raise ArgumentTypeError(
-            f"create_env_kwargs has {value!r}, but must be a dict of keywords for create_env_fn, or with workers a "
-            "list of one each."
-        )
-
-
-def _check_policy(policy: Any) -> None:
-    if policy is not None and not (callable(policy) or isinstance(policy, BindsToEnv)):
-        raise PolicyError(
-            f"the policy is {policy!r}, of type {type(policy).__name__}, but must be callable: a TensorDictModule, a "
-            "function of the observations, or None for random actions."
+            f"{name} is {value!r}, but must be True, False, or a dict of keywords. Pass one of these."
         )
 
 
@@ -538,10 +501,7 @@ def kind_for(
     Raises:
         ArgumentError: (a ValueError) there is no such backend.
     """
-    if backend not in _KINDS:
-        raise ArgumentError(
-            f"backend is {backend!r}, but must be one of {[name for name in _KINDS if name]}."
-        )
+    require_option("backend", backend, [*filter(None, _KINDS), None])
     has_workers = has_workers or getattr(asked, "_has_workers", False)
     if backend is None and has_workers:
         backend = "process"
@@ -575,7 +535,7 @@ def require_known(kind: Any, given: Iterable[str], every: type) -> None:
     for name in given:
         if name not in known and name in taken:
             raise OptionError(
-                f"{name!r} is a keyword of collectors with workers, and a {kind.__name__} collects {kind._kind}. "
+                f"{name!r} is a keyword of collectors with workers, but {kind.__name__} collects {kind._kind}. "
                 "Use Collector(..., backend='process'), or leave it out."
             )
     refuse_unknown(kind.__name__, given, known)

@@ -65,7 +65,7 @@ class SyncDataCollector(Collector):
         given = self._take(policy, CollectorOptions, options)
         if not callable(create_env_fn) and not hasattr(create_env_fn, "rollout"):
             raise ArgumentTypeError(
-                f"create_env_fn is a {type(create_env_fn).__name__}, but must be an env or what makes one, lambda: "
+                f"create_env_fn is of type {type(create_env_fn).__name__}, but must be an env or make one. Pass lambda: "
                 "GymEnv('CartPole-v1') for instance; a gymnasium env is wrapped: GymWrapper(env). Several envs in this "
                 "process are one SerialEnv."
             )

@@ -60,7 +60,7 @@ def as_weights(given: Any, policy: Any = None) -> Weights:
             if isinstance(value, torch.Tensor) or _is_extra(name)
         }
     raise ArgumentTypeError(
-        f"the weights are a {type(given).__name__}, but must be a module, its state_dict(), or a TensorDict of "
+        f"the weights are of type {type(given).__name__}, but must be a module, its state_dict(), or a TensorDict. Pass "
         "them: TensorDict.from_module(policy)."
     )
 
@@ -78,7 +78,7 @@ def load_weights(policy: Any, weights: Weights) -> Any:
         return policy if has_them else policy.with_params(weights)
     if not isinstance(policy, nn.Module):
         raise ArgumentTypeError(
-            f"the policy is a {type(policy).__name__}, which has no weights to load. Pass a torch.nn.Module, or a "
+            f"the policy is of type {type(policy).__name__}, which has no weights to load. Pass a torch.nn.Module, or a "
             "JaxPolicy."
         )
     own = tensors_of(policy)

@@ -1,6 +1,6 @@
-"""Whether an argument is of the kind that a call can use: an int, a number, a bool, a batch size, a path, a TensorDict.
+"""Whether an argument is of the kind that a call can use: a number, an option, a function, a path, a TensorDict, ...
 
-Each function gives the argument back or says what it is, what was expected and what to pass. It knows
+Each function returns the argument or raises: what it is, what was expected and what to pass. It knows
 no env: the caller says what a number means.
 """
 
@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -19,32 +20,49 @@ import torch
 from tensordict import TensorDictBase
 
 from envkit.arrays.integers import as_int
-from envkit.errors import ArgumentError, ArgumentTypeError, DataTypeError
+from envkit.errors import ArgumentError, ArgumentTypeError, DataTypeError, EnvkitError
 
 __all__ = [
     "as_batch_size",
     "as_bool",
     "as_file",
     "as_int",
+    "as_keywords",
     "as_number",
+    "require_callable",
+    "require_option",
     "require_state_dict",
     "require_tensordict",
 ]
 
 
-def as_number(name: str, value: Any, *, meaning: str) -> float:
+def as_number(
+    name: str,
+    value: Any,
+    *,
+    meaning: str,
+    least: float | None = None,
+    above: float | None = None,
+    most: float | None = None,
+) -> float:
     """Give an argument that is one finite number as a float.
 
     Args:
         name: of the argument.
         value: a number, or what can stand for one: a NumPy number, an array or tensor without axes.
         meaning: what it is, for messages: "metres per second".
+        least, most: smallest and largest number that are accepted; None accepts all.
+        above: a number below all that are accepted, instead of ``least``.
 
     Raises:
         ArgumentTypeError: it is no number, or a bool, which Python takes for one.
-        ArgumentError: it is infinite or NaN.
+        ArgumentError: it is infinite, NaN or out of range.
     """
-    told = f"{name} is {value!r}, but must be a finite number. Pass {meaning}."
+    limits = {"at least": least, "above": above, "at most": most}
+    limited = " and ".join(
+        f"{word} {limit:g}" for word, limit in limits.items() if limit is not None
+    )
+    told = f"{name} is {value!r}, but must be a finite number{limited and ', '}{limited}. Pass {meaning}."
     is_number = not isinstance(value, str | bytes) and getattr(value, "shape", ()) == ()
     if getattr(value, "dtype", type(value)) in (bool, np.bool_, torch.bool) or not is_number:
         raise ArgumentTypeError(told)
@@ -52,9 +70,59 @@ def as_number(name: str, value: Any, *, meaning: str) -> float:
         number = float(value)
     except (TypeError, ValueError) as error:
         raise ArgumentTypeError(told) from error
-    if not math.isfinite(number):
+    is_below = (least is not None and number < least) or (above is not None and number <= above)
+    if not math.isfinite(number) or is_below or (most is not None and number > most):
         raise ArgumentError(told)
     return number
+
+
+def require_option(
+    name: str,
+    value: Any,
+    options: Iterable[Any],
+    *,
+    fix: str = "",
+    error: type[EnvkitError] = ArgumentError,
+) -> None:
+    """Check that an argument is one of a few words.
+
+    Args:
+        name: of the argument.
+        value: what was given.
+        options: the words, and None where it may be left out.
+        fix: what to pass, for messages; "" for the nearest word.
+        error: what is raised.
+
+    Raises:
+        ArgumentError: it is something else.
+    """
+    known = list(options)
+    if any(isinstance(value, type(one)) and value == one for one in known):
+        return
+    *others, last = map(repr, known)
+    words = [one for one in known if isinstance(one, str)]
+    near = get_close_matches(value, words, 1) if isinstance(value, str) else []
+    fix = fix or (f"Did you mean {near[0]!r}?" if near else "Pass one of these.")
+    raise error(f"{name} is {value!r}, but must be {', '.join(others)} or {last}. {fix}")
+
+
+def require_callable(name: str, value: Any, *, is_optional: bool = False) -> None:
+    """Check that an argument is a function, or something else that can be called.
+
+    Args:
+        name: of the argument.
+        value: what was given.
+        is_optional: None is accepted too.
+
+    Raises:
+        ArgumentTypeError: it is something else.
+    """
+    if callable(value) or (is_optional and value is None):
+        return
+    wanted = "callable, or None" if is_optional else "callable"
+    raise ArgumentTypeError(
+        f"{name} is {value!r}, of type {type(value).__name__}, but must be {wanted}. Pass a function."
+    )
 
 
 def as_bool(name: str, value: Any) -> bool:
@@ -78,7 +146,11 @@ def as_batch_size(value: Any) -> torch.Size:
     try:
         size = torch.Size(() if value is None else value)
     except TypeError as error:
-        fix = f"[{value}]" if isinstance(value, int) else "[4], say, or [] for one environment"
+        fix = (
+            f"[{value}]"
+            if isinstance(value, int)
+            else "[4], for example, or [] for one environment"
+        )
         raise ArgumentTypeError(
             f"batch_size is {value!r}, but must be a sequence of ints, one for each batch axis. "
             f"Pass batch_size={fix}."
@@ -89,6 +161,27 @@ def as_batch_size(value: Any) -> torch.Size:
             "environments along each axis, or leave it out for one environment."
         )
     return size
+
+
+def as_keywords(name: str, value: Any, example: str) -> dict[str, Any]:
+    """Give an argument that maps keywords to values as a dict; None is an empty one.
+
+    Args:
+        name: of the argument.
+        value: a dict or another mapping.
+        example: what to pass, as code, for messages.
+
+    Raises:
+        ArgumentTypeError: (a TypeError) it is something else.
+    """
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise ArgumentTypeError(
+            f"{name} is {value!r}, of type {type(value).__name__}, but must be a dict of keywords. Pass "
+            f"{name}={example}, for example."
+        )
+    return dict(value)
 
 
 def as_file(name: str, value: Any) -> Path:
@@ -102,7 +195,7 @@ def as_file(name: str, value: Any) -> Path:
     if not isinstance(text, str):
         raise ArgumentTypeError(
             f"{name} is {value!r}, of type {type(value).__name__}, but must be a path: text or a pathlib.Path. "
-            f"Pass {name}='runs/first', say."
+            f"Pass {name}='runs/first', for example."
         )
     if not text or "\0" in text:
         raise ArgumentError(

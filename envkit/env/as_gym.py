@@ -85,8 +85,8 @@ class GymView:
         """Advance by one step, and give observation, reward, terminated, truncated and infos.
 
         Args:
-            action: value of the action leaf, or a tree of several; what a spec encodes (an index
-                for a one-hot action, say) is accepted as well as what it holds.
+            action: value of the action leaf, or a tree of several; what a spec encodes (e.g. an index
+                for a one-hot action) is accepted as well as what it holds.
 
         Raises:
             ArgumentError: `reset` was not called before.
@@ -218,7 +218,7 @@ def spelled(value: torch.Tensor, key: Key, spec: TensorSpec) -> torch.Tensor:
     """Give an action as its spec spells it; of what has its shape, the env decides whether it is one.
 
     Args:
-        value: of the shape of the spec, or what it encodes: an index for a one-hot action, say.
+        value: of the shape of the spec, or what it encodes: e.g. an index for a one-hot action.
         key, spec: of the action.
 
     Raises:

@@ -30,9 +30,8 @@ from envkit.data.transition import empty_like, leaves
 from envkit.env.base import EnvBase
 from envkit.env.deviations import changed_paths, deviations, distinct
 from envkit.env.learning import left_as_it_was
-from envkit.env.wrapper_hints import known_wrapping_of
+from envkit.env.wrapper_hints import require_env
 from envkit.errors import (
-    ArgumentTypeError,
     EnvkitError,
     EnvSpecWarning,
     OutOfSpecError,
@@ -82,7 +81,7 @@ def check_env_specs(
         >>> from envkit import PendulumEnv, check_env_specs
         >>> check_env_specs(PendulumEnv())
     """
-    _require_env(env)
+    require_env("env", env)
     as_bool("strict", strict)
     with left_as_it_was(env):
         wrong, unusual = _found(
@@ -153,18 +152,6 @@ def _lasting_specs(env: EnvBase) -> Composite:
             (leaf := leaf.clone()).update_mask(None)
             specs["input_spec", "full_action_spec", *as_path(action)] = leaf
     return specs
-
-
-def _require_env(env: object) -> None:
-    if isinstance(env, EnvBase):
-        return
-    is_class = isinstance(env, type)
-    given = f"the class {env.__name__}" if is_class else f"a {type(env).__name__}"
-    wrapping = known_wrapping_of(env)
-    fix = f"Wrap it: check_env_specs({wrapping})."
-    if wrapping is None:
-        fix = f"Pass an instance: check_env_specs({f'{env.__name__}(...)' if is_class else 'env'})."
-    raise ArgumentTypeError(f"check_env_specs was given {given}, but runs an env of envkit. {fix}")
 
 
 def _by_hand(env: EnvBase, tensordict: TensorDictBase | None, find: partial) -> list[str]:

@@ -38,7 +38,7 @@ def require_actions(td: TensorDictBase, actions: Composite) -> None:
         dtype = getattr(value, "dtype", None)
         if dtype != spec.dtype:
             raise SpecTypeError(
-                f"{key!r} is a {type(value).__name__} of dtype {dtype}, but its spec says "
+                f"{key!r} is of type {type(value).__name__} and dtype {dtype}, but its spec says "
                 f"{spec.dtype}. Have the policy give that, or declare the dtype it gives."
             )
         shape = (*td.batch_size, *spec.shape[len(actions.shape) :])

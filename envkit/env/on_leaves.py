@@ -11,7 +11,7 @@ Conventions
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,19 +21,32 @@ from tensordict.nn import TensorDictModule, skip_existing
 from torch import Tensor
 from torch.nn.modules import module as torch_modules
 
-from envkit.data.paths import Key, Path, as_path
+from envkit.data.paths import Key, Path, as_key, as_path
 from envkit.data.transition import leaves
 from envkit.env.stepping import Stepping
 from envkit.errors import PolicyError
 from envkit.specs import TensorSpec
 
 __all__ = [
+    "HOW_CALLED",
+    "WRONG_FORM",
     "ActionWriter",
     "CallModule",
     "CallOnLeaves",
     "LeavesPolicy",
     "add_advice",
+    "changed_in_place",
+    "versions_of",
 ]
+
+HOW_CALLED = (
+    "A policy is called with the observations: policy(observation). If its argument is named `td` or `tensordict`, or is "
+    "annotated as a TensorDict, it is called with the TensorDict: policy(td)."
+)
+"""Which of its two forms a function or a plain module has, for messages; `takes_tensordict` decides it."""
+
+WRONG_FORM = (AttributeError, IndexError, KeyError, TypeError)
+"""Errors of a policy that may come from the other form: a tensor is no TensorDict."""
 
 
 @dataclass(frozen=True)
@@ -71,13 +84,11 @@ class CallOnLeaves:
 
     def _called(self, given: Sequence[Any]) -> Any:
         try:
-            return self._function(*given)
-        except Exception as error:
-            add_advice(error, given)
-            if isinstance(error, AttributeError | IndexError | TypeError | KeyError):
+            return _called(self._function, self._in_keys, given)
+        except WRONG_FORM as error:
+            if not isinstance(error, PolicyError):
                 error.add_note(
-                    f"The policy is a plain function and was called with the entries {self._in_keys}, not with the TensorDict. "
-                    "If it takes the TensorDict, name its argument `tensordict` or `td`, or annotate it as a TensorDict."
+                    f"The policy was called with the observations {self._in_keys}, and not with the TensorDict. {HOW_CALLED}"
                 )
             raise
 
@@ -204,7 +215,7 @@ class CallModule:
         given = [tensordict.get(key, None) for key in module.in_keys]
         if not all(type(leaf) is Tensor for leaf in given):
             return self._otherwise(tensordict)
-        out = _called(module.module, given)
+        out = _called(module.module, module.in_keys, given)
         found = _tensors(out, len(module.out_keys))
         if found is None:
             return _given_out(module, out)(tensordict)
@@ -222,7 +233,7 @@ class CallModule:
         dims = len(batch)
 
         def act(given: Sequence[Tensor]) -> dict[Path, Any]:
-            out = _called(module.module, given)
+            out = _called(module.module, module.in_keys, given)
             found = _tensors(out, len(paths))
             if found is not None and all(value.shape[:dims] == batch for value in found):
                 return {
@@ -237,12 +248,47 @@ class CallModule:
         return LeavesPolicy(reads, tuple(path for path in paths if path != _DROPPED), act)
 
 
-def _called(function: Callable[..., Any], given: Sequence[Any]) -> Any:
+def _called(function: Callable[..., Any], keys: Sequence[Any], given: Sequence[Any]) -> Any:
+    versions = versions_of(given)
     try:
-        return function(*given)
+        out = function(*given)
     except Exception as error:
         add_advice(error, given)
         raise
+    if versions_of(given) != versions:
+        raise changed_in_place(keys, given, versions)
+    return out
+
+
+def versions_of(given: Collection[Any]) -> list[int | None]:
+    """Give how often each tensor was written to; None of what does not tell."""
+    try:
+        return [one._version for one in given]
+    except (AttributeError, RuntimeError):  # other objects, and tensors made in inference mode
+        return [
+            one._version if isinstance(one, Tensor) and not one.is_inference() else None
+            for one in given
+        ]
+
+
+def changed_in_place(
+    keys: Iterable[Any], given: Sequence[Any], versions: Sequence[int | None]
+) -> PolicyError:
+    """Make the error of a policy that wrote to tensors that it was called with.
+
+    Steps that were made before hold some of these, as ``next``: their data would change after it was recorded.
+
+    Args:
+        keys: names of the tensors.
+        given: the tensors.
+        versions: what `versions_of` gave before the call.
+    """
+    pairs = zip(keys, versions, versions_of(given), strict=True)
+    changed = [as_key(as_path(key)) for key, before, after in pairs if before != after]
+    return PolicyError(
+        f"the policy changed {changed} in place, but what it is called with must stay as it is: data of the step before "
+        "holds the same tensors. Compute new ones, x = x / 255 and not x /= 255, or change a clone()."
+    )
 
 
 def add_advice(error: Exception, given: Iterable[Any]) -> None:

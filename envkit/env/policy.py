@@ -8,11 +8,22 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Protocol, Self, get_type_hints, runtime_checkable
+from types import UnionType
+from typing import (
+    Annotated,
+    Any,
+    Protocol,
+    Self,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+    runtime_checkable,
+)
 
 import numpy as np
 import torch
-from tensordict import TensorDictBase
+from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import InteractionType as ExplorationType
 from tensordict.nn import TensorDictModule, TensorDictModuleBase
 from tensordict.nn import set_interaction_type as set_exploration_type
@@ -20,7 +31,18 @@ from tensordict.nn.probabilistic import interaction_type as exploration_type
 from torch import nn
 
 from envkit.data.paths import Key, Path, as_path
-from envkit.env.on_leaves import ActionWriter, CallModule, CallOnLeaves, LeavesPolicy, add_advice
+from envkit.data.transition import leaves
+from envkit.env.on_leaves import (
+    HOW_CALLED,
+    WRONG_FORM,
+    ActionWriter,
+    CallModule,
+    CallOnLeaves,
+    LeavesPolicy,
+    add_advice,
+    changed_in_place,
+    versions_of,
+)
 from envkit.env.stepping import Stepping
 from envkit.errors import BatchSizeError, NoParentError, PolicyError, RolloutError
 from envkit.specs import TensorSpec
@@ -40,6 +62,7 @@ __all__ = [
     "on_device",
     "policy_device",
     "replay",
+    "require_policy",
     "set_exploration_type",
     "takes_tensordict",
 ]
@@ -118,26 +141,37 @@ def as_policy(env: Stepping, policy: PolicyLike, *, trust: bool = False) -> Poli
 
     Raises:
         PolicyError: (a TypeError) ``policy`` is not callable, or takes another number of arguments. The
-            result raises it when it returns something that is no action.
+            result raises it when it returns something that is no action, or has changed in place what it was called with.
     """
     if policy is None:
         return env.rand_action
     if isinstance(policy, BindsToEnv):
         return policy.bound_to(env)
-    if not callable(policy):
-        raise PolicyError(
-            f"policy must be callable, got {type(policy).__name__}. "
-            "Pass a module, a function, or None for random actions."
-        )
+    require_policy(policy)
     if policy == env.rand_action:
         return env.rand_action
     if isinstance(policy, TensorDictModule) and type(policy) is TensorDictModule:
         return CallModule(policy, _CallOnRoot(policy))
-    if trust or takes_tensordict(policy):
+    if trust:
+        return _CallOnRoot(policy, "That is so because of trust_policy=True.")
+    if takes_tensordict(policy):
         return _CallOnRoot(policy)
     inputs = observation_inputs(env)
     _require_room(policy, inputs)
     return CallOnLeaves(policy, inputs, ActionWriter(env))
+
+
+def require_policy(policy: object) -> None:
+    """Check that something can act: a function, a module, one that `BindsToEnv`, or None.
+
+    Raises:
+        PolicyError: (a TypeError) it is something else.
+    """
+    if policy is not None and not callable(policy) and not isinstance(policy, BindsToEnv):
+        raise PolicyError(
+            f"policy is {policy!r}, of type {type(policy).__name__}, but must be callable. Pass a module, a function, or "
+            "None for random actions."
+        )
 
 
 class RandomPolicy:
@@ -260,10 +294,9 @@ def _require_room(policy: Callable[..., Any], inputs: list[Key]) -> None:
     except TypeError as error:
         name = getattr(policy, "__name__", type(policy).__name__)
         raise PolicyError(
-            f"a policy that is a plain function is called with the observations, here {inputs}, but "
-            f"{name}{signature} does not take {len(inputs)} arguments: {error}. Say which entries it reads: "
-            'TensorDictModule(policy, in_keys=["observation"], out_keys=["action"]), from tensordict.nn; or '
-            "take the TensorDict itself, as an argument named tensordict."
+            f"the policy would be called with the observations {inputs}, but {name}{signature} does not take "
+            f"{len(inputs)} arguments: {error}. {HOW_CALLED} To name the entries that it reads, pass "
+            'TensorDictModule(policy, in_keys=["observation"], out_keys=["action"]), from tensordict.nn.'
         ) from error
 
 
@@ -277,23 +310,38 @@ def _signature_of(policy: Any) -> inspect.Signature | None:
 
 
 class _CallOnRoot:
-    """Call a policy on the TensorDict, into which goes what it returns in a new one."""
+    """Call a policy on the TensorDict, into which goes what it returns in a new one.
 
-    def __init__(self, function: Callable[..., Any]):
-        self.function = function
+    Args:
+        function: the policy.
+        why: why it is called so, for messages.
+    """
+
+    def __init__(self, function: Callable[..., Any], why: str = HOW_CALLED):
+        self.function, self.why = function, why
 
     def __call__(self, tensordict: TensorDictBase) -> TensorDictBase:
+        # Stacks that are not made show other tensors each time.
+        given = dict(leaves(tensordict)) if type(tensordict) is TensorDict else {}
+        versions = versions_of(given.values())
         try:
             acted = self.function(tensordict)
         except Exception as error:
             add_advice(error, tensordict.values(True, True))
+            is_sure = isinstance(self.function, TensorDictModuleBase) or isinstance(error, KeyError)
+            if isinstance(error, WRONG_FORM) and not is_sure:
+                error.add_note(
+                    f"The policy was called with the TensorDict, and not with the observations. {self.why}"
+                )
             raise
+        if versions_of(given.values()) != versions:
+            raise changed_in_place(given, list(given.values()), versions)
         if acted is tensordict:
             return acted
         if not isinstance(acted, TensorDictBase):
             raise PolicyError(
                 f"the policy returned {type(acted).__name__}, but was called with a TensorDict and "
-                "must return one. Write the action into it, or return a new one with the action."
+                f"must return one. Write the action into it, or return a new one with the action. {self.why}"
             )
         try:
             return tensordict.update(acted)
@@ -369,4 +417,8 @@ def takes_tensordict(policy: Any) -> bool:
             annotation = get_type_hints(call).get(taken[0].name)
         except (NameError, TypeError):  # a name that only exists for type checkers
             return "TensorDict" in str(taken[0].annotation)
-    return isinstance(annotation, type) and issubclass(annotation, TensorDictBase)
+    if get_origin(annotation) in (Union, UnionType, Annotated):  # such as TensorDict | None
+        kinds = get_args(annotation)
+    else:
+        kinds = (annotation,)
+    return any(isinstance(kind, type) and issubclass(kind, TensorDictBase) for kind in kinds)

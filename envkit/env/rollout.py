@@ -80,7 +80,9 @@ def rollout(
 
     Args:
         max_steps: most steps taken.
-        policy: see `envkit.env.policy.as_policy`; None takes random actions.
+        policy: a function or module, called as ``policy(observation)``, which returns the action. One whose argument is
+            named ``td`` or ``tensordict``, or is annotated as a TensorDict, is called as ``policy(td)`` and writes the
+            action into it, as a `TensorDictModule` does. None takes random actions.
         callback: called as ``callback(env, td)`` after each step except the last, with the
             transition just completed; what it returns is dropped.
         actions: what is done instead of asking a policy: one action for each step (a tuple of them, or

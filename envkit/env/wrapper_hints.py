@@ -1,8 +1,11 @@
-"""What other libraries' envs and members are called here: for messages, by names alone."""
+"""Whether something is an env of envkit, and what other libraries' envs and members are called here: by names alone."""
 
 from __future__ import annotations
 
-__all__ = ["called_here", "known_wrapping_of", "wrapping_of"]
+from envkit.env.base import EnvBase
+from envkit.errors import ArgumentTypeError
+
+__all__ = ["called_here", "known_wrapping_of", "require_env", "wrapping_of"]
 
 _WRAPPERS = {
     "brax": "BraxWrapper",
@@ -35,6 +38,28 @@ _MEMBERS = {
 def called_here(name: str) -> str:
     """Say what is called so in other libraries and otherwise here, as the end of a message; else nothing."""
     return f"; here it is env.{_MEMBERS[name]}" if name in _MEMBERS else ""
+
+
+def require_env(name: str, env: object, fix: str = "") -> None:
+    """Check that something is an env of envkit.
+
+    Args:
+        name: what it is, for messages: an argument, or the result of a function.
+        env: what was given.
+        fix: what to pass, for messages, unless it is a class or an env of a library that has a wrapper here.
+
+    Raises:
+        ArgumentTypeError: it is something else, the class of an env included.
+    """
+    if isinstance(env, EnvBase):
+        return
+    given, wrapping = f"{env!r}, of type {type(env).__name__}", known_wrapping_of(env)
+    fix = fix or "Pass GymEnv('CartPole-v1'), for example."
+    if isinstance(env, type):
+        given, fix = f"the class {env.__name__}", f"Build one: {env.__name__}(...)."
+    elif wrapping is not None:
+        fix = f"Wrap it: {wrapping}."
+    raise ArgumentTypeError(f"{name} is {given}, but must be an env of envkit. {fix}")
 
 
 def known_wrapping_of(env: object) -> str | None:

@@ -112,7 +112,7 @@ class ModelBasedEnvBase(Undrawn, EnvBase):
         require_memory(self.device, type(self).__name__)
         if not isinstance(world_model, nn.Module) or not hasattr(world_model, "in_keys"):
             raise ArgumentTypeError(
-                f"world_model is a {type(world_model).__name__}, but must be a module on TensorDicts. Wrap it: "
+                f"world_model is of type {type(world_model).__name__}, but must be a module on TensorDicts. Wrap it: "
                 "TensorDictModule(module, in_keys=['observation', 'action'], out_keys=['observation'])."
             )
         self.world_model = world_model.to(self.device)
@@ -365,7 +365,7 @@ class WorldModelEnv(ModelBasedEnvBase):
     ):
         if not (hasattr(world_model, "encode") and hasattr(world_model, "step_module")):
             raise ArgumentTypeError(
-                f"world_model is a {type(world_model).__name__}, but must have encode() and step_module, as "
+                f"world_model is of type {type(world_model).__name__}, but must have encode() and step_module, as "
                 "torchrl.modules.WorldModel(encoder, dynamics, reward_head) has."
             )
         size = tuple(base_env.batch_size) if batch_size is None else batch_size

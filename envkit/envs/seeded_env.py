@@ -160,7 +160,7 @@ def _require_of_rows(own: TensorDictBase, defaults: TensorDictBase, shape: torch
     """
     if not isinstance(own, TensorDictBase):
         raise InputError(
-            f"'params' is a {type(own).__name__}, but holds parameters by name: {sorted(defaults.keys())}. Pass a "
+            f"'params' is of type {type(own).__name__}, but holds parameters by name: {sorted(defaults.keys())}. Pass a "
             "TensorDict as gen_params(batch_size=[...]) gives it, or leave it out."
         )
     for name, value in own.items():

@@ -29,8 +29,8 @@ from envkit.env.fragments import Fragment, begin_fragment
 from envkit.env.learning import left_as_it_was
 from envkit.env.policy import ExplorationType, PolicyLike, as_policy, set_exploration_type
 from envkit.env.seeding import checked_seed, drawn_seed
-from envkit.env.wrapper_hints import known_wrapping_of
-from envkit.errors import ArgumentError, ArgumentTypeError, MissingKeyError, RolloutError
+from envkit.env.wrapper_hints import require_env
+from envkit.errors import ArgumentError, MissingKeyError, RolloutError
 from envkit.evaluation.outcome import Agents, Comparison, Evaluation, checked_agents, one_number
 
 __all__ = ["Tally", "evaluate"]
@@ -220,12 +220,7 @@ def evaluate(
         torch.Size([5])
         >>> env.close()
     """
-    if not isinstance(env, EnvBase):
-        wrapping = known_wrapping_of(env)
-        raise ArgumentTypeError(
-            f"env is {env!r}, of type {type(env).__name__}, but must be an env of envkit. "
-            + (f"Wrap it: {wrapping}." if wrapping else "Pass GymEnv('CartPole-v1'), say.")
-        )
+    require_env("env", env)
     wanted = as_int("episodes", episodes, least=1, meaning="how many episodes to play")
     if max_steps is not None:
         max_steps = as_int("max_steps", max_steps, least=1, meaning="the longest episode, or None")
@@ -333,7 +328,9 @@ def _reward(env: EnvBase, key: Key | None, agents: Agents) -> Key:
     chosen = list(sizes) if key is None else [as_key(as_path(key))]
     name = type(env).__name__
     if not sizes.keys() >= set(chosen):
-        raise MissingKeyError(f"{name} has no reward {key!r}; it has {sorted(map(str, sizes))}.")
+        raise MissingKeyError(
+            f"reward_key is {key!r}, but {name} has the rewards {list(sizes)}. Pass one of these."
+        )
     if len(chosen) == 1 and (agents is not None or sizes[chosen[0]] == 1):
         return chosen[0]
     if len(chosen) > 1:

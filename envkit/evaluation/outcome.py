@@ -22,7 +22,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from tensordict import TensorDictBase
 
-from envkit.data.arguments import require_tensordict
+from envkit.data.arguments import require_option, require_tensordict
 from envkit.data.episodes import EpisodeNumbers, Piece
 from envkit.data.paths import Key
 from envkit.errors import ArgumentError, BatchSizeError, MissingKeyError
@@ -289,7 +289,9 @@ class Comparison(Mapping[str, Evaluation]):
         """
         for name in (first, second):
             if name not in self:
-                raise MissingKeyError(f"there is no {name!r}; there are {sorted(self)}.")
+                raise MissingKeyError(
+                    f"there is no policy {name!r}; there are {sorted(self)}. Name one of these."
+                )
         one, other = self[first].returns, self[second].returns
         if one.shape != other.shape:
             raise BatchSizeError(
@@ -482,8 +484,7 @@ class _Totals:
 
 def checked_agents(agents: object) -> None:
     """Refuse another way to make one number of the rewards of agents than there is."""
-    if agents not in (None, "sum", "mean"):
-        raise ArgumentError(f"agents is {agents!r}, but must be 'sum', 'mean' or None.")
+    require_option("agents", agents, ("sum", "mean", None))
 
 
 def one_number(rewards: torch.Tensor, agents: Agents) -> torch.Tensor:

@@ -80,7 +80,7 @@ class StatelessEnv(Protocol):
 
     It may also have an ``observation_space``, and three more:
 
-    - ``reward_shape``: () where it is left out; ``(k,)`` for k components, one for each agent, say; or a dict of
+    - ``reward_shape``: () where it is left out; ``(k,)`` for k components, e.g. one for each agent; or a dict of
       shapes by name, which are the entries that a `JaxEnv` gives, e.g. ``{"reward": (), "player_reward": (2,)}``.
     - ``action_masks``: pairs of paths, an action and the observation that says which of its options are allowed: one
       flag for each, those of a `MultiDiscrete` side by side. Random actions are drawn from these. The path of an action

@@ -161,7 +161,9 @@ class MultiDiscrete:
         )
         object.__setattr__(self, "nvec", tuple(entries))
         if not self.nvec:
-            raise ArgumentError("a MultiDiscrete space needs one entry or more, but got none.")
+            raise ArgumentError(
+                "nvec is empty, but must have an entry for each choice. Pass (3, 2), for example."
+            )
 
     @property
     def shape(self) -> tuple[int, ...]:

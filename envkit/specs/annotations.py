@@ -145,7 +145,7 @@ def destination(*args: Any, **kwargs: Any) -> torch.device | None:
 
 def _unknown(device: object) -> DeviceNameError:
     return DeviceNameError(
-        f"device is {device!r}, which torch knows no device by. Pass 'cpu', 'cuda', or one of several GPUs: 'cuda:1'."
+        f"device is {device!r}, which is no device that torch knows. Pass 'cpu', 'cuda', or one of several GPUs: 'cuda:1'."
     )
 
 

@@ -67,7 +67,9 @@ def as_path(key: Any) -> tuple[str, ...]:
     if type(key) is tuple and all(type(part) is str for part in key):
         return key
     if not is_key(key):
-        raise ArgumentTypeError(f"{key!r} is no key. Use a string, or a tuple of strings.")
+        raise ArgumentTypeError(
+            f"a key is {key!r}, but must be a string or a tuple of strings. Pass 'action', or ('agents', 'action')."
+        )
     return tuple(name for part in key for name in as_path(part))
 
 

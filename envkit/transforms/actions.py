@@ -106,7 +106,7 @@ class ActionMask(EpisodeTransform):
         if not isinstance(leaf, self.ACCEPTED_SPECS):
             raise SpecError(
                 f"ActionMask masks {self.action_key!r}, whose spec is {leaf}, but can only mask a choice "
-                "among options: Categorical, OneHot, MultiCategorical or MultiOneHot."
+                "among options: Categorical, OneHot, MultiCategorical or MultiOneHot. Name such an action with action_key=."
             )
         return input_spec
 
@@ -125,7 +125,9 @@ class ActionMask(EpisodeTransform):
     def _allow(self, td: TensorDictBase, new: TensorDictBase, rows: torch.Tensor | None) -> None:
         env, mask, kept = self.container, new.get(self.mask_key, None), td.get(self.mask_key, None)
         if env is None:
-            raise NoParentError("ActionMask changes the action spec of an env: put it into one.")
+            raise NoParentError(
+                "ActionMask is in no env, but changes the action spec of one. Put it into a TransformedEnv."
+            )
         if mask is None:
             raise self._missing(self.mask_key, new, "Pass mask_key=.")
         if new.batch_size != env.batch_size:
@@ -212,7 +214,7 @@ class DiscreteActionProjection(_Choosing):
         if self.max_actions < self.num_actions_effective:
             raise ArgumentError(
                 f"max_actions is {max_actions}, but must be at least num_actions_effective, "
-                f"{num_actions_effective}."
+                f"{num_actions_effective}. Pass a larger max_actions."
             )
         self.include_forward = as_bool("include_forward", include_forward)
         self._is_one_hot = True
@@ -288,6 +290,16 @@ class SamplingStrategy(IntEnum):
     RANDOM = 3
 
 
+def _sampling(given: Any) -> SamplingStrategy:
+    try:
+        return SamplingStrategy.MEDIAN if given is None else SamplingStrategy(given)
+    except ValueError as error:
+        raise ArgumentError(
+            f"sampling is {given!r}, but must be a SamplingStrategy. Pass ActionDiscretizer.SamplingStrategy.RANDOM, or "
+            f"another one of {', '.join(SamplingStrategy.__members__)}."
+        ) from error
+
+
 class ActionDiscretizer(_Choosing):
     """Cut a bounded continuous action into bins; the user gives the number of a bin.
 
@@ -338,7 +350,7 @@ class ActionDiscretizer(_Choosing):
             out_keys_inv=[action_key if out_action_key is None else out_action_key],
         )
         self.num_intervals = _interval_counts(num_intervals)
-        self.sampling = SamplingStrategy.MEDIAN if sampling is None else SamplingStrategy(sampling)
+        self.sampling = _sampling(sampling)
         self.categorical = as_bool("categorical", categorical)
         self._generator: torch.Generator | None = None
         self.register_buffer("low", torch.zeros(()), persistent=False)
@@ -547,13 +559,13 @@ class ActionScaling(_ActionForm):
             )
         self.standard_normal = as_bool("standard_normal", standard_normal)
         self._from_bounds = loc is None
-        self.register_buffer("loc", None if loc is None else as_buffer(loc))
-        self.register_buffer("scale", None if scale is None else as_buffer(scale))
+        self.register_buffer("loc", None if loc is None else as_buffer("loc", loc))
+        self.register_buffer("scale", None if scale is None else as_buffer("scale", scale))
         if self.loc is not None and self.scale is not None:
             _require_one_shape(loc=self.loc, scale=self.scale)
         if self.scale is not None and bool((self.scale == 0).any()):
             raise ArgumentError(
-                f"scale is {self.scale}, but must not be zero: what it scales is divided by it."
+                f"scale is {self.scale}, but must not be zero, because values are divided by it. Pass other numbers."
             )
 
     @classmethod
@@ -652,7 +664,7 @@ class ActionScaling(_ActionForm):
         for name, numbers in zip(("loc", "scale"), self._numbers(), strict=True):
             if numbers.ndim and not _fits(numbers.shape, action.shape):
                 raise ArgumentError(
-                    f"ActionScaling has a {name} of shape {tuple(numbers.shape)}, but the action has shape "
+                    f"ActionScaling has {name} of shape {tuple(numbers.shape)}, but the action has shape "
                     f"{tuple(action.shape)}. Pass numbers that broadcast to the action's last axes."
                 )
 
@@ -762,7 +774,7 @@ class FlattenAction(_ActionForm):
         self.last_dim = require_negative("last_dim", last_dim, **allowed)
         if (first_dim < 0) == (last_dim < 0) and last_dim < first_dim:
             raise ArgumentError(
-                f"last_dim, {last_dim}, comes before first_dim, {first_dim}. Swap them."
+                f"last_dim is {last_dim}, but must not come before first_dim, {first_dim}. Exchange them."
             )
         self.action_shape = None if action_shape is None else tuple(action_shape)
         self._spans: dict[Path, tuple[int, ...]] = {}

@@ -23,7 +23,7 @@ from envkit.data.paths import Key, Path, as_key, as_path
 from envkit.data.resets import collect_reset_masks
 from envkit.data.transition import choose_leaf, leaves
 from envkit.env.base import EnvBase
-from envkit.errors import ArgumentError, NoParentError, ResetMaskError
+from envkit.errors import ArgumentError, ArgumentTypeError, NoParentError, ResetMaskError
 from envkit.specs import Composite, Stacked, StackedComposite, TensorSpec, Unbounded
 from envkit.transforms.core.transform import Transform, TransformLike
 from envkit.transforms.core.transformed_env import TransformedEnv
@@ -104,6 +104,16 @@ class _AutoReset(Transform):
         )
 
 
+def _number(name: str, value: float | str) -> float:
+    """Take a number that may be NaN or infinite, or its name."""
+    try:
+        return float(value)
+    except (TypeError, ValueError) as error:
+        raise ArgumentTypeError(
+            f"{name} is {value!r}, but must be a number or 'nan'. Pass 0.0, for example."
+        ) from error
+
+
 class AutoResetTransform(_AutoReset):
     """Take apart the steps of a simulator that resets itself; see `AutoResetEnv`.
 
@@ -144,7 +154,7 @@ class AutoResetTransform(_AutoReset):
     ):
         super().__init__()
         self.replace = as_bool("replace", replace)
-        self.fill_float = float(fill_float)
+        self.fill_float = _number("fill_float", fill_float)
         self.fill_int = as_int("fill_int", fill_int, least=None, meaning="what integers are there")
         self.fill_bool = as_bool("fill_bool", fill_bool)
 
@@ -256,7 +266,7 @@ class VecGymEnvTransform(_AutoReset):
     def __init__(self, final_name: str = "final", missing_obs_value: float = torch.nan):
         super().__init__()
         self.final_name = final_name
-        self.missing_obs_value = missing_obs_value
+        self.missing_obs_value = _number("missing_obs_value", missing_obs_value)
 
     def _shown_keys(self) -> list[Key]:
         keys = self._base().observation_keys

@@ -14,7 +14,7 @@ from tensordict import TensorDict, TensorDictBase
 
 from envkit import rules
 from envkit.arrays.elementwise import Array
-from envkit.data.arguments import as_bool
+from envkit.data.arguments import as_batch_size, as_bool, require_callable
 from envkit.errors import ArgumentError, PlacementError
 from envkit.specs import Composite, TensorSpec
 from envkit.specs.annotations import Device, as_device, require_memory
@@ -182,7 +182,9 @@ class BatchSizeTransform(Transform):
             raise ArgumentError(
                 f"BatchSizeTransform has batch_size={batch_size} and reshape_fn={reshape_fn}. Pass one of them."
             )
-        self.batch_size = None if batch_size is None else torch.Size(batch_size)
+        require_callable("reshape_fn", reshape_fn, is_optional=True)
+        require_callable("reset_func", reset_func, is_optional=True)
+        self.batch_size = None if batch_size is None else as_batch_size(batch_size)
         self.reshape_fn = reshape_fn
         self.reset_func = reset_func
         self.env_kwarg = as_bool("env_kwarg", env_kwarg)
@@ -250,7 +252,7 @@ class BatchSizeTransform(Transform):
         if ndim and self.batch_size[-ndim:] != env.batch_size:
             raise PlacementError(
                 f"batch_size is {tuple(self.batch_size)}, but must end with that of the env, "
-                f"{tuple(env.batch_size)}."
+                f"{tuple(env.batch_size)}. Put the new axes in front of these."
             )
 
     def transform_input_spec(self, input_spec: Composite) -> Composite:

@@ -85,11 +85,11 @@ class Timer(EpisodeTransform):
     def __init__(self, out_keys: Sequence[Key] | None = None, time_key: str = "time"):
         if out_keys is None:
             out_keys = [f"{time_key}_step", f"{time_key}_policy", f"{time_key}_reset"]
-        super().__init__([], as_keys(list(out_keys)))
+        super().__init__([], as_keys(list(out_keys) if isinstance(out_keys, tuple) else out_keys))
         if len(self.out_keys) != 3:
             raise OptionError(
-                f"out_keys is {self.out_keys}, but must name three entries: the times of the step, of the "
-                "policy and of the reset."
+                f"out_keys is {self.out_keys}, but must name three entries. Pass a name for each of the times of the "
+                "step, of the policy and of the reset."
             )
         self.time_key = time_key
         self._shown_s = self._begun_s = perf_counter()

@@ -26,7 +26,7 @@ from envkit import rules
 from envkit.arrays import episode_counters
 from envkit.arrays.elementwise import Array
 from envkit.arrays.leaves import Changes, Leaves
-from envkit.data.arguments import as_bool, as_int
+from envkit.data.arguments import as_bool, as_int, as_number, require_callable
 from envkit.data.inference import lasting
 from envkit.data.paths import Key, Path, as_key, as_path
 from envkit.data.resets import collect_reset_masks
@@ -175,11 +175,11 @@ def _is_in(level: Path, other: Path) -> bool:
     return level[: len(other)] == other
 
 
-def _name(given: object, argument: str) -> str:
+def _name(given: object, argument: str, example: str) -> str:
     if not isinstance(given, str):
         raise ArgumentError(
             f"{argument} is {given!r}, but must be a string: the entry is put beside the done flags "
-            "of each level."
+            f"of each level. Pass a name, e.g. {argument}={example!r}."
         )
     return given
 
@@ -239,8 +239,8 @@ class StepCounter(FusableTransform, EpisodeTransform):
             meaning = "the length of an episode, or None for no limit"
             max_steps = as_int("max_steps", max_steps, least=1, meaning=meaning)
         self.max_steps = max_steps
-        self.truncated_key = _name(truncated_key, "truncated_key")
-        self.step_count_key = _name(step_count_key, "step_count_key")
+        self.truncated_key = _name(truncated_key, "truncated_key", "truncated")
+        self.step_count_key = _name(step_count_key, "step_count_key", "step_count")
         self.update_done = as_bool("update_done", update_done)
 
     @property
@@ -358,7 +358,7 @@ class InitTracker(FusableTransform, EpisodeTransform):
 
     def __init__(self, init_key: str = "is_init"):
         super().__init__()
-        self.init_key = _name(init_key, "init_key")
+        self.init_key = _name(init_key, "init_key", "is_init")
 
     @property
     def init_keys(self) -> list[Key]:
@@ -500,9 +500,7 @@ class TrajCounter(EpisodeTransform):
 
 
 def _probability(name: str, value: float) -> float:
-    if not 0 <= value <= 1:
-        raise ArgumentError(f"{name} is {value}, but must be between 0 and 1.")
-    return value
+    return as_number(name, value, least=0, most=1, meaning="a probability")
 
 
 class RandomTruncationTransform(EpisodeTransform):
@@ -682,10 +680,7 @@ class TerminateTransform(EpisodeTransform):
 
     def __init__(self, stop: Callable[[TensorDictBase], Any], *, write_done: bool = True):
         super().__init__()
-        if not callable(stop):
-            raise ArgumentError(
-                f"stop is {stop!r}, but must be a function of the data after a step. Pass one that returns bools."
-            )
+        require_callable("stop", stop)
         self.stop = stop
         self.write_done = as_bool("write_done", write_done)
 

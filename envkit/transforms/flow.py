@@ -19,7 +19,7 @@ from tensordict import TensorDictBase
 
 from envkit import rules
 from envkit.arrays import episode_counters
-from envkit.data.arguments import as_bool, as_int
+from envkit.data.arguments import as_bool, as_int, require_callable
 from envkit.data.paths import Key, as_key, as_path
 from envkit.data.transition import empty_like, keep_unstepped
 from envkit.env.base import EnvBase
@@ -79,6 +79,7 @@ class ConditionalSkip(Transform):
 
     def __init__(self, cond: Callable[[TensorDictBase], bool | torch.Tensor]):
         super().__init__()
+        require_callable("cond", cond)
         self.cond = cond
 
     def _inv_call(self, td: TensorDictBase) -> TensorDictBase:
@@ -86,7 +87,7 @@ class ConditionalSkip(Transform):
         if not isinstance(skips, bool | torch.Tensor | np.bool_ | np.ndarray):
             raise ArgumentTypeError(
                 f"the condition of ConditionalSkip returned {skips!r} of type {type(skips).__name__}, but "
-                "must give a bool, or a bool tensor of the batch size: True where the step is skipped."
+                "must return bools. Return True, False, or a bool tensor of the batch size: True where the step is skipped."
             )
         skips = torch.as_tensor(skips, dtype=torch.bool, device=td.device)
         skips = skips.expand(td.batch_size) if not skips.ndim else skips
@@ -233,6 +234,8 @@ class ConditionalPolicySwitch(SteppingTransform):
         condition: Callable[[TensorDictBase], bool | torch.Tensor],
     ):
         super().__init__()
+        require_callable("policy", policy)
+        require_callable("condition", condition)
         self.policy = policy
         self.condition = condition
 

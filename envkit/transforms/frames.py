@@ -24,7 +24,7 @@ from envkit import rules
 from envkit.arrays import elementwise
 from envkit.arrays.elementwise import Array
 from envkit.arrays.leaves import Changes, Leaves
-from envkit.data.arguments import as_bool, as_int
+from envkit.data.arguments import as_bool, as_int, as_number, require_option
 from envkit.data.paths import Key, Path, as_key, as_path
 from envkit.errors import (
     ArgumentError,
@@ -59,8 +59,7 @@ def _require_window(N: int, padding: str) -> int:
         ArgumentError: (a ValueError) ``N`` below 1, or an unknown padding.
     """
     N = as_int("N", N, least=1, meaning="how many frames to join")
-    if padding not in ("same", "constant"):
-        raise ArgumentError(f"padding is {padding!r}, but must be 'same' or 'constant'.")
+    require_option("padding", padding, ("same", "constant"))
     return N
 
 
@@ -414,6 +413,7 @@ class CatFrames(_Windowed):
         super().__init__(keys, out_keys, N, dim, reset_key)
         self.N = N
         self.padding = padding
+        as_number("padding_value", padding_value, meaning="the number in place of missing frames")
         self.padding_value = padding_value
         self.as_inverse = as_bool("as_inverse", as_inverse)
         self.done_key: Key = "done" if done_key is None else done_key

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDictBase
 
-from envkit.data.arguments import as_bool
+from envkit.data.arguments import as_bool, require_callable
 from envkit.data.plain import from_plain, plain
 from envkit.errors import MissingKeyError, StatisticsError
 from envkit.specs import Composite, NonTensor, TensorSpec, Unbounded, make_composite_from_td
@@ -60,6 +60,8 @@ class UnaryTransform(LeafTransform):
         use_raw_nontensor: bool = False,
     ):
         super().__init__(in_keys, out_keys, in_keys_inv, out_keys_inv)
+        require_callable("fn", fn)
+        require_callable("inv_fn", inv_fn, is_optional=True)
         self.fn: Callable[..., Any] = fn
         self.inv_fn = fn if inv_fn is None else inv_fn
         self.use_raw_nontensor = as_bool("use_raw_nontensor", use_raw_nontensor)
@@ -196,13 +198,14 @@ class Hash(UnaryTransform):
         """
         if self.repertoire is None:
             raise StatisticsError(
-                "Hash has no repertoire in which to find what a hash was made of. Pass repertoire={} before "
+                "Hash has no repertoire, which holds the value of each hash. Pass repertoire={} before "
                 "anything is hashed."
             )
         key = self.hash_to_repertoire_key(hash_tensor)
         if key not in self.repertoire:
             raise MissingKeyError(
-                f"nothing that has the hash {key} was hashed: the repertoire has {len(self.repertoire)} values."
+                f"the hash {key} is not among the {len(self.repertoire)} values of the repertoire. Pass the hash of a value "
+                "that this transform has hashed."
             )
         return self.repertoire[key]
 

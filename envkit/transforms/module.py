@@ -85,8 +85,8 @@ class ModuleTransform(Transform):
     ):
         if (module is None) == (module_factory is None):
             raise ArgumentError(
-                "ModuleTransform takes a module or a module_factory, one of them; pass one. Got "
-                f"{'neither' if module is None else 'both'}."
+                f"ModuleTransform was given {'neither' if module is None else 'both'} of module and module_factory, but takes "
+                "one of them. Pass one."
             )
         made = module_factory() if module is None and module_factory is not None else module
         wrapped = _on_tensordicts(cast(nn.Module, made), as_keys(in_keys), as_keys(out_keys))

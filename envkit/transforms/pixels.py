@@ -24,7 +24,7 @@ import torch
 from tensordict import TensorDictBase
 from torch.nn import functional
 
-from envkit.data.arguments import as_bool, as_int
+from envkit.data.arguments import as_bool, as_int, require_callable, require_option
 from envkit.data.paths import as_path
 from envkit.env.base import EnvBase
 from envkit.errors import ArgumentError, NoParentError, SpecError, SpecFitError
@@ -79,6 +79,7 @@ class PixelRenderTransform(Transform):
         **kwargs: object,
     ):
         super().__init__(out_keys=["pixels"] if out_keys is None else out_keys)
+        require_callable("preproc", preproc, is_optional=True)
         self.preproc = preproc
         self.render_method = render_method
         self.render_kwargs = kwargs
@@ -276,11 +277,7 @@ class Resize(_ImageTransform):
     ):
         super().__init__(in_keys, out_keys)
         self.w, self.h = _sizes(w, h)
-        if interpolation not in self._SMOOTH + self._STEPPED:
-            raise ArgumentError(
-                f"interpolation is {interpolation!r}, but must be one of "
-                f"{self._SMOOTH + self._STEPPED}."
-            )
+        require_option("interpolation", interpolation, self._SMOOTH + self._STEPPED)
         self.interpolation = interpolation
 
     def _apply_transform(self, value: torch.Tensor) -> torch.Tensor:
@@ -472,7 +469,7 @@ class VideoRecorder(EpisodeTransform, LeafTransform):
             )
         if len(self.in_keys) != 1:
             raise ArgumentError(
-                f"VideoRecorder records one entry, got in_keys {self.in_keys}. Use one for each."
+                f"in_keys is {self.in_keys}, but a VideoRecorder records one entry. Use one for each."
             )
         self.logger = logger
         self.tag = "video" if tag is None else tag

@@ -14,15 +14,15 @@ Conventions
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import cast
+from collections.abc import Iterable, Sequence
+from typing import Any, cast
 
 import torch
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import nn
 
-from envkit.data.arguments import as_int
+from envkit.data.arguments import as_int, as_number
 from envkit.data.paths import Key, Path, as_key, as_path
 from envkit.data.transition import leaves
 from envkit.errors import ArgumentError, BatchSizeError, DoneError, MissingKeyError, PlacementError
@@ -69,7 +69,7 @@ class RandomCropTensorDict(RecordedTransform):
             alone are taken. Ignored where data has no such entry.
 
     Raises:
-        ArgumentError: (a ValueError) ``sub_seq_len`` is below 0.
+        ArgumentError: (a ValueError) ``sub_seq_len`` is below 1.
         PlacementError: (a RuntimeError, from forward) a sequence is shorter than the stretch, or data has
             no batch axis.
 
@@ -87,7 +87,7 @@ class RandomCropTensorDict(RecordedTransform):
     def __init__(self, sub_seq_len: int, sample_dim: int = -1, mask_key: Key | None = None):
         super().__init__()
         meaning = "the steps of a stretch"
-        self.sub_seq_len = as_int("sub_seq_len", sub_seq_len, least=0, meaning=meaning)
+        self.sub_seq_len = as_int("sub_seq_len", sub_seq_len, least=1, meaning=meaning)
         self.sample_dim = as_int("sample_dim", sample_dim, least=None, meaning="an axis")
         self.mask_key = mask_key
 
@@ -159,21 +159,22 @@ class BurnInTransform(RecordedTransform):
         burn_in: int,
         out_keys: Keys = None,
     ):
-        modules = [modules] if isinstance(modules, TensorDictModuleBase) else list(modules)
-        for module in modules:
+        is_one = isinstance(modules, TensorDictModuleBase) or not isinstance(modules, Iterable)
+        given: list[Any] = [modules] if is_one else list(cast(Iterable[Any], modules))
+        for module in given:
             if not isinstance(module, TensorDictModuleBase):
                 raise ArgumentError(
-                    f"BurnInTransform was given a {type(module).__name__}, which reads and writes no "
+                    f"BurnInTransform was given {type(module).__name__}, but takes modules that read and write "
                     "TensorDicts. Wrap it: TensorDictModule(module, in_keys=[...], out_keys=[...])."
                 )
         burn_in = as_int("burn_in", burn_in, least=0, meaning="a number of steps")
-        written = {as_path(key) for module in modules for key in module.out_keys}
+        written = {as_path(key) for module in given for key in module.out_keys}
         hidden = sorted(as_key(path[1:]) for path in written if path[0] == "next" and path[1:])
-        read = sorted(
-            {as_key(as_path(key)) for module in modules for key in module.in_keys}, key=str
-        )
+        read = sorted({as_key(as_path(key)) for module in given for key in module.in_keys}, key=str)
         super().__init__(read, hidden if out_keys is None else as_keys(out_keys))
-        self.modules_to_run = tuple(modules)  # no submodules: they belong to the policy
+        self.modules_to_run: tuple[TensorDictModuleBase, ...] = tuple(
+            given
+        )  # no submodules: they belong to the policy
         self.burn_in = burn_in
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
@@ -270,9 +271,7 @@ class MultiStep(nn.Module):
     ):
         super().__init__()
         n_steps = _number_of_steps(n_steps)
-        if not 0 < gamma <= 1:
-            raise ArgumentError(f"gamma is {gamma}, but must lie in (0, 1]. Pass such a number.")
-        self.gamma = gamma
+        self.gamma = as_number("gamma", gamma, above=0, most=1, meaning="the discount")
         self.n_steps = n_steps
         self.reward_keys = as_keys(reward_keys)
         self.done_key = done_key
@@ -488,6 +487,7 @@ class Reward2GoTransform(Transform):
     ):
         keys = [("next", "reward")] if in_keys is None else as_keys(in_keys)
         super().__init__(in_keys_inv=keys, out_keys_inv=keys if out_keys is None else out_keys)
+        as_number("gamma", gamma, meaning="the discount")
         self.gamma = gamma
         self.done_key = done_key
 
@@ -511,7 +511,7 @@ class Reward2GoTransform(Transform):
         ended = td.get(("next", *path), None)
         if ended is None or not bool(ended.any()):
             raise DoneError(
-                f"no episode ends in the data (by {('next', *path)}), so that no sum to an end is known. "
+                f"no episode ends in the data, where {('next', *path)} is never set, but a sum goes to the end of an episode. "
                 "Record whole episodes."
             )
         truncated = td.get(("next", *path[:-1], "truncated"), None)

@@ -28,7 +28,7 @@ from torch import nn
 from envkit.arrays import episode_counters
 from envkit.arrays.elementwise import dtype_name
 from envkit.arrays.leaves import Changes, Leaves
-from envkit.data.arguments import as_bool
+from envkit.data.arguments import as_batch_size, as_bool, as_int
 from envkit.data.paths import Key, Path, as_key, as_path
 from envkit.data.transition import empty_like, leaves
 from envkit.env.base import EnvBase
@@ -102,13 +102,13 @@ class TensorDictPrimer(FusableTransform, EpisodeTransform):
     ):
         super().__init__()
         if random and default_value is not None:
-            raise ArgumentError("random=True and default_value were given: choose one of them.")
+            raise ArgumentError("random=True and default_value are both given. Pass one of them.")
         if primers is not None and specs:
             raise ArgumentError(
-                f"primers and the keywords {sorted(specs)} were given: put all specs into one."
+                f"primers and the keywords {sorted(specs)} are both given. Put all specs into one of them."
             )
         given = specs if primers is None else primers
-        self.primers = given.clone() if isinstance(given, Composite) else Composite(dict(given))
+        self.primers = given.clone() if isinstance(given, Composite) else Composite(given)
         self.random = False if random is None else as_bool("random", random)
         self.default_value = 0.0 if default_value is None else default_value
         self.reset_key = reset_key
@@ -349,7 +349,10 @@ class gSDENoise(TensorDictPrimer):
         shape: Sequence[int] | None = None,
         **kwargs: Any,
     ):
-        lead = () if shape is None else tuple(shape)
+        for name, size in (("state_dim", state_dim), ("action_dim", action_dim)):
+            if size is not None:
+                as_int(name, size, least=1, meaning="the length of the last axis of the entry")
+        lead = () if shape is None else as_batch_size(shape)
         is_drawn = state_dim is not None and action_dim is not None
         event: Any = (action_dim, state_dim) if is_drawn else (1,)
         spec = Composite({"_eps_gSDE": Unbounded((*lead, *event))}, shape=lead)
@@ -403,7 +406,7 @@ def get_env_transforms_from_module(module: nn.Module, init_key: str = "is_init")
 
     Returns:
         An `InitTracker` and one `TensorDictPrimer` for each recurrent submodule; nothing when there
-        is none, or when ``module`` is no module (a function that makes one, say).
+        is none, or when ``module`` is no module (e.g. a function that makes one).
 
     Raises:
         ArgumentError: ``make_tensordict_primer`` returned something else than a primer.
@@ -463,9 +466,8 @@ def _primer_of(maker: Any) -> TensorDictPrimer:
     if all(hasattr(primer, name) for name in _OF_A_PRIMER):
         return _translated(primer)
     raise ArgumentError(
-        f"make_tensordict_primer of {type(maker).__name__} returned a "
-        f"{type(primer).__module__}.{type(primer).__name__}, but must return an "
-        f"envkit.TensorDictPrimer, or one of another library with the attributes {_OF_A_PRIMER}."
+        f"make_tensordict_primer of {type(maker).__name__} returned {type(primer).__module__}.{type(primer).__name__}, "
+        f"but must return a primer. Return an envkit.TensorDictPrimer, or one of another library with the attributes {_OF_A_PRIMER}."
     )
 
 

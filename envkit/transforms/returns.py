@@ -16,6 +16,7 @@ from envkit import rules
 from envkit.arrays import episode_counters
 from envkit.arrays.elementwise import dtype_name
 from envkit.arrays.leaves import Changes, Leaves
+from envkit.data.arguments import as_bool, as_number, require_option
 from envkit.data.paths import Key, Path, as_key, as_path
 from envkit.errors import ArgumentError
 from envkit.specs import Composite, Unbounded
@@ -158,7 +159,7 @@ class RewardSum(_RewardTransform):
         reward_spec: bool = False,
     ):
         super().__init__(in_keys, out_keys, reset_keys)
-        self.reward_spec = reward_spec
+        self.reward_spec = as_bool("reward_spec", reward_spec)
 
     def _out_name(self, name: str) -> str:
         return f"episode_{name}"
@@ -236,10 +237,10 @@ class TargetReturn(_RewardTransform):
         out_keys: Keys = None,
         reset_key: Key | None = None,
     ):
-        if mode not in ("reduce", "constant"):
-            raise ArgumentError(f"mode is {mode!r}, but must be 'reduce' or 'constant'.")
+        require_option("mode", mode, ("reduce", "constant"))
         super().__init__(in_keys, out_keys, None)
         self.reset_key = reset_key
+        as_number("target_return", target_return, meaning="the return that an episode shall reach")
         self.target_return = target_return
         self.mode = mode
 

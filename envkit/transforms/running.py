@@ -24,7 +24,7 @@ from envkit import rules
 from envkit.arrays import elementwise, statistics
 from envkit.arrays.leaves import Changes, Leaves
 from envkit.arrays.statistics import Averages, Moments
-from envkit.data.arguments import as_bool
+from envkit.data.arguments import as_bool, as_number
 from envkit.data.inference import lasting
 from envkit.data.paths import Key, Path, as_key, as_path
 from envkit.errors import ArgumentError, StatisticsError, UnsupportedError
@@ -117,7 +117,7 @@ class VecNormV2(SkipsRows, EpisodeTransform):
     ):
         super().__init__(in_keys, out_keys)
         self.stateful = as_bool("stateful", stateful)
-        self.decay, self.eps = _checked_decay(decay), eps
+        self.decay, self.eps = _checked_decay(decay), _checked_eps(eps)
         self.reduce_batch_dims = as_bool("reduce_batch_dims", reduce_batch_dims)
         self.frozen = False
         self._begin_count()
@@ -478,11 +478,12 @@ class VecNormV2(SkipsRows, EpisodeTransform):
 
 
 def _checked_decay(decay: float) -> float:
-    if not 0 < decay <= 1:
-        raise ArgumentError(
-            f"decay is {decay}, but must lie in (0, 1]. Pass such a number; 1 forgets nothing."
-        )
-    return decay
+    meaning = "the weight of earlier data, 1 to keep all of it"
+    return as_number("decay", decay, above=0, most=1, meaning=meaning)
+
+
+def _checked_eps(eps: float) -> float:
+    return as_number("eps", eps, least=0, meaning="the least scale, such as 1e-4")
 
 
 def _as_observation_norm(norm: VecNorm | VecNormV2, eps: float | None = None) -> Transform:
@@ -595,7 +596,7 @@ class VecNorm(SkipsRows, CoupledTransform, ArrayTransform):
         new_api: bool = False,
     ):
         super().__init__(["observation", "reward"] if in_keys is None else in_keys, out_keys)
-        self.decay, self.eps = _checked_decay(decay), eps
+        self.decay, self.eps = _checked_decay(decay), _checked_eps(eps)
         if shapes is not None and len(shapes) != len(self.in_keys):
             raise ArgumentError(
                 f"shapes has {len(shapes)} entries for in_keys {self.in_keys}. Pass one for each."

@@ -10,7 +10,7 @@ Conventions
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -264,7 +264,7 @@ class PermuteTransform(_ShapeTransform):
         out_keys_inv: Keys = None,
     ):
         super().__init__(in_keys, out_keys, in_keys_inv, out_keys_inv)
-        self.dims = tuple(dims)
+        self.dims = tuple(dims) if isinstance(dims, Iterable) else (dims,)
         own = list(range(-len(self.dims), 0))
         if sorted(self.dims) != own:
             raise ArgumentError(
@@ -305,7 +305,10 @@ class ExpandAs(Transform):
 
     def __init__(self, in_key: Key, ref_key: Key, out_key: Key | None = None):
         super().__init__([in_key], [in_key if out_key is None else out_key])
-        (self.ref_key,) = as_keys(ref_key)
+        keys = as_keys(ref_key)
+        if len(keys) != 1:
+            raise ArgumentError(f"ref_key is {ref_key!r}, but must name one entry. Pass its key.")
+        (self.ref_key,) = keys
         self._event: torch.Size | None = None
 
     @property

@@ -19,7 +19,7 @@ from torch import nn
 
 from envkit.arrays import elementwise
 from envkit.arrays.elementwise import Array, dtype_name, dtype_named
-from envkit.data.arguments import as_bool
+from envkit.data.arguments import as_bool, as_number
 from envkit.data.inference import lasting
 from envkit.data.paths import Key, as_key, as_path
 from envkit.data.transition import leaves
@@ -229,11 +229,16 @@ class ClipTransform(ArrayTransform):
         super().__init__(in_keys, out_keys, in_keys_inv, out_keys_inv)
         if low is None and high is None:
             raise ArgumentTypeError(
-                f"{type(self).__name__} has no bound. Pass a low or a high one."
+                f"{type(self).__name__} has no bound, but needs one. Pass a lower or an upper one."
             )
-        if low is not None and high is not None and not low < high:
+        bounds = [
+            as_buffer(f"the {which} bound", bound)
+            for which, bound in (("lower", low), ("upper", high))
+            if bound is not None
+        ]
+        if len(bounds) == 2 and not bool((bounds[0] < bounds[1]).all()):
             raise ArgumentError(
-                f"{type(self).__name__} has the lower bound {low}, which is not below the higher one, "
+                f"{type(self).__name__} has the lower bound {low}, but it must be below the upper one, "
                 f"{high}. Exchange them."
             )
         self.low = low
@@ -377,7 +382,7 @@ class LineariseRewards(ArrayTransform):
         weights: Sequence[float] | torch.Tensor | None = None,
     ):
         super().__init__(in_keys, out_keys)
-        numbers = None if weights is None else torch.as_tensor(weights)
+        numbers = None if weights is None else as_buffer("weights", weights)
         if numbers is not None and numbers.ndim != 1:
             raise ArgumentError(
                 f"weights has shape {tuple(numbers.shape)}, but must have one axis. Pass a number for each objective."
@@ -440,6 +445,7 @@ class SuccessReward(Transform):
         self, success_key: Key = "success", reward_key: Key = "reward", *, scale: float = 1.0
     ):
         super().__init__([success_key], [reward_key])
+        as_number("scale", scale, meaning="the reward of success")
         self.scale = scale
 
     def _apply_transform(self, value: torch.Tensor) -> torch.Tensor:
@@ -501,11 +507,20 @@ def make_room(
             setattr(module, name, torch.empty_like(loaded))
 
 
-def as_buffer(number: Number) -> torch.Tensor:
-    """Write a number as a tensor of the default dtype; a tensor as a copy without gradient."""
+def as_buffer(name: str, number: Any) -> torch.Tensor:
+    """Write numbers as a tensor of the default dtype; a tensor as a copy without gradient.
+
+    Raises:
+        ArgumentTypeError: (a TypeError) they are no numbers. ``name`` says what they are, for the message.
+    """
     if isinstance(number, torch.Tensor):
         return number.detach().clone()
-    return torch.tensor(number, dtype=torch.get_default_dtype())
+    try:
+        return torch.tensor(number, dtype=torch.get_default_dtype())
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ArgumentTypeError(
+            f"{name} is {number!r}, but must be a number or a tensor of numbers. Pass 2.0, or torch.tensor([1.0, 2.0])."
+        ) from error
 
 
 class RewardScaling(_Affine):
@@ -534,8 +549,8 @@ class RewardScaling(_Affine):
         standard_normal: bool = False,
     ):
         super().__init__("reward" if in_keys is None else in_keys, out_keys)
-        self.register_buffer("loc", as_buffer(loc))
-        self.register_buffer("scale", as_buffer(scale))
+        self.register_buffer("loc", as_buffer("loc", loc))
+        self.register_buffer("scale", as_buffer("scale", scale))
         self.standard_normal = as_bool("standard_normal", standard_normal)
 
     def extra_repr(self) -> str:
@@ -593,11 +608,13 @@ class ObservationNorm(_Affine):
             )
         super().__init__(in_keys, out_keys, in_keys_inv, out_keys_inv)
         self.standard_normal = as_bool("standard_normal", standard_normal)
-        self.eps = 1e-6 if eps is None else eps
+        self.eps = (
+            1e-6 if eps is None else as_number("eps", eps, least=0, meaning="the least scale")
+        )
         self.register_buffer("loc", None)
         self.register_buffer("scale", None)
         if loc is not None and scale is not None:
-            self._fix(as_buffer(loc), as_buffer(scale))
+            self._fix(as_buffer("loc", loc), as_buffer("scale", scale))
 
     @lasting()
     def _fix(self, loc: torch.Tensor, scale: torch.Tensor) -> None:
@@ -733,7 +750,9 @@ class ObservationNorm(_Affine):
             )
         source = keys[0] if key is None else as_key(as_path(key))
         if source not in keys:
-            raise MissingKeyError(f"key is {source!r}, but ObservationNorm normalises {keys}.")
+            raise MissingKeyError(
+                f"key is {source!r}, but ObservationNorm normalises {keys}. Pass one of these."
+            )
         return source
 
     def _stood_in(self) -> EnvBase:

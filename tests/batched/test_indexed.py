@@ -294,7 +294,7 @@ def test_a_part_ends_with_the_batched_env(new_env):
     env.reset()
 
     for call in (part.reset, lambda: part.step(td), lambda: part.get_attr("n"), lambda: part[0]):
-        with pytest.raises(ClosedEnvError, match="that this is a part of was closed"):
+        with pytest.raises(ClosedEnvError, match="of which this is a part was closed"):
             call()
 
 

@@ -619,7 +619,7 @@ def test_an_instance_in_a_list_is_copied_too(opened, batched):
 @both
 def test_keywords_for_an_instance_are_refused(batched):
     with pytest.raises(
-        (ArgumentError, WorkerError), match=r"\['n'\] were given with an env instance"
+        (ArgumentError, WorkerError), match=r"\['n'\] were given, but create_env_fn is an env"
     ):
         batched(2, Count(5), create_env_kwargs={"n": 3}).reset()
 

@@ -155,7 +155,7 @@ def test_an_episode_that_does_not_end_is_told_as_reward_a_step(run):
         (("lst",), "Did you mean 'list'? See: envkit --help"),
         (("list", "nosuch", "--world", "gym"), "no id here matches 'nosuch' in the world 'gym'"),
         (("--nonsense",), "--nonsense"),
-        (("demo", "--device", "gpu"), "cpu or cuda"),
+        (("demo", "--device", "gpu"), "Pass cpu, cuda"),
     ],
 )  # fmt: skip
 def test_a_mistake_ends_with_status_2_and_no_traceback(run, arguments, told):

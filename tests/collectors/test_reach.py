@@ -347,7 +347,11 @@ def test_a_version_is_refused_beside_an_entry_of_its_name():
             "two names of one option",
             {"extend_buffer": True, "replay_buffer_chunk": False, "replay_buffer": []},
         ),
-        (ArgumentTypeError, r"without collection_stopped\(\)", {"interruptor": object()}),
+        (
+            ArgumentTypeError,
+            r"must have a method collection_stopped\(\)",
+            {"interruptor": object()},
+        ),
         (ArgumentTypeError, r"worker_idx is 'a'", {"worker_idx": "a"}),
         (
             ArgumentError,

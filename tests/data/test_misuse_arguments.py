@@ -89,7 +89,7 @@ MISUSES = {
     "an action of another dtype": (
         lambda: Count(run_type_checks=True).step(Count().reset().set("action", torch.zeros(1))),
         TypeError,
-        r"'action' is a Tensor of dtype torch\.float32.*torch\.int64",
+        r"'action' is of type Tensor and dtype torch\.float32.*torch\.int64",
     ),
     "an action of another shape": (
         lambda: Count(run_type_checks=True).step(
@@ -170,11 +170,15 @@ MISUSES = {
         "'action' is 'a', of type str.*Pass",
     ),
     "no action": (lambda: faced().step(None), TypeError, "'action' is None.*Pass numbers"),
-    "a check of a number": (lambda: check_env_specs(3), TypeError, "given a int.*an instance"),
+    "a check of a number": (
+        lambda: check_env_specs(3),
+        TypeError,
+        "env is 3, of type int.*must be an env of envkit",
+    ),
     "a check of a class": (
         lambda: check_env_specs(Count),
         TypeError,
-        r"the class Count.*check_env_specs\(Count\(\.\.\.\)\)",
+        r"the class Count.*Build one: Count\(\.\.\.\)",
     ),
     # -- wrappers, 1. gym
     "a backend that is a number": (

@@ -403,7 +403,7 @@ MISUSES = {
     "a policy that is a number": (
         lambda: Count().rollout(3, 7),
         TypeError,
-        "policy must be callable, got int.*Pass a module",
+        "policy is 7, of type int, but must be callable.*Pass a module",
     ),
     "a policy that gives nothing": (
         lambda: Count().rollout(3, lambda td: None),
@@ -422,7 +422,7 @@ MISUSES = {
     "a primer that is none": (
         lambda: Count(policy=_Memory()),
         ValueError,
-        "make_tensordict_primer of _Memory returned.*must return an envkit.TensorDictPrimer",
+        "make_tensordict_primer of _Memory returned.*must return a primer. Return an envkit.TensorDictPrimer",
     ),
     # -- 10. helpers
     "an env that does not keep its specs": (
@@ -433,12 +433,12 @@ MISUSES = {
     "an env of another library, checked": (
         lambda: check_env_specs(gymnasium.make("CartPole-v1")),
         TypeError,
-        r"given a TimeLimit, but runs an env of envkit. Wrap it: check_env_specs\(GymWrapper\(env\)\)",
+        r"of type TimeLimit, but must be an env of envkit. Wrap it: GymWrapper\(env\)",
     ),
     "a class, checked": (
         lambda: check_env_specs(Count),
         TypeError,
-        r"the class Count, .*Pass an instance: check_env_specs\(Count\(\.\.\.\)\)",
+        r"the class Count, .*Build one: Count\(\.\.\.\)",
     ),
     # -- batches
     **{
@@ -460,7 +460,7 @@ MISUSES = {
     "members that differ": (
         lambda: MixedEnv([serial(), SerialEnv(1, Several)]),
         ValueError,
-        "action 'action': member 0 has Categorical.*member 1 has absent.*Bring them to one spec",
+        "action 'action': member 0 has Categorical.*member 1 has absent.*Put transforms around members",
     ),
     "members on two devices": (
         lambda: MixedEnv([Custom(batch_size=[1], device=name) for name in ("cpu", "meta")]),
@@ -486,12 +486,12 @@ MISUSES = {
     "a transform that is a number": (
         lambda: TransformedEnv(Count(), 3),
         ValueError,
-        "must be a Transform or a function.*got int",
+        "of type int, but must be a Transform or a function",
     ),
     "a list of transforms": (
         lambda: TransformedEnv(Count(), [StepCounter(), InitTracker()]),
         ValueError,
-        r"got list\. Put several into one: Compose\(t1, t2\)",
+        r"of type list, .*Put several into one: Compose\(t1, t2\)",
     ),
     "an index out of range": (
         lambda: Compose(StepCounter()).insert(7, InitTracker()),
@@ -506,7 +506,7 @@ MISUSES = {
     "a random default": (
         lambda: TensorDictPrimer(m=Unbounded((1,)), random=True, default_value=1.0),
         ValueError,
-        "random=True and default_value were given: choose one",
+        "random=True and default_value are both given. Pass one",
     ),
     "names of unequal number": (
         lambda: RenameTransform(["a", "b"], ["c"]),

@@ -80,7 +80,6 @@ MODULES = {
     ),
     "an array": lambda cls: module(cls, ("action", "loc"), lambda o, a: (a, a.detach().numpy())),
     "what it was given": lambda cls: module(cls, ("action", "seen"), lambda o, a: (a, o)),
-    "a changed observation": lambda cls: module(cls, more=lambda o, a: (o.mul_(0.5), a)[1]),
     "another observation": lambda cls: module(
         cls, ("action", "observation"), lambda o, a: (a, o * 2)
     ),

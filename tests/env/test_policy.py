@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Annotated
 
 import gymnasium
 import numpy as np
 import pytest
 import torch
+from tensordict import TensorDict
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import nn
 
@@ -28,6 +30,7 @@ from envkit import (
     TrajCounter,
     TransformedEnv,
     UnsqueezeTransform,
+    evaluate,
 )
 from envkit.env.policy import RandomPolicy, observation_inputs
 from envkit.errors import BatchSizeError, PolicyError
@@ -101,7 +104,7 @@ def test_a_function_that_takes_fewer_entries_is_told_which_there_are():
 
     with pytest.raises(
         PolicyError,
-        match=r"\['observation', 'wide'\].*Linear.*2 arguments.*TensorDictModule.*in_keys",
+        match=r"\['observation', 'wide'\].*Linear.*2 arguments.*policy\(td\).*TensorDictModule.*in_keys",
     ):
         env.rollout(3, nn.Linear(3, 1))
     with pytest.raises(PolicyError, match=r"<lambda>\(one\) does not take 2 arguments"):
@@ -268,7 +271,46 @@ def test_a_function_that_expects_the_tensordict_is_told_how_to_get_it(policy):
     with pytest.raises((AttributeError, IndexError)) as raised:
         GymEnv("Pendulum-v1").rollout(2, policy)
 
-    assert any("name its argument `tensordict` or `td`" in note for note in raised.value.__notes__)
+    (note,) = raised.value.__notes__
+    assert "called with the observations ['observation'], and not" in note
+    assert "policy(observation)" in note and "named `td` or `tensordict`" in note
+
+
+def on_observations(td):
+    return torch.tanh(td)[..., :1]
+
+
+def annotated(place: TensorDict | None):
+    return nn.functional.linear(place, torch.ones(1, 3))
+
+
+@pytest.mark.parametrize("policy", [on_observations, annotated])
+def test_a_function_that_expects_observations_is_told_why_it_gets_the_tensordict(policy):
+    with pytest.raises((TypeError, AttributeError)) as raised:
+        GymEnv("Pendulum-v1").rollout(2, policy)
+
+    (note,) = raised.value.__notes__
+    assert "called with the TensorDict, and not with the observations" in note
+    assert "policy(observation)" in note and "named `td` or `tensordict`" in note
+
+
+def test_a_trusted_function_that_expects_observations_is_told_why_it_gets_the_tensordict():
+    with pytest.raises(TypeError) as raised:
+        GymEnv("Pendulum-v1").rollout(2, nn.Linear(3, 1), trust_policy=True)
+
+    assert "because of trust_policy=True" in raised.value.__notes__[-1]
+
+
+@pytest.mark.parametrize(
+    "hint", [TensorDict, TensorDict | None, "TensorDict", Annotated[TensorDict, "root"]]
+)
+def test_an_annotation_says_that_a_function_takes_the_tensordict(hint):
+    def policy(place):
+        return place.set("action", torch.zeros(1))
+
+    policy.__annotations__["place"] = hint
+
+    assert (GymEnv("Pendulum-v1").rollout(2, policy)["action"] == 0).all()
 
 
 def test_other_errors_of_a_policy_get_no_advice():
@@ -279,3 +321,87 @@ def test_other_errors_of_a_policy_get_no_advice():
         GymEnv("Pendulum-v1").rollout(2, policy)
 
     assert not hasattr(raised.value, "__notes__")
+
+
+# ------------------------------------------------------------------------- what a policy is called with
+
+
+def scales(observation):
+    observation /= 2
+    return observation[..., :1]
+
+
+def scales_in_the_root(td):
+    td["observation"] /= 2
+    return td.set("action", td["observation"][..., :1])
+
+
+class Scales(nn.Module):
+    def forward(self, observation):
+        return scales(observation)
+
+
+IN_PLACE = {
+    "a function": scales,
+    "a function of the TensorDict": scales_in_the_root,
+    "a module": Scales(),
+    "a TensorDictModule": TensorDictModule(Scales(), ["observation"], ["action"]),
+    "a sequence": TensorDictSequential(
+        TensorDictModule(Scales(), ["observation"], ["action"]),
+        TensorDictModule(nn.Identity(), ["action"], ["copy"]),
+    ),
+}
+PENDULUMS = {
+    "one": partial(GymEnv, "Pendulum-v1"),
+    "transformed": lambda: GymEnv("Pendulum-v1").append_transform(StepCounter()),
+    "rows": lambda: SerialEnv(2, partial(GymEnv, "Pendulum-v1")),
+    "TensorDicts": lambda: SerialEnv(2, partial(GymEnv, "Pendulum-v1"), use_buffers=False),
+}
+USES = {
+    "rollout": lambda env, policy: env.rollout(3, policy),
+    "callback": lambda env, policy: env.rollout(3, policy, callback=lambda *_: None),
+    "collector": lambda env, policy: next(
+        iter(Collector(env, policy, frames_per_batch=6, total_frames=6))
+    ),
+    "evaluate": lambda env, policy: evaluate(env, policy, 1, max_steps=3),
+}
+
+
+@pytest.mark.parametrize(
+    ("use", "env"),
+    [*(("rollout", env) for env in PENDULUMS), *((use, "TensorDicts") for use in list(USES)[1:])],
+)
+@pytest.mark.parametrize("policy", IN_PLACE)
+def test_a_policy_that_writes_to_what_it_is_called_with_is_refused(policy, env, use):
+    made = PENDULUMS[env]()
+
+    with pytest.raises(PolicyError, match=r"changed \['observation'\] in place.*clone"):
+        USES[use](made, IN_PLACE[policy])
+    made.close(raise_if_closed=False)
+
+
+def test_what_a_policy_carries_is_not_written_to_either():
+    def counts(td):
+        td["turn"] += 1
+        return td.set("action", torch.zeros(1))
+
+    env = GymEnv("Pendulum-v1")
+    root = env.reset().set("turn", torch.zeros(1))
+
+    with pytest.raises(PolicyError, match=r"changed \['turn'\] in place"):
+        env.rollout(3, counts, auto_reset=False, tensordict=root)
+
+
+@pytest.mark.parametrize("env", PENDULUMS)
+def test_a_policy_may_change_copies_and_put_new_tensors(env):
+    def policy(td):
+        td["observation"] = td["observation"].clone().div_(2)
+        return td.set("action", td["observation"][..., :1])
+
+    with PENDULUMS[env]() as made, torch.inference_mode():
+        data = made.rollout(3, policy)
+
+    assert (data["observation"] != 0).any()
+    assert not torch.equal(
+        data["observation"][..., 1:, :], data["next", "observation"][..., :-1, :]
+    )

@@ -316,7 +316,7 @@ def test_actions_that_do_not_fit_are_not_those_of_a_policy(two, item, told, numb
 
 @pytest.mark.parametrize("policy", [3, "random", torch.zeros(1)])
 def test_a_policy_is_callable(policy):
-    with pytest.raises(TypeError, match=f"must be callable, got {type(policy).__name__}"):
+    with pytest.raises(TypeError, match=f"of type {type(policy).__name__}, but must be callable"):
         Count(5).rollout(3, policy)
 
 

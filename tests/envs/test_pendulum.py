@@ -95,7 +95,7 @@ def test_default_parameters_are_finite(value):
 
 def test_parameters_of_rows_have_names():
     with pytest.raises(
-        InputError, match=r"'params' is a Tensor.*\['dt', 'g'.*gen_params\(batch_size="
+        InputError, match=r"'params' is of type Tensor.*\['dt', 'g'.*gen_params\(batch_size="
     ):
         PendulumEnv().reset(TensorDict({"params": torch.zeros(3)}, [3]))
     with pytest.raises(MissingKeyError, match=r"has no .*\('params', 'g'\)"):

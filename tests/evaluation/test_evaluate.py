@@ -396,7 +396,7 @@ def test_policies_are_compared_on_the_same_seeds():
     assert repr(difference).startswith("Difference(more - less: return +10, 95% interval")
     assert repr(found).count("Evaluation(4 episodes") == 3
     assert found._repr_html_().count("<tr>") == 4
-    with pytest.raises(MissingKeyError, match="there is no 'most'"):
+    with pytest.raises(MissingKeyError, match="there is no policy 'most'"):
         found.difference("most", "less")
     with pytest.raises(BatchSizeError, match="cannot be paired"):
         Comparison({"a": found["more"], "b": evaluate(env, do(1), 1)}).difference("a", "b")
@@ -430,7 +430,7 @@ class Rewarded(Count):
         ({"env": Rewarded((3, 1))}, r"'reward': 3.*agents='mean' or agents='sum'"),
         (
             {"env": Rewarded((3, 1)), "agents": "best"},
-            r"agents is 'best', but must be 'sum', 'mean'",
+            r"agents is 'best', but must be 'sum', 'mean' or None",
         ),
     ],
 )
@@ -476,7 +476,7 @@ def test_a_reward_is_chosen_by_its_name():
         others = [other for other in env.reward_keys if other != key]
         alone = evaluate(TransformedEnv(Several(), ExcludeTransform(*others)), None, 2, seed=0)
         assert torch.equal(chosen.returns, alone.returns)
-    with pytest.raises(MissingKeyError, match="Several has no reward 'luck'"):
+    with pytest.raises(MissingKeyError, match="reward_key is 'luck', but Several has the rewards"):
         evaluate(env, None, 2, reward_key="luck")
 
 

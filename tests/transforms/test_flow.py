@@ -109,7 +109,7 @@ def test_a_condition_of_another_size_is_refused():
 def test_a_condition_that_gives_no_bool_is_refused(answer):
     env = TransformedEnv(Count(9), ConditionalSkip(lambda td: answer))
 
-    with pytest.raises(TypeError, match=rf"returned {answer!r} of type.*must give a bool"):
+    with pytest.raises(TypeError, match=rf"returned {answer!r} of type.*must return bools"):
         env.rand_step(env.reset())
 
 

@@ -248,7 +248,7 @@ def test_unroll_names_what_it_would_pass_by():
 def test_only_a_stateless_env_is_unrolled():
     env = TransformedEnv(GymEnv("CartPole-v1"), StepCounter())
 
-    with pytest.raises(FusionError, match=r"this is a GymEnv behind transforms\. Use rollout"):
+    with pytest.raises(FusionError, match=r"but GymEnv is not\. Use rollout"):
         env.unroll(env.reset(), 3)
     with pytest.raises(AttributeError, match="traces"):
         _ = env.traces

@@ -197,5 +197,8 @@ def test_recurrent_modules_of_the_reference_are_primed(kind):
 
 
 def test_what_is_no_primer_is_refused_by_name():
-    with pytest.raises(ValueError, match=r"Linear, but must return an envkit.TensorDictPrimer, or"):
+    with pytest.raises(
+        ValueError,
+        match=r"Linear, but must return a primer\. Return an envkit.TensorDictPrimer, or",
+    ):
         Count(5, policy=Other())

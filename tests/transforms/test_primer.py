@@ -185,7 +185,7 @@ def test_values_are_checked_against_their_specs():
 
 
 def test_contradictory_arguments_are_refused():
-    with pytest.raises(ValueError, match="choose one"):
+    with pytest.raises(ValueError, match="are both given"):
         TensorDictPrimer(mem=Unbounded((1,)), random=True, default_value=1)
     with pytest.raises(ValueError, match="into one"):
         TensorDictPrimer({"a": Unbounded((1,))}, mem=Unbounded((1,)))

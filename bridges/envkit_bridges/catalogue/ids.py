@@ -221,6 +221,13 @@ class WorldInfo:
     problem: str | None = None
 
 
+def _require_id(id: object) -> None:
+    if not isinstance(id, str):
+        raise ArgumentTypeError(
+            f"id is {id!r}, of type {type(id).__name__}, but must be a string. Pass 'brax/ant', for example."
+        )
+
+
 @dataclass(frozen=True)
 class Found:
     """The environment that an id names.
@@ -274,14 +281,17 @@ def register(id: str, factory: Factory, *, kind: Kind = "stateful") -> None:
         tensor([False, False, False, False,  True])
         >>> env.close()
     """
+    _require_id(id)
     if not callable(factory):
         raise ArgumentTypeError(
-            f"the factory of {id!r} is {factory!r}, of type {type(factory).__name__}, but must be a callable that "
-            "makes an env."
+            f"the factory of {id!r} is {factory!r}, of type {type(factory).__name__}, but must be callable. Pass a "
+            "function that makes an env, or its class."
         )
     world, _, name = id.partition("/")
     if not (world and name):
-        raise ArgumentError(f"id is {id!r}, but must be of the form 'world/name', as 'lab/Arm-v0'.")
+        raise ArgumentError(
+            f"id is {id!r}, but must have the form 'world/name'. Pass 'lab/Arm-v0', for example."
+        )
     if world in WORLDS:
         raise ArgumentError(
             f"id is {id!r}, but {world!r} is one of envkit's own worlds. Choose another name in front of the '/'."
@@ -289,7 +299,9 @@ def register(id: str, factory: Factory, *, kind: Kind = "stateful") -> None:
     if id in _REGISTERED:
         raise ArgumentError(f"{id!r} is registered already. Choose another id.")
     if kind not in ("stateful", "stateless"):
-        raise ArgumentError(f"kind is {kind!r}, but must be 'stateful' or 'stateless'.")
+        raise ArgumentError(
+            f"kind is {kind!r}, but must be 'stateful' or 'stateless'. Pass one of these."
+        )
     _REGISTERED[id] = Found(factory, kind)
 
 
@@ -317,10 +329,7 @@ def find(id: str) -> Found:
         ArgumentError: (a ValueError) nothing, or something in several worlds.
         MissingLibraryError, BrokenLibraryError: (an ImportError) of the world that it names.
     """
-    if not isinstance(id, str):
-        raise ArgumentTypeError(
-            f"id is {id!r}, of type {type(id).__name__}, but must be a string. Pass one as 'brax/ant' or 'gym/CartPole-v1'."
-        )
+    _require_id(id)
     if id in _REGISTERED:
         return _REGISTERED[id]
     first, _, name = id.partition("/")

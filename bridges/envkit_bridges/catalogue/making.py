@@ -13,7 +13,7 @@ from typing import Any
 from envkit.batched.async_pool import AsyncEnvPool, ProcessorAsyncEnvPool
 from envkit.batched.parallel import ParallelEnv
 from envkit.batched.serial import SerialEnv
-from envkit.data.arguments import as_int
+from envkit.data.arguments import as_int, require_option
 from envkit.data.keywords import known_to
 from envkit.env.base import EnvBase
 from envkit.errors import ArgumentError, ArgumentTypeError, OptionError
@@ -130,7 +130,7 @@ def _listed(transforms: Transform | Sequence[Transform] | None) -> list[Transfor
         if not isinstance(one, Transform):
             raise ArgumentTypeError(
                 f"transforms hold {one!r}, of type {type(one).__name__}, but must be a Transform or several: "
-                "transforms=[StepCounter(), RewardSum()], say."
+                "transforms=[StepCounter(), RewardSum()], for example."
             )
     return given
 
@@ -190,11 +190,7 @@ def _made(request: _Request) -> EnvBase:
         sizes = {} if request.num_envs is None else {"batch_size": [request.num_envs]}
         return request.build(**sizes, **({} if backend is None else {"backend": backend}))
     forms = _FORMS[kind] | (_OF_GYM if request.found.world == "gym" else {})
-    if backend not in forms:
-        raise ArgumentError(
-            f"backend is {backend!r}, but envs of {request.found.world or 'this id'} are made many by one of "
-            f"{', '.join(repr(name) for name in forms if name)}, or by None."
-        )
+    require_option("backend", backend, [*filter(None, forms), None])
     if request.num_envs is None and backend is not None:
         raise ArgumentError(
             f"backend={backend!r} says how many envs are one, but one env is asked for. Pass num_envs too."

@@ -47,9 +47,9 @@ from envkit.env.base import EnvBase
 from envkit.env.runs import InPlace, Moment
 from envkit.env.seeding import checked_seed
 from envkit.env.thread_lock import InUse
+from envkit.env.wrapper_hints import require_env
 from envkit.errors import (
     ArgumentError,
-    ArgumentTypeError,
     InputError,
     NotResetError,
     UnsupportedError,
@@ -627,11 +627,7 @@ def _part(action: object, name: Path) -> Any:
 
 
 def _require_rows(env: EnvBase, whose: str) -> None:
-    if not isinstance(env, EnvBase):
-        raise ArgumentTypeError(
-            f"{whose} was given {env!r}, of type {type(env).__name__}, but shows an env of envkit. Make one: "
-            "envkit.make('gym/CartPole-v1', num_envs=8), say."
-        )
+    require_env("env", env, "Pass envkit.make('gym/CartPole-v1', num_envs=8), for example.")
     if len(env.batch_size) != 1:
         raise ArgumentError(
             f"{whose} shows rows of one batch axis, but the batch size of this {type(env).__name__} is "
@@ -651,7 +647,7 @@ def _require_rows(env: EnvBase, whose: str) -> None:
     if () not in env.done_levels:
         raise ArgumentError(
             f"{whose} reads the done flags of the root, but this {type(env).__name__} has them in "
-            f"{[as_key(level) for level in env.done_levels]} only."
+            f"{[as_key(level) for level in env.done_levels]} only. Declare them at the root too."
         )
 
 
@@ -668,4 +664,6 @@ def _require_arrays(specs: Composite, whose: str) -> None:
                 "transform, or leave it out with ExcludeTransform."
             )
     if not list(specs.keys(True, True)):
-        raise ArgumentError(f"{whose} has no observation to show: all entries are state or infos.")
+        raise ArgumentError(
+            f"{whose} has no observation to show, because all entries are state or infos. Declare one in the env."
+        )

@@ -172,8 +172,8 @@ def _listed(data: object) -> Iterable[Any]:
         return (data,)
     if not isinstance(data, Iterable):
         raise ArgumentTypeError(
-            f"data is of type {type(data).__name__}, but must be a TensorDict with a time axis, as a rollout, or an "
-            "iterable of such, as a collector."
+            f"data is of type {type(data).__name__}, but must be a TensorDict with a time axis, or an iterable of them. Pass "
+            "a rollout or a collector."
         )
     return data
 

@@ -55,8 +55,8 @@ def register_gym(
     """Do what `EnvBase.register_gym` documents."""
     if not isinstance(id, str):
         raise ArgumentTypeError(
-            f"id is {id!r}, of type {type(id).__name__}, but must be a string, the name in the "
-            'registry: register_gym("MyEnv-v0").'
+            f"id is {id!r}, of type {type(id).__name__}, but must be a string: the name in the "
+            "registry. Pass 'MyEnv-v0', for example."
         )
     if options["max_episode_steps"] is not None:
         meaning = "the length of the longest episode, or None for no limit"

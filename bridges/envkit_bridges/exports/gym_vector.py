@@ -14,7 +14,7 @@ import functools
 import multiprocessing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import gymnasium
 import numpy as np
@@ -23,7 +23,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
-from envkit.data.arguments import as_bool
+from envkit.data.arguments import as_bool, require_option
 from envkit.data.paths import Key, Path
 from envkit.env.base import EnvBase
 from envkit.env.runs import Moment
@@ -95,9 +95,9 @@ def _mode(autoreset: object) -> AutoresetMode:
     known = {mode.name.lower(): mode for mode in AutoresetMode}
     if isinstance(autoreset, AutoresetMode):
         return autoreset
-    if not isinstance(autoreset, str) or autoreset.lower() not in known:
-        raise ArgumentError(f"autoreset is {autoreset!r}, but must be one of {sorted(known)}.")
-    return known[autoreset.lower()]
+    name = autoreset.lower() if isinstance(autoreset, str) else autoreset
+    require_option("autoreset", name, sorted(known))
+    return known[cast(str, name)]
 
 
 class GymVectorView(VectorEnv):
@@ -247,7 +247,7 @@ class GymVectorView(VectorEnv):
         if mask.dtype != bool or mask.shape != (self.num_envs,) or not mask.any():
             raise ArgumentError(
                 f"reset_mask is {mask.dtype} of shape {mask.shape} and chooses {np.count_nonzero(mask)} rows, but "
-                f"must be bool of shape {(self.num_envs,)} and choose one row or more."
+                f"must be bool of shape {(self.num_envs,)} and choose one row or more. Pass True for rows to reset."
             )
         return mask, given
 

@@ -32,7 +32,7 @@ from envkit.data.files import telling, undamaged, whole_folder
 from envkit.data.keywords import refuse_unknown
 from envkit.data.paths import Path, as_key, infos_in, leaf_paths, nest
 from envkit.env.base import EnvBase
-from envkit.env.wrapper_hints import wrapping_of
+from envkit.env.wrapper_hints import require_env
 from envkit.errors import ArgumentError, ArgumentTypeError, MissingFileError, MissingKeyError
 from envkit.specs import Categorical, MultiCategorical, MultiOneHot, OneHot, TensorSpec
 from envkit.specs.annotations import EnvData
@@ -404,10 +404,8 @@ def to_minari(
             f"it: minari.delete_dataset({dataset_id!r})."
         )
     listed = _listed(metadata)
-    if env is not None and not isinstance(env, EnvBase):
-        raise ArgumentTypeError(
-            f"env is of type {type(env).__name__}, but must be an env of envkit. Wrap it: {wrapping_of(env)}."
-        )
+    if env is not None:
+        require_env("env", env, "Leave it out, or wrap it: GymWrapper(env).")
     with whole_folder(target) as folder:
         counts, storage = _write(data, folder / "data", target, env)
         with telling(target):
@@ -497,13 +495,14 @@ def _place(dataset_id: str) -> tuple[str | None, File]:
     pattern = require("minari.dataset.minari_dataset").DATASET_ID_RE
     if not isinstance(dataset_id, str):
         raise ArgumentTypeError(
-            f"dataset_id is {dataset_id!r}, of type {type(dataset_id).__name__}, but must be text: 'ant/random-v0'."
+            f"dataset_id is {dataset_id!r}, of type {type(dataset_id).__name__}, but must be text. Pass 'ant/random-v0', for "
+            "example."
         )
     match = pattern.fullmatch(dataset_id)
     if match is None or match["version"] is None:
         raise ArgumentError(
-            f"dataset_id is {dataset_id!r}, but must be of the form '(namespace/)name-v(version)', of letters, digits, "
-            "'_' and '-', the namespace of two or more, as 'ant/random-v0'."
+            f"dataset_id is {dataset_id!r}, but must have the form '(namespace/)name-v(version)', of letters, digits, "
+            "'_' and '-'. The namespace has two characters or more. Pass 'ant/random-v0', for example."
         )
     root = require("minari.storage.datasets_root_dir")
     return match["namespace"], root.get_dataset_path(dataset_id)

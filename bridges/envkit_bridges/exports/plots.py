@@ -109,7 +109,7 @@ def plot_rollout(
     if not entries:
         raise MissingKeyError(
             f"the data has no entry with 1 to {_WIDEST} numbers a step to plot; it has "
-            f"{sorted(map(str, td.keys(True, True)))}."
+            f"{sorted(map(str, td.keys(True, True)))}. Pass a rollout with such an entry, e.g. the reward."
         )
     given: Any = _axes(len(entries)) if axes is None else axes
     shown = np.atleast_1d(given)

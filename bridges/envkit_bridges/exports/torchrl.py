@@ -63,11 +63,11 @@ def to_torchrl(env: EnvBase) -> TorchRLEnv:
     """
     if not isinstance(env, EnvBase):
         is_theirs = any(kind.__module__.startswith("torchrl.") for kind in type(env).__mro__)
-        fix = "Pass an env: to_torchrl(GymEnv('CartPole-v1'))."
+        fix = "Pass GymEnv('CartPole-v1'), for example."
         if is_theirs:
-            fix = "TorchRL takes it as it is; TorchRLWrapper(env) makes an env of envkit of it."
+            fix = "Use it as it is: it is an env of TorchRL. TorchRLWrapper(env) makes an env of envkit of it."
         raise ArgumentTypeError(
-            f"to_torchrl was given {type(env).__name__} of {type(env).__module__}, but takes an env of envkit. {fix}"
+            f"env is {env!r}, of type {type(env).__name__}, but must be an env of envkit. {fix}"
         )
     for kind in ("state", "action", "observation"):
         refuse_ragged(getattr(env, f"full_{kind}_spec"), kind, "to_torchrl")
@@ -286,7 +286,7 @@ class TorchRLWrapper(EnvBase):
 def _require_theirs(env: object) -> None:
     if isinstance(env, EnvBase):
         raise ArgumentTypeError(
-            f"TorchRLWrapper was given {type(env).__name__}, which is an env of envkit already: use it as it is. "
+            f"env is {type(env).__name__}, an env of envkit, but must be one of TorchRL. Use it as it is. "
             "to_torchrl(env) makes an env of TorchRL of it."
         )
     kinds = type(env).__mro__
@@ -294,6 +294,6 @@ def _require_theirs(env: object) -> None:
         kind.__name__ == "EnvBase" and kind.__module__.startswith("torchrl.") for kind in kinds
     ):
         raise ArgumentTypeError(
-            f"TorchRLWrapper was given {env!r}, of type {type(env).__name__}, but takes an env of TorchRL: "
-            'TorchRLWrapper(torchrl.envs.GymEnv("CartPole-v1")).'
+            f"env is {env!r}, of type {type(env).__name__}, but must be an env of TorchRL. Pass "
+            "torchrl.envs.GymEnv('CartPole-v1'), for example."
         )

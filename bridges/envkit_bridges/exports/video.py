@@ -25,12 +25,13 @@ import numpy as np
 import torch
 from tensordict import TensorDictBase
 
-from envkit.data.arguments import as_bool, as_file, as_int
+from envkit.data.arguments import as_bool, as_file, as_int, as_number, require_option
 from envkit.data.files import require_place, telling, whole_file
 from envkit.env.base import EnvBase
 from envkit.env.learning import left_as_it_was
 from envkit.env.policy import PolicyLike, as_policy
-from envkit.errors import ArgumentError, ArgumentTypeError, UnsupportedError, WriteError
+from envkit.env.wrapper_hints import require_env
+from envkit.errors import ArgumentError, UnsupportedError, WriteError
 from envkit_bridges.exports.painters import draws_states, pace_of, painter_of, without_transforms
 from envkit_bridges.libraries import require
 
@@ -72,7 +73,8 @@ class Video:
             or not len(frames)
         ):
             raise ArgumentError(
-                f"frames are {frames.dtype}{list(frames.shape)}, but must be uint8 of shape (frames, 3, height, width)."
+                f"frames are {frames.dtype}{list(frames.shape)}, but must be uint8 of shape (frames, 3, height, width). Convert "
+                "them, e.g. frames.permute(0, 3, 1, 2) where the colours come last."
             )
         self.frames = frames
         self.fps = require_pace(fps)
@@ -143,8 +145,7 @@ class VideoFolder:
     """
 
     def __init__(self, folder: str | Path, *, format: str = "gif", fps: int = 30):
-        if format not in _WRITERS:
-            raise ArgumentError(f"format is {format!r}, but must be one of {sorted(_WRITERS)}.")
+        require_option("format", format, sorted(_WRITERS))
         _require_writers(format)
         self.folder = as_file("folder", folder)
         self.format = format
@@ -173,7 +174,7 @@ class VideoFolder:
         """
         if video.ndim != 5 or video.shape[0] != 1:
             raise ArgumentError(
-                f"a video must have shape (1, frames, 3, height, width), got {tuple(video.shape)}."
+                f"video has shape {tuple(video.shape)}, but must have shape (1, frames, 3, height, width). Reshape it."
             )
         path = self.folder / f"{name}{'' if step is None else f'_{step}'}.{self.format}"
         with telling(path):
@@ -212,8 +213,7 @@ def require_pace(fps: float) -> float:
     Raises:
         ArgumentError: (a ValueError) it is no number above 0.
     """
-    if isinstance(fps, bool) or not isinstance(fps, int | float) or not 0 < fps < math.inf:
-        raise ArgumentError(f"fps is {fps!r}, but must be a number above 0, such as 30.")
+    as_number("fps", fps, above=0, meaning="the frames per second, such as 30")
     return fps
 
 
@@ -307,7 +307,7 @@ def record(
         Video('cartpole.gif', 3 frames of 600x400, fps=50)
         >>> env.close()
     """
-    _require_env(env)
+    require_env("env", env, "Pass GymEnv('CartPole-v1', render_mode='rgb_array'), for example.")
     path = as_video_path(path)
     if steps is not None:
         steps = as_int(
@@ -368,7 +368,7 @@ def video(
         >>> video(env, env.rollout(3), row=2)
         Video(3 frames of 16x16, fps=15)
     """
-    _require_env(env)
+    require_env("env", env, "Pass GymEnv('CartPole-v1', render_mode='rgb_array'), for example.")
     drawing: Any = without_transforms(env)
     if not draws_states(drawing):
         raise UnsupportedError(
@@ -382,14 +382,6 @@ def video(
     if path is not None:
         seen.save(path)
     return seen
-
-
-def _require_env(env: object) -> None:
-    if not isinstance(env, EnvBase):
-        raise ArgumentTypeError(
-            f"env is {env!r}, of type {type(env).__name__}, but must be an env of envkit. Pass "
-            "GymEnv('CartPole-v1', render_mode='rgb_array'), say; GymWrapper(env) makes one of Gymnasium's."
-        )
 
 
 def _rows_of(env: EnvBase, rows: int | Sequence[int]) -> list[int]:

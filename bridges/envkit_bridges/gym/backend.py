@@ -95,7 +95,7 @@ class set_gym_backend:
             )
         if not isinstance(backend, str) and not hasattr(backend, "make"):
             raise ArgumentTypeError(
-                f"backend is {backend!r}, of type {type(backend).__name__}, which makes no envs. Pass "
+                f"backend is {backend!r}, of type {type(backend).__name__}, but must make envs. Pass "
                 f"one of {', '.join(_NAMES)}, or a module with `make` and `spaces`."
             )
         self.backend = backend

@@ -18,9 +18,9 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from envkit.batched.parallel import ParallelEnv
-from envkit.data.arguments import as_int
+from envkit.data.arguments import as_int, require_option
 from envkit.data.keywords import refuse_unknown
-from envkit.errors import ArgumentError, ArgumentTypeError
+from envkit.errors import ArgumentTypeError
 from envkit.specs.annotations import BatchSize, Device
 from envkit_bridges.gym.backend import gym_backend, set_gym_backend
 from envkit_bridges.gym.gym_wrapper import GymWrapper
@@ -145,7 +145,9 @@ class GymEnv(MaybeInWorkers, GymWrapper):
 
 def _require_name(env_name: object) -> None:
     if not isinstance(env_name, str) and not hasattr(env_name, "entry_point"):
-        fix = "GymWrapper(env)" if hasattr(env_name, "step") else "GymEnv('CartPole-v1'), say"
+        fix = (
+            "GymWrapper(env)" if hasattr(env_name, "step") else "GymEnv('CartPole-v1'), for example"
+        )
         raise ArgumentTypeError(
             f"env_name is {env_name!r}, of type {type(env_name).__name__}, but must be the name of "
             f"a registered env, or its spec. Use {fix}."
@@ -218,11 +220,8 @@ def require_render_mode(library: ModuleType, env_name: Any, mode: Any) -> None:
     made = [f"{one}_list" for one in known if isinstance(one, str)]
     if "rgb_array" in known or "rgb_array_list" in known:
         made.append("human")
-    if known and mode not in (*known, *made):
-        raise ArgumentError(
-            f"render_mode of {env_name!r} is {mode!r}, but must be one of {', '.join(map(repr, known))}. Pass one of "
-            "these, or leave it out."
-        )
+    if known:
+        require_option(f"render_mode of {env_name!r}", mode, dict.fromkeys((*known, *made)))
 
 
 def _made_by(library: ModuleType, env_name: Any) -> Any:

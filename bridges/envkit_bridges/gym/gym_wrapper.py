@@ -104,7 +104,10 @@ class GymWrapper(OnRow, GymLikeEnv):
         device: Device | None = "cpu",
         **options: Unpack[EnvOptions],
     ):
-        as_bool("info", info)
+        switches = {"info": info, "from_pixels": from_pixels, "pixels_only": pixels_only}
+        switches["categorical_action_encoding"] = categorical_action_encoding
+        for name, given in switches.items():
+            as_bool(name, given)
         options["batch_size"] = batch = _batch_of(env, options.get("batch_size"))
         super().__init__(
             env,

@@ -23,14 +23,13 @@ import torch
 from tensordict import TensorDict, TensorDictBase, is_non_tensor
 
 from envkit import rules
-from envkit.data.arguments import as_bool
+from envkit.data.arguments import as_bool, as_int
 from envkit.data.paths import Key, as_key, as_path
 from envkit.data.transition import stepped_rows
 from envkit.env.base import EnvBase
 from envkit.env.options import EnvOptions
 from envkit.env.wrapper_hints import called_here
 from envkit.errors import (
-    ArgumentError,
     EncodingError,
     MissingKeyError,
     ResetMaskError,
@@ -97,7 +96,7 @@ class GymLikeEnv(InfoReading):
     lacks are looked up on the simulator, through the simulator's own wrappers.
 
     Raises:
-        ValueError: ``frame_skip`` is not a positive int.
+        ArgumentError: (a ValueError) ``frame_skip`` is below 1, or not an int.
 
     Example:
         >>> import numpy as np
@@ -140,14 +139,13 @@ class GymLikeEnv(InfoReading):
     ):
         super().__init__(device=device, **options)
         require_memory(self.device, type(self).__name__)
-        if not isinstance(frame_skip, int) or isinstance(frame_skip, bool) or frame_skip < 1:
-            raise ArgumentError(
-                f"frame_skip is {frame_skip!r}, but must be an int of at least 1: the number of "
-                "simulator steps per step."
-            )
+        meaning = "the steps of the simulator for each step of the env"
+        frame_skip = as_int("frame_skip", frame_skip, least=1, meaning=meaning)
         object.__setattr__(self, "_env", env)  # no submodule, even if the simulator is a module
         self.frame_skip = frame_skip
-        self.convert_actions_to_numpy = convert_actions_to_numpy
+        self.convert_actions_to_numpy = as_bool(
+            "convert_actions_to_numpy", convert_actions_to_numpy
+        )
         self.info_dict_reader = []
         self._make_specs(env)
 

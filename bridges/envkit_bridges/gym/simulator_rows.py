@@ -342,7 +342,7 @@ def reward_array(reward: Any, shape: tuple[int, ...], dtype: np.dtype) -> np.nda
     found = np.asarray(reward)
     if not holds_numbers(found, dtype):
         raise EncodingError(
-            f"step of the simulator returned the reward {reward!r}, a {type(reward).__name__}, but must return a number. "
+            f"step of the simulator returned the reward {reward!r}, of type {type(reward).__name__}, but must return a number. "
             "Correct the env's step, or wrap it in one that does."
         )
     try:
@@ -387,6 +387,6 @@ def require_flags(terminated: Any, truncated: Any, *, one_each: bool = False) ->
         is_flag = found.dtype.kind in "biuf" and bool(np.isin(found, (0, 1)).all())
         if not is_flag or (one_each and found.size != 1):
             raise EncodingError(
-                f"step of the simulator returned {name}={given!r}, a {type(given).__name__}, but must return a bool. "
+                f"step of the simulator returned {name}={given!r}, of type {type(given).__name__}, but must return a bool. "
                 "Correct the env's step, or wrap it in one that does."
             )

@@ -176,7 +176,7 @@ def _action_leaf(
         return MultiOneHot(space.nvec, (*batch, sum(space.nvec)), device, torch.int64)
     raise SpecTypeError(
         f"the action space is {type(space).__name__}, but must be a Box, a Discrete, a MultiDiscrete, or a "
-        "dict of them (envkit.Box, envkit.Discrete, envkit.MultiDiscrete)."
+        "dict of them. Make one of envkit.Box, envkit.Discrete and envkit.MultiDiscrete."
     )
 
 

@@ -38,7 +38,7 @@ def configure_gpu(fraction: float = 0.5, *, preallocate: bool = False) -> None:
     """
     if not 0 < fraction < 1:
         raise ArgumentError(
-            f"fraction is {fraction}, but must lie between 0 and 1: JAX's part of each GPU, 0.5 for half."
+            f"fraction is {fraction}, but must be above 0 and below 1. Pass JAX's part of each GPU, 0.5 for half."
         )
     if xla_bridge.backends_are_initialized():
         raise StartedError(

@@ -269,7 +269,7 @@ class JaxEnv(EnvBase):
     def _set_seed(self, seed: int | None) -> None:
         if seed is None:
             raise ArgumentError(
-                "a stateless env needs a seed: set_seed(0), say. None makes no key."
+                "seed is None, but a stateless env needs a number, from which it makes a key. Call set_seed(0), for example."
             )
         self._key = key_of(checked_seed(seed))
 

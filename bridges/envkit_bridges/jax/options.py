@@ -11,10 +11,10 @@ from typing import Annotated, Any, Literal, TypedDict, get_args
 
 import torch
 
-from envkit.data.arguments import as_bool, as_int
+from envkit.data.arguments import as_bool, as_int, require_option
 from envkit.data.keywords import Default
 from envkit.env.options import EnvOptions
-from envkit.errors import ArgumentError, ArgumentTypeError, OptionError
+from envkit.errors import ArgumentTypeError, OptionError
 from envkit.functional import (
     BatchedEnv,
     FrameSkip,
@@ -123,10 +123,7 @@ def require_sense(given: SimpleNamespace) -> None:
             setattr(given, name, as_int(name, getattr(given, name), least=1, meaning=meaning))
     given.cache_clear_frequency = _clearing(given.cache_clear_frequency)
     for name, words in _WORDS.items():
-        if getattr(given, name) not in words:
-            raise ArgumentError(
-                f"{name} is {getattr(given, name)!r}, but must be {' or '.join(map(repr, words))}."
-            )
+        require_option(name, getattr(given, name), words)
     if given.randomize_at is not None and given.randomize is None:
         raise OptionError(
             f"randomize_at={given.randomize_at!r} says when rows draw a model, but nothing says how. Pass "

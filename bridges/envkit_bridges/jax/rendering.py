@@ -94,7 +94,8 @@ def _drawn(engine: ProgramEngine, td: TensorDictBase, **options: Any) -> torch.T
     if any(frame.dtype != np.uint8 or frame.shape[2:] != (3,) for frame in frames):
         found = sorted({f"{frame.dtype}{list(frame.shape)}" for frame in frames})
         raise ArgumentError(
-            f"render of {simulator_name(engine.programs.env)} gave {found}, but a picture is uint8 [H, W, 3]."
+            f"render of {simulator_name(engine.programs.env)} returned {found}, but must return uint8 of shape (H, W, 3). "
+            "Correct the env."
         )
     return torch.from_numpy(np.stack(frames))
 

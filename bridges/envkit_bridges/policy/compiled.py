@@ -39,11 +39,11 @@ def compile_policy(module: torch.nn.Module) -> CompiledPolicy:
     is called with.
 
     Args:
-        module: a TensorDictModule, a module that takes a TensorDict, or one that takes observation
-            leaves and returns the action; see `envkit.env.policy.as_policy`.
+        module: a TensorDictModule, or a module that is called as ``module(observation)`` and returns the action. One
+            whose argument is named ``td`` or ``tensordict``, or is annotated as a TensorDict, is called with that.
 
     Raises:
-        TypeError: ``module`` is no `torch.nn.Module`.
+        PolicyError: (a TypeError) ``module`` is no `torch.nn.Module`.
 
     Example:
         >>> import torch
@@ -57,9 +57,9 @@ def compile_policy(module: torch.nn.Module) -> CompiledPolicy:
     if isinstance(module, CompiledPolicy):
         return module
     if not isinstance(module, torch.nn.Module):
-        raise TypeError(
-            f"compile_policy takes a torch.nn.Module, got {type(module).__name__}. Parameters are looked "
-            "up on the module by name: pass the module itself. A function in JAX is a JaxPolicy."
+        raise PolicyError(
+            f"module is {module!r}, of type {type(module).__name__}, but must be a torch.nn.Module, whose parameters have "
+            "names. Pass the module itself, or JaxPolicy(function) for a function in JAX."
         )
     return CompiledPolicy(module)
 

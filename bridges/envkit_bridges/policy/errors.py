@@ -18,10 +18,12 @@ from collections.abc import Mapping
 from types import FrameType
 
 import torch
+from tensordict.nn import TensorDictModuleBase
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch.distributions import Distribution
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
+from envkit.env.on_leaves import HOW_CALLED, WRONG_FORM
 from envkit.errors import TranslationError
 
 __all__ = ["STEPWISE", "is_own", "refusal"]
@@ -45,7 +47,7 @@ def is_own(file: str) -> bool:
 
 
 def refusal(
-    error: Exception, module: torch.nn.Module, reads: Mapping[str, torch.Size]
+    error: Exception, module: torch.nn.Module, reads: Mapping[str, torch.Size], *, sees_root: bool
 ) -> TranslationError:
     """Say what a module did that torch cannot follow, where, and what to do about it.
 
@@ -53,6 +55,7 @@ def refusal(
         error: what its forward raised; the traceback begins at its caller.
         module: the policy.
         reads: what it was called with.
+        sees_root: in a TensorDict.
     """
     name, frames = type(module).__name__, list(traceback.walk_tb(error.__traceback__))
     where = _where(frames, module)
@@ -62,6 +65,9 @@ def refusal(
             f"them {where}. Choose with torch.where and compute with torch, or {STEPWISE}."
         )
     given = ", ".join(f"{key!r} of shape {_of_rows(shape)}" for key, shape in reads.items())
+    given = f"a TensorDict of {given}" if sees_root else given
+    if isinstance(error, WRONG_FORM) and not isinstance(module, TensorDictModuleBase):
+        given = f"{given}. {HOW_CALLED.rstrip('.')}"
     said = f"{type(error).__name__}: {_first_line(error)}"
     if frames and is_own(frames[-1][0].f_code.co_filename):
         return TranslationError(

@@ -41,6 +41,7 @@ from torch.overrides import TorchFunctionMode
 
 from envkit.data.paths import Path, as_key, as_path
 from envkit.data.transition import leaves
+from envkit.env.on_leaves import HOW_CALLED
 from envkit.env.policy import observation_inputs
 from envkit.env.stepping import Stepping
 from envkit.errors import MissingKeyError, TranslationError
@@ -152,7 +153,8 @@ def export(module: torch.nn.Module, signature: Signature, *, rows: int) -> Expor
                 failure = error
     if isinstance(failure, _ForwardError):
         reads = {".".join(path): shape for path, shape, _ in signature.reads}
-        raise refusal(failure.args[0], module, reads) from failure.args[0]
+        sees_root = signature.writes is None
+        raise refusal(failure.args[0], module, reads, sees_root=sees_root) from failure.args[0]
     said = (str(failure).strip() or type(failure).__name__).splitlines()[0].rstrip(".")
     raise TranslationError(
         f"torch.export cannot follow {type(module).__name__}: {said}. Change that, or {STEPWISE}."
@@ -227,8 +229,8 @@ class _ByPath(torch.nn.Module):
         out = self.module(td)
         if not isinstance(out, TensorDictBase):
             raise TranslationError(
-                f"{type(self.module).__name__} returned {type(out).__name__}, but a policy on "
-                "TensorDicts returns the one it was given."
+                f"{type(self.module).__name__} returned {type(out).__name__}, but was called with a TensorDict and must "
+                f"return one. Write the action into it. {HOW_CALLED}"
             )
         return {path: value for path, value in leaves(out) if not _is_same(value, given.get(path))}
 

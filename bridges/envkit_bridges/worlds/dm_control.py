@@ -24,7 +24,7 @@ from typing import Any, ClassVar, Unpack
 
 import numpy as np
 
-from envkit.data.arguments import as_bool, as_int
+from envkit.data.arguments import as_bool, as_int, as_keywords
 from envkit.data.keywords import known_to, refuse_unknown
 from envkit.env.options import EnvOptions
 from envkit.errors import ArgumentError, ArgumentTypeError, NotResetError, OptionError, SpecError
@@ -65,22 +65,6 @@ def require_drawable(physics: Any, options: Mapping[str, Any]) -> None:
     for side, kept in (("height", "offheight"), ("width", "offwidth")):
         if side in options:
             _require_size(physics.model, side, options[side], kept)
-
-
-def require_mapping(name: str, value: object, example: str) -> dict[str, Any]:
-    """Give an argument that maps keywords to values as a dict; None is an empty one.
-
-    Raises:
-        ArgumentTypeError: (a TypeError) it is something else.
-    """
-    if value is None:
-        return {}
-    if not isinstance(value, Mapping):
-        raise ArgumentTypeError(
-            f"{name} is {value!r}, of type {type(value).__name__}, but must be a dict of keywords. Pass "
-            f"{name}={example}, say."
-        )
-    return dict(value)
 
 
 def _require_camera(model: Any, camera: Any) -> None:
@@ -361,7 +345,7 @@ def require_keywords(name: str, given: Mapping[str, Any]) -> None:
     """
     refuse_unknown("DMControlEnv", given, known_to(DMControlEnv) or [])
     domain, _, task = name.partition("/")
-    of_task = require_mapping("task_kwargs", given.get("task_kwargs"), "{'time_limit': 5}")
+    of_task = as_keywords("task_kwargs", given.get("task_kwargs"), "{'time_limit': 5}")
     made_by = import_suite()._DOMAINS[domain].SUITE[task]
     refuse_unknown(f"task_kwargs of {name!r}", of_task, parameters_of(made_by))
 
@@ -436,9 +420,7 @@ class DMControlWrapper(GymWrapper):
                 env,
                 {
                     "camera_id": camera_id,
-                    **require_mapping(
-                        "render_kwargs", render_kwargs, "{'height': 84, 'width': 84}"
-                    ),
+                    **as_keywords("render_kwargs", render_kwargs, "{'height': 84, 'width': 84}"),
                 },
             ),
             categorical_action_encoding,
@@ -511,8 +493,8 @@ class DMControlEnv(MaybeInWorkers, DMControlWrapper):
         control = _loaded(
             env_name,
             task_name,
-            require_mapping("task_kwargs", task_kwargs, "{'time_limit': 5}"),
-            require_mapping("environment_kwargs", environment_kwargs, "{'flat_observation': True}"),
+            as_keywords("task_kwargs", task_kwargs, "{'time_limit': 5}"),
+            as_keywords("environment_kwargs", environment_kwargs, "{'flat_observation': True}"),
             visualize_reward=as_bool("visualize_reward", visualize_reward),
         )
         super().__init__(

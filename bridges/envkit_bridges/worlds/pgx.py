@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
+from envkit.data.arguments import require_option
 from envkit.data.keywords import Default
 from envkit.data.paths import Path
 from envkit.errors import ArgumentError
@@ -183,11 +184,8 @@ class PgxWrapper(SimulatorEnv):
 
 
 def _illegal(value: object) -> Illegal:
-    if value not in get_args(Illegal):
-        raise ArgumentError(
-            f"illegal is {value!r}, but must be 'raise' or 'library'. Pass 'raise' for an error after an illegal "
-            "action, or 'library' for what pgx does."
-        )
+    fix = "Pass 'raise' for an error after an illegal action, or 'library' for what pgx does."
+    require_option("illegal", value, get_args(Illegal), fix=fix)
     return value  # type: ignore[return-value]
 
 

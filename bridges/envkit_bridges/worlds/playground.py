@@ -23,6 +23,7 @@ from typing import Any, ClassVar, Literal, Unpack
 import jax
 import numpy as np
 
+from envkit.data.arguments import require_option
 from envkit.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -227,10 +228,7 @@ def _menagerie() -> ModuleType:
 
 
 def _config(name: str, given: Any, overrides: Mapping[str, Any] | None, impl: str) -> Any:
-    if impl not in ("jax", "warp"):
-        raise ArgumentError(
-            f"impl is {impl!r}, but must be 'jax' or 'warp'. Leave it out for 'jax'."
-        )
+    require_option("impl", impl, ("jax", "warp"), fix="Leave it out for 'jax'.")
     config = _library().registry.get_default_config(name) if given is None else given
     if not hasattr(config, "copy_and_resolve_references"):
         raise ArgumentTypeError(

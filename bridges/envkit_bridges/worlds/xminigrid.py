@@ -248,7 +248,7 @@ def _benchmark(given: Any) -> Any:
     if not isinstance(given, str):
         raise ArgumentTypeError(
             f"benchmark is {given!r}, of type {type(given).__name__}, but must be a Benchmark of XLand-MiniGrid or the "
-            f"name of one: {', '.join(library.registered_benchmarks())}."
+            f"name of one. Pass one of {', '.join(library.registered_benchmarks())}."
         )
     known = library.registered_benchmarks()
     if given not in known:

@@ -42,7 +42,7 @@ class CallableTransform(Transform):
         if not isinstance(out, TensorDictBase):
             raise ArgumentError(
                 f"the function {_name_of(self.function)} that is used as a transform returned "
-                f"{type(out).__name__}, but must return a TensorDict."
+                f"{type(out).__name__}, but must return a TensorDict. Return the one that it was called with, or a new one."
             )
         return out
 
@@ -72,9 +72,14 @@ def as_transform(given: Any) -> Transform:
         return late("from_torchrl_transform")(given)
     if not callable(given):
         several = isinstance(given, list | tuple | nn.ModuleList)
-        fix = "Put several into one: Compose(t1, t2)." if several else "Pass StepCounter(), say."
+        fix = (
+            "Put several into one: Compose(t1, t2)."
+            if several
+            else "Pass StepCounter(), for example."
+        )
         raise ArgumentError(
-            f"a transform must be a Transform or a function td -> td, got {type(given).__name__}. {fix}"
+            f"a transform is {given!r}, of type {type(given).__name__}, but must be a Transform or a function of a "
+            f"TensorDict. {fix}"
         )
     if isinstance(given, type) and issubclass(given, Transform):
         raise ArgumentTypeError(
@@ -248,7 +253,7 @@ class Compose(Transform):
         for transform in self:
             if transform._owner is not self:
                 raise TransformOwnerError(
-                    f"a {type(transform).__name__} of this Compose was given to another one since. Pass "
+                    f"{type(transform).__name__} of this Compose was given to another one since. Pass "
                     "transform.clone() to one of them."
                 )
         super()._belong_to(owner)

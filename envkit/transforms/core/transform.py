@@ -17,7 +17,7 @@ Conventions
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -55,7 +55,8 @@ def as_keys(keys: Keys) -> list[Key]:
     """
     if keys is None or keys == ():
         return []
-    if isinstance(keys, str) or (isinstance(keys, tuple) and all(isinstance(k, str) for k in keys)):
+    is_nested = isinstance(keys, tuple) and all(isinstance(part, str) for part in keys)
+    if is_nested or isinstance(keys, str) or not isinstance(keys, Iterable):
         return [as_key(as_path(cast(Key, keys)))]
     return [as_key(as_path(key)) for key in keys]
 

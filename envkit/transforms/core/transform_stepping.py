@@ -91,8 +91,7 @@ class Route:
         """
         if not hasattr(type(self.stepper), "unroll"):
             raise FusionError(
-                f"unroll needs a stateless env, whose steps are one program, but this is a "
-                f"{type(self.stepper).__name__} behind transforms. Use "
+                f"unroll needs a stateless env, whose steps are one program, but {type(self.stepper).__name__} is not. Use "
                 "rollout(steps, break_when_any_done=False), which goes step by step."
             )
         outside = [leaf for transform in self.outside for leaf in transform.flat()]

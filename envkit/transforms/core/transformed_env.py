@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 
-from envkit.data.arguments import require_state_dict
+from envkit.data.arguments import as_bool, require_state_dict
 from envkit.data.paths import Key, Path
 from envkit.env.base import EnvBase
 from envkit.env.declared import OUTPUTS, require_names
@@ -23,8 +23,8 @@ from envkit.env.input_checks import in_functorch
 from envkit.env.learning import ALL
 from envkit.env.on_row import OnRow, Row
 from envkit.env.own_state import OWN, put_back_on_failure
-from envkit.env.wrapper_hints import known_wrapping_of
-from envkit.errors import ArgumentTypeError, ResumeError, SpecError
+from envkit.env.wrapper_hints import require_env
+from envkit.errors import ResumeError, SpecError
 from envkit.specs import Composite, StackedComposite
 from envkit.specs.annotations import Destination, EnvData
 from envkit.transforms.core.compose import Compose, as_transform
@@ -89,19 +89,15 @@ class TransformedEnv(OnRow, TransformStepping):
         device: Destination | None = None,
         cache_specs: bool = True,
     ):
-        if not isinstance(base_env, EnvBase):
-            wrapping = known_wrapping_of(base_env)
-            fix = "Pass one that is built, e.g. TransformedEnv(GymEnv('Pendulum-v1'), ...)."
-            raise ArgumentTypeError(
-                f"base_env is {base_env!r} of type {type(base_env).__name__}, but must be an environment of envkit. "
-                + (f"Wrap it: TransformedEnv({wrapping}, ...)." if wrapping else fix)
-            )
+        fix = "Pass one that is built, e.g. TransformedEnv(GymEnv('Pendulum-v1'), ...)."
+        require_env("base_env", base_env, fix)
         inner = []
+        as_bool("auto_unwrap", auto_unwrap)
         if auto_unwrap and type(base_env) is TransformedEnv and base_env.is_spec_locked:
             inner = [leaf.clone() for leaf in base_env.transform]
             base_env = base_env.base_env
         super().__init__(base_env if device is None else base_env.to(device))
-        self.cache_specs = cache_specs
+        self.cache_specs = as_bool("cache_specs", cache_specs)
         self._declared.is_reread = not cache_specs
         self._set_transform(Compose(*inner) if inner or transform is None else transform)
         if inner and transform is not None:

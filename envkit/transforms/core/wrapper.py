@@ -135,7 +135,7 @@ class Wrapper(EnvBase):
                     raise
             if name.startswith("async_") and hasattr(self.base_env, name):
                 raise BypassError(
-                    f"{type(self).__name__} has no {name!r}: the rows of a {type(self.base_env).__name__} would pass by the "
+                    f"{type(self).__name__} has no {name!r}: the rows of {type(self.base_env).__name__} would pass by the "
                     "transforms. Put them inside the envs of the pool: "
                     "AsyncEnvPool([lambda: TransformedEnv(make(), transform)])."
                 )

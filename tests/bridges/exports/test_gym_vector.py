@@ -340,10 +340,10 @@ def test_the_env_may_be_used_in_other_ways_between_the_steps_of_a_view():
 @pytest.mark.parametrize(
     ("make_view", "error", "told"),
     [
-        (lambda: to_gym_vector(gymnasium.make("CartPole-v1")), ArgumentTypeError, "shows an env of envkit"),
+        (lambda: to_gym_vector(gymnasium.make("CartPole-v1")), ArgumentTypeError, "must be an env of envkit. Wrap it: GymWrapper"),
         (lambda: to_gym_vector(Count()), ArgumentError, r"batch size of this Count is \(\).*num_envs"),
         (lambda: to_gym_vector(SerialEnv(2, Halves)), ArgumentError, "'count', whose dtype is torch.bfloat16"),
-        (lambda: ours("never"), ArgumentError, "'disabled', 'next_step', 'same_step'"),
+        (lambda: ours("never"), ArgumentError, "'disabled', 'next_step' or 'same_step'"),
         (lambda: ours("next_step", to_numpy=1), ArgumentTypeError, "to_numpy"),
         (
             lambda: to_gym_vector(SerialEnv(2, Count), info_keys=["nothing"]),

@@ -204,7 +204,7 @@ def test_attributes_and_methods_are_those_of_each_row():
 @pytest.mark.parametrize(
     ("call", "error", "told"),
     [
-        (lambda: to_sb3(Walk(3)), ArgumentTypeError, "to_sb3 was given.*shows an env of envkit"),
+        (lambda: to_sb3(Walk(3)), ArgumentTypeError, "env is .*must be an env of envkit"),
         (lambda: to_sb3(Count()), ArgumentError, "num_envs"),
         (lambda: played(ours(), [[0, 1]]), InputError, r"shape \(2,\)"),
     ],

@@ -312,9 +312,12 @@ def test_an_action_that_does_not_fit_is_told_by_the_env():
 @pytest.mark.parametrize(
     ("make", "told"),
     [
-        (lambda theirs: theirs.PendulumEnv(), r"PendulumEnv of torchrl\..*TorchRLWrapper\(env\)"),
-        (lambda theirs: StepCounter(), r"StepCounter of envkit\..*Pass an env: to_torchrl\(Gym"),
-        (lambda theirs: "CartPole-v1", r"str of builtins.*Pass an env"),
+        (
+            lambda theirs: theirs.PendulumEnv(),
+            r"of type PendulumEnv, .*an env of TorchRL\. TorchRLWrapper\(env\)",
+        ),
+        (lambda theirs: StepCounter(), r"of type StepCounter, .*Pass GymEnv\("),
+        (lambda theirs: "CartPole-v1", r"of type str, .*Pass GymEnv"),
     ],
 )
 def test_what_is_no_env_of_ours_is_refused(theirs, make, told):

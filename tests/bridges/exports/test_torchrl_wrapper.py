@@ -211,7 +211,7 @@ def test_closing_closes_both():
 
 def test_an_env_of_ours_is_refused_with_the_way_back():
     with pytest.raises(
-        ArgumentTypeError, match=r"given Count, which is .*already.*to_torchrl\(env"
+        ArgumentTypeError, match=r"env is Count, an env of envkit.*Use it as it is.*to_torchrl\(env"
     ):
         TorchRLWrapper(Count())
 
@@ -227,7 +227,9 @@ def test_where_one_of_ours_is_needed_the_wrapper_is_named():
 
 
 def test_what_is_no_env_is_refused():
-    with pytest.raises(ArgumentTypeError, match=r"given 'CartPole-v1', of type str.*torchrl\.envs"):
+    with pytest.raises(
+        ArgumentTypeError, match=r"env is 'CartPole-v1', of type str.*torchrl\.envs"
+    ):
         TorchRLWrapper("CartPole-v1")
 
 

@@ -230,7 +230,7 @@ def test_what_cannot_be_written_is_refused_before_anything_is_played(tmp_path, m
         ({"rows": []}, "the env has 1 row"),
         ({"steps": 0}, "steps is 0"),
         ({"fps": -1}, "fps is -1"),
-        ({"fps": 0}, "fps is 0, but must be a number above 0"),
+        ({"fps": 0}, "fps is 0, but must be a finite number, above 0"),
         ({"fps": "fast"}, "fps is 'fast'"),
         ({"fps": float("inf")}, "fps is inf"),
     ],

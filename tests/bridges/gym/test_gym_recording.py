@@ -69,17 +69,6 @@ class Looks(Writes):
         return td.update(self.env.full_action_spec.rand())
 
 
-def in_place(env):
-    def act(td):
-        td.get("done").logical_or_(torch.zeros(1, dtype=torch.bool))
-        for key in env.observation_keys:
-            if td.get(key).is_floating_point():
-                td.get(key).mul_(0.5)
-        return env.rand_action(td)
-
-    return act
-
-
 def replaces(env):
     def act(td):
         key = env.observation_keys[0]
@@ -182,21 +171,6 @@ def test_what_has_no_room_in_a_record_is_stepped(policy, stops):
 
     for left, right in zip(at_once, stepped, strict=True):
         assert_same(left, right)
-
-
-@pytest.mark.parametrize("stops", [True, False])
-def test_a_root_that_a_policy_changes_in_place_leaves_what_the_step_before_gave(stops):
-    def raw(env):
-        return env.rollout(40, env.rand_action, break_when_any_done=stops)
-
-    changed, untouched = MAKERS["CartPole"](), MAKERS["CartPole"]()
-    changed.set_seed(3), untouched.set_seed(3)
-
-    data = changed.rollout(40, in_place(changed), break_when_any_done=stops)
-
-    wanted = raw(untouched)
-    assert_same(data["next"], wanted["next"])
-    assert data["observation"].equal(wanted["observation"] * 0.5)
 
 
 @pytest.mark.parametrize("stops", [True, False])

@@ -66,7 +66,7 @@ def test_a_setting_that_comes_too_late_is_an_error():
 
 @pytest.mark.parametrize("fraction", [0, 1, -0.1, 80])
 def test_a_fraction_lies_between_0_and_1(fraction):
-    with pytest.raises(ArgumentError, match="between 0 and 1"):
+    with pytest.raises(ArgumentError, match="above 0 and below 1"):
         configure_gpu(fraction)
 
 

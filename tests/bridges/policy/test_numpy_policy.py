@@ -505,17 +505,6 @@ def test_what_a_plain_function_keeps_of_a_run_stays_as_it_was():
     torch.testing.assert_close(torch.stack(kept, 1), data["observation"], rtol=0, atol=0)
 
 
-def test_what_a_plain_function_does_to_its_input_is_recorded_and_does_not_reach_the_env():
-    wanted = ran(lambda observation: observation[:, 0].gt(0).long(), 5)
-
-    data = ran(lambda observation: observation.zero_()[:, 0].long(), 5)
-
-    assert not data["observation"].any()
-    assert torch.equal(
-        data["next", "observation"][:, 0].abs() > 0, wanted["next", "observation"][:, 0].abs() > 0
-    )
-
-
 # ------------------------------------------------------------- what may change between two calls
 
 NUMBERS = np.array([1.0, 2.0, 3.0, 4.0], dtype=np.float32)

@@ -143,7 +143,7 @@ def test_what_actors_cannot_do_is_refused(built, monkeypatch):
         Collector(both, backend="ray", frames_per_batch=4, backend_options={"cpus": 1})
     with pytest.raises(OptionError, match="backend='process' has no options"):
         built(both, backend_options={"num_cpus": 1}, **ready)
-    with pytest.raises(ArgumentError, match="workers are of 'process' or 'ray'"):
+    with pytest.raises(ArgumentError, match="must be 'process', 'ray' or None"):
         MultiSyncDataCollector(both, backend="direct", frames_per_batch=4)
     monkeypatch.setitem(sys.modules, "ray", None)
     monkeypatch.delitem(sys.modules, "envkit_bridges.transports.ray", raising=False)

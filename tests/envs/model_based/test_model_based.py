@@ -154,7 +154,7 @@ def test_seeding_warns_and_decides_what_is_drawn():
 
 
 def test_what_is_no_model_is_refused():
-    with pytest.raises(ArgumentTypeError, match=r"world_model is a Linear, .* Wrap it"):
+    with pytest.raises(ArgumentTypeError, match=r"world_model is of type Linear, .* Wrap it"):
         Hidden(nn.Linear(5, 4))
     with pytest.raises(ArgumentError, match="params are 1 tensors, but the world model has 4"):
         Hidden(linear(), params=[torch.ones(1)])

@@ -200,6 +200,19 @@ def test_rollouts_of_sub_envs_are_those_of_the_reference(make, stop, steps):
     check_works_alike(rows)
 
 
+def test_a_policy_that_changes_an_observation_in_place_changes_recorded_data_there():
+    def call(lib):
+        def act(td):
+            td["count"] += 10
+            return td.set("action", torch.ones(1, dtype=torch.int64))
+
+        return zoo.counter(lib, end=99).rollout(3, act, trust_policy=True)["next", "count"]
+
+    differs("policies-change-nothing", call)
+    with pytest.raises(PolicyError, match=r"changed \['count'\] in place"):
+        call(OURS)
+
+
 def cut_short(lib):
     """An env whose second step sets ``truncated`` and leaves ``done`` unset."""
     endless = zoo.counter(lib, end=99)

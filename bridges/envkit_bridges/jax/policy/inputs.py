@@ -270,7 +270,7 @@ class _ActionLeaf:
         if value.shape[1:] != event:
             raise ArgumentError(
                 f"the policy gave {as_key(self.path)!r} with shape {value.shape}, but the env takes "
-                f"(rows, {', '.join(map(str, event))})."
+                f"(rows, {', '.join(map(str, event))}). Return that shape."
             )
 
 

@@ -76,7 +76,7 @@ class JaxPolicy:
         for path, leaf in jax.tree_util.tree_leaves_with_path(self.params):
             if isinstance(leaf, torch.Tensor | TensorDictBase):
                 raise PolicyError(
-                    f"params{jax.tree_util.keystr(path)} is a {type(leaf).__name__} of torch, which JAX "
+                    f"params{jax.tree_util.keystr(path)} is {type(leaf).__name__} of torch, which JAX "
                     "does not compute with. Pass arrays, e.g. jax.numpy.asarray(tensor.detach().numpy()), "
                     "or translate a torch module with compile_policy."
                 )

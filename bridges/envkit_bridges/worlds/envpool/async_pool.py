@@ -84,7 +84,7 @@ class EnvPoolAsyncEnvPool(AsyncEnvPool):
         if not names or not all(isinstance(name, str) for name in names):
             raise ArgumentTypeError(
                 f"env_makers is {env_makers!r}, but with backend='envpool' must be the id of an env of EnvPool, or a "
-                "list that names it once for each env: ['CartPole-v1'] * 8."
+                "list of it. Name it once for each env: ['CartPole-v1'] * 8."
             )
         if len(set(names)) > 1:
             raise ArgumentError(

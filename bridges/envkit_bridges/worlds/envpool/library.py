@@ -89,8 +89,8 @@ def make_pool(
     require_name(env_name)
     if not isinstance(kwargs, Mapping):
         raise ArgumentTypeError(
-            f"create_env_kwargs are {kwargs!r}, of type {type(kwargs).__name__}, but must be a dict of what "
-            "envpool.make_gymnasium takes, the same for all envs, as {'max_episode_steps': 100}."
+            f"create_env_kwargs are {kwargs!r}, of type {type(kwargs).__name__}, but must be one dict for all envs. Pass "
+            "keywords of envpool.make_gymnasium: {'max_episode_steps': 100}, for example."
         )
     with warnings.catch_warnings():  # of bounds that float32 cannot tell
         warnings.simplefilter("ignore")
@@ -144,7 +144,7 @@ def require_name(env_name: object) -> None:
     if not isinstance(env_name, str):
         raise ArgumentTypeError(
             f"env_name is {env_name!r}, of type {type(env_name).__name__}, but must be the name of an env "
-            "of EnvPool, as 'CartPole-v1'."
+            "of EnvPool. Pass 'CartPole-v1', for example."
         )
     if env_name not in names:
         near = get_close_matches(env_name, names, 3)

@@ -141,11 +141,15 @@ def board_of(name: str, text: str) -> Any:
         try:
             return require("chess").Board(text)
         except ValueError as error:
-            raise ArgumentError(f"fen is {text!r}, which is no position: {error}.") from error
+            raise ArgumentError(
+                f"fen is {text!r}, which is no position: {error}. Pass chess.STARTING_FEN, for example."
+            ) from error
     game = require("chess.pgn").read_game(io.StringIO(text))
     if game is None or game.errors:
         fault = "it is empty" if game is None else str(game.errors[0])
-        raise ArgumentError(f"pgn is {text!r}, which is no game: {fault}.")
+        raise ArgumentError(
+            f"pgn is {text!r}, which is no game: {fault}. Pass '1. e4 e5', for example."
+        )
     return game.end().board()
 
 

@@ -45,7 +45,7 @@ class JaxPendulum:
         if not isinstance(given, Mapping):
             raise ArgumentTypeError(
                 f"params is {params!r}, of type {type(params).__name__}, but must be a dict of numbers by name. Pass "
-                "params={'g': 9.8}, say."
+                "params={'g': 9.8}, for example."
             )
         refuse_unknown("a pendulum", given, list(PARAMETERS))
         own = {

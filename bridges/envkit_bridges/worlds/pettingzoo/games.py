@@ -197,7 +197,7 @@ class ParallelGame(Game):
         result = self.env.reset(seed=seed, options=options)
         if not (isinstance(result, tuple) and len(result) == 2):
             raise OutputShapeError(
-                f"reset of {self} gave a {type(result).__name__}, but must give (observations, infos), two dicts "
+                f"reset of {self} gave {type(result).__name__}, but must give (observations, infos), two dicts "
                 "by agent. Correct the env."
             )
         observations, infos = result

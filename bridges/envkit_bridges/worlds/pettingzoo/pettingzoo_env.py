@@ -132,8 +132,8 @@ def _imported(module: str) -> Any:
 def _found(task: str) -> tuple[str, str]:
     if not isinstance(task, str):
         raise ArgumentTypeError(
-            f"task is {task!r}, of type {type(task).__name__}, but must be the name of an env of PettingZoo, "
-            "as 'classic/tictactoe_v3'. PettingZooWrapper(env) takes an env object."
+            f"task is {task!r}, of type {type(task).__name__}, but must be the name of an env of PettingZoo. "
+            "Pass 'classic/tictactoe_v3', for example. PettingZooWrapper(env) takes an env object."
         )
     modules = _modules({**_FAMILIES, **_UNLISTED})
     full = [name for name in modules if task in (name, name.partition("/")[2])]
