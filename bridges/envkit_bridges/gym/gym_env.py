@@ -44,18 +44,23 @@ class MaybeInWorkers:
 
 
 class GymEnv(MaybeInWorkers, GymWrapper):
-    """A gymnasium env by name; see `GymWrapper`.
+    """Make an env of Gymnasium by name; see `GymWrapper` for its entries.
 
     Args:
         env_name: registered id, e.g. "CartPole-v1".
-        categorical_action_encoding, pixels_only, frame_skip, info, device: of `GymWrapper`.
-        convert_actions_to_numpy: of `GymWrapper`.
-        from_pixels: render rgb arrays and add them as ``pixels``.
+        categorical_action_encoding: integers for discrete actions and observations, not one-hot.
+        from_pixels: render rgb arrays and add them as ``pixels``, uint8 (height, width, 3).
+        pixels_only: with ``from_pixels``, leave the state observation out.
+        frame_skip: inner steps per step, at least 1; rewards are summed, and the end of an episode stops them.
         num_envs: 0 for a single env; k > 0 for gymnasium's own vector env of k of them, batch size
             ``(k,)``. Its vectorisation is "sync" without autoreset, unless ``vectorization_mode``
             and ``vector_kwargs`` say otherwise.
         backend: the gym library to make it with, see `set_gym_backend`; the current one by default.
         num_workers: above 1, the result is a `ParallelEnv` of so many such envs, or vector envs.
+        info: record what the info of a first step holds, see `set_info_dict_reader`. By default infos are
+            left out.
+        convert_actions_to_numpy: False hands actions to the simulator as tensors.
+        device: where data is delivered, "cpu" by default.
         **make_kwargs: go to ``gymnasium.make``, or to ``gymnasium.make_vec`` with ``num_envs``.
 
     Raises:

@@ -141,11 +141,12 @@ def build(name: str, **kwargs: Any) -> BraxEnv:
 
 
 class BraxEnv(BraxWrapper):
-    """A Brax env by name; see `BraxWrapper`. The model that ``randomize`` changes is ``env.sys``.
+    """Make an env of Brax by name; see `BraxWrapper`. The model that ``randomize`` changes is ``env.sys``.
 
     Args:
         env_name: registered name, e.g. "ant".
-        device, from_pixels: of `BraxWrapper`.
+        device: where data and simulation are; without it and ``devices``, warns and takes the CPU.
+        from_pixels: not supported.
         **brax_kwargs: go to Brax, e.g. ``backend="spring"``.
 
     Raises:

@@ -174,12 +174,22 @@ class _Names:
 
 
 class PettingZooEnv(PettingZooWrapper):
-    """An env of PettingZoo, or of MPE2, by name; see `PettingZooWrapper`.
+    """Make an env of PettingZoo, or of MPE2, by name; see `PettingZooWrapper`.
 
     Args:
         task: "family/name", as "classic/tictactoe_v3" or "mpe/simple_spread_v3"; the name alone will do.
         parallel: build the parallel form, in which all agents act in each step; False: the turn-based one (AEC).
-        return_state, group_map, use_mask, categorical_actions, seed, done_on_any, device: of `PettingZooWrapper`.
+        return_state: add the state of the whole game as ``state``.
+        group_map: names of agents by group, or a `MarlGroupMapType`. By default agents called ``name_<int>`` of
+            a parallel env share the group ``name``; those of an AEC env are alone.
+        use_mask: add the flags ``mask``: which agents act in the next step. Needed where agents take turns,
+            or die while others live on.
+        categorical_actions: integers for discrete actions; False spells them one-hot.
+        seed: of the first reset, which is made here, and of random actions.
+        done_on_any: the game ends with its first agent; False: with its last. By default True for parallel
+            envs, False for AEC envs.
+        allow_done_after_reset: taken as in TorchRL, without effect: agents may be done right after a reset.
+        device: where data is delivered, "cpu" by default.
         **kwargs: go to the function that builds the env, e.g. ``n_pistons=5``.
 
     Raises:
