@@ -432,7 +432,19 @@ class AsyncEnvPool(BatchedEnv):
         max_get: int | None = None,
         timeout: float | None = None,
     ) -> tuple[EnvData, EnvData]:
-        """Give the steps that are done, and the roots that follow them; see `async_step_recv`."""
+        """Give the steps that are done, and the roots that follow them; see `async_step_recv`.
+
+        Example:
+            >>> from envkit import AsyncEnvPool, GymEnv
+            >>> make = lambda: GymEnv("CartPole-v1")
+            >>> env = AsyncEnvPool([make, make], backend="threading")
+            >>> td = env.reset()
+            >>> env.async_step_and_maybe_reset_send(env.rand_action(td), env_index=[0, 1])
+            >>> data, root = env.async_step_and_maybe_reset_recv(min_get=2)
+            >>> data["next", "reward"].shape, root["observation"].shape
+            (torch.Size([2, 1]), torch.Size([2, 4]))
+            >>> env.close()
+        """
         return self._queues.recv("step_and_maybe_reset", min_get, env_index, max_get, timeout)
 
     # --------------------------------------------------------------------------------------- close

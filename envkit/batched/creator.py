@@ -111,7 +111,16 @@ class EnvCreator:
         return env
 
     def make_variant(self, **kwargs: Any) -> EnvCreator:
-        """Give a creator with other keywords, over those stored; metadata and state are the same."""
+        """Give a creator with other keywords, over those stored; metadata and state are the same.
+
+        Example:
+            >>> from envkit import EnvCreator, GymEnv
+            >>> creator = EnvCreator(GymEnv, {"env_name": "CartPole-v1"})
+            >>> env = creator.make_variant(max_episode_steps=5)()
+            >>> len(env.rollout(10)) <= 5
+            True
+            >>> env.close()
+        """
         variant = object.__new__(type(self))
         vars(variant).update(vars(self))
         variant.create_env_kwargs = {**self.create_env_kwargs, **kwargs}

@@ -132,6 +132,12 @@ class EnvBase(Stepping, metaclass=EnvMeta):
         Without one, a new TensorDict of the env's batch size is made. The samples come from the
         env's own generator, see `set_seed`. Where an `ActionMask`, of this env or inside of it, says
         which entry of the data holds the allowed options, they are drawn from those.
+
+        Example:
+            >>> from envkit import PendulumEnv
+            >>> env = PendulumEnv(batch_size=[4])
+            >>> env.rand_action(env.reset())["action"].shape
+            torch.Size([4, 1])
         """
         if tensordict is None:
             tensordict = TensorDict({}, batch_size=self.batch_size, device=self.device)
@@ -159,22 +165,56 @@ class EnvBase(Stepping, metaclass=EnvMeta):
     """Actions, each with the entry of the data that says which of its options are allowed."""
 
     def rand_step(self, tensordict: TensorDictBase | None = None) -> EnvData:
-        """Take one step with random actions: ``step(rand_action(tensordict))``."""
+        """Take one step with random actions: ``step(rand_action(tensordict))``.
+
+        Example:
+            >>> from envkit import PendulumEnv
+            >>> env = PendulumEnv()
+            >>> sorted(env.rand_step(env.reset())["next"].keys())
+            ['done', 'params', 'reward', 'terminated', 'th', 'thdot']
+        """
         return self.step(self.rand_action(tensordict))
 
     def all_actions(self, tensordict: TensorDictBase | None = None) -> EnvData:
         """Enumerate the actions that a mask of the action spec allows, stacked on a new first axis.
 
         Those of one position: all rows, and all agents of a group, do the same. Discrete specs only.
+
+        Example:
+            >>> from envkit import GymEnv
+            >>> env = GymEnv("CartPole-v1")
+            >>> env.all_actions()["action"]
+            tensor([[1, 0],
+                    [0, 1]])
+            >>> env.close()
         """
         return self.full_action_spec.enumerate(use_mask=True)
 
     def cardinality(self, tensordict: TensorDictBase | None = None) -> float | int:
-        """Count the actions; infinitely many where they are continuous."""
+        """Count the actions; infinitely many where they are continuous.
+
+        Example:
+            >>> from envkit import GymEnv, PendulumEnv
+            >>> PendulumEnv().cardinality()
+            inf
+            >>> env = GymEnv("CartPole-v1")
+            >>> env.cardinality()
+            2
+            >>> env.close()
+        """
         return self.full_action_spec.cardinality()
 
     def fake_tensordict(self) -> TensorDict:
-        """Give zeros in exactly the layout of one rollout step, batch size ``batch_size``."""
+        """Give zeros in exactly the layout of one rollout step, batch size ``batch_size``.
+
+        Example:
+            >>> from envkit import GymEnv
+            >>> env = GymEnv("CartPole-v1")
+            >>> td = env.fake_tensordict()
+            >>> td["observation"], td["next", "reward"]
+            (tensor([0., 0., 0., 0.]), tensor([0.]))
+            >>> env.close()
+        """
         return fake_step(self.input_spec, self.output_spec)
 
     def auto_specs_(
@@ -268,6 +308,13 @@ class EnvBase(Stepping, metaclass=EnvMeta):
         Returns:
             A `TransformedEnv` of this env. One that is a `TransformedEnv` already is extended in
             place and returned.
+
+        Example:
+            >>> from envkit import GymEnv, StepCounter
+            >>> env = GymEnv("CartPole-v1").append_transform(StepCounter(max_steps=2))
+            >>> env.rollout(10)["next", "step_count"].flatten()
+            tensor([1, 2])
+            >>> env.close()
         """
         return late("TransformedEnv")(self, transform)
 
@@ -359,6 +406,15 @@ class EnvBase(Stepping, metaclass=EnvMeta):
 
         Raises:
             ArgumentError: the seed is no integer of 0 or more.
+
+        Example:
+            >>> from envkit import PendulumEnv
+            >>> env = PendulumEnv()
+            >>> following = env.set_seed(0)
+            >>> first = env.reset()["th"]
+            >>> _ = env.set_seed(0)
+            >>> bool(env.reset()["th"] == first)
+            True
         """
         following = next_seed(seed)
         self._set_seed(seed)  # type: ignore[arg-type]
@@ -401,6 +457,13 @@ class EnvBase(Stepping, metaclass=EnvMeta):
 
         Raises:
             ClosedEnvError: the env is closed already and ``raise_if_closed`` is set.
+
+        Example:
+            >>> from envkit import GymEnv
+            >>> env = GymEnv("CartPole-v1")
+            >>> env.close()
+            >>> env.is_closed
+            True
         """
         if self.is_closed and raise_if_closed:
             raise ClosedEnvError(

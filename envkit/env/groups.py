@@ -36,7 +36,13 @@ class MarlGroupMapType(Enum):
     ONE_GROUP_PER_AGENT = 2
 
     def get_group_map(self, agent_names: Sequence[str]) -> dict[str, list[str]]:
-        """Give the group map of these agents: one group "agents", or one for each, of its name."""
+        """Give the group map of these agents: one group "agents", or one for each, of its name.
+
+        Example:
+            >>> from envkit import MarlGroupMapType
+            >>> MarlGroupMapType.ALL_IN_ONE_GROUP.get_group_map(["wolf_0", "sheep_0"])
+            {'agents': ['wolf_0', 'sheep_0']}
+        """
         if self is MarlGroupMapType.ALL_IN_ONE_GROUP:
             return {"agents": list(agent_names)}
         return {name: [name] for name in agent_names}

@@ -200,7 +200,16 @@ class SpecNames(EnvModule):
 
     @property
     def specs(self) -> Composite:
-        """Both of them in one Composite that outlives the env."""
+        """Both of them in one Composite that outlives the env.
+
+        Example:
+            >>> from envkit import PendulumEnv
+            >>> specs = PendulumEnv().specs
+            >>> list(specs.keys())
+            ['output_spec', 'input_spec']
+            >>> specs["input_spec", "full_action_spec", "action"].shape
+            torch.Size([1])
+        """
         output_spec, input_spec = self.output_spec.clone(), self.input_spec.clone()
         return Composite(output_spec=output_spec, input_spec=input_spec, shape=self.batch_size)
 
@@ -254,7 +263,14 @@ class SpecNames(EnvModule):
 
     @property
     def full_action_spec(self) -> Composite:
-        """All actions, as a Composite."""
+        """All actions, as a Composite.
+
+        Example:
+            >>> from envkit import PendulumEnv
+            >>> env = PendulumEnv()
+            >>> list(env.full_action_spec.keys()), env.full_action_spec["action"].shape
+            (['action'], torch.Size([1]))
+        """
         return self.input_spec["full_action_spec"]
 
     @full_action_spec.setter
@@ -528,6 +544,14 @@ class SpecNames(EnvModule):
         self._lock_own(lock)
 
     def add_truncated_keys(self) -> SpecNames:
-        """Declare ``truncated`` beside every ``done``; returns self."""
+        """Declare ``truncated`` beside every ``done``; returns self.
+
+        Example:
+            >>> from envkit import PendulumEnv
+            >>> env = PendulumEnv()
+            >>> _ = env.set_spec_lock_(False).add_truncated_keys()
+            >>> env.done_keys
+            ['done', 'terminated', 'truncated']
+        """
         self.full_done_spec = _with_truncated(self.full_done_spec)
         return self

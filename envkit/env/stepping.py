@@ -349,19 +349,47 @@ class Stepping(SpecNames, ABC):
     # ---------------------------------------------------------------------------- the next input
 
     def step_mdp(self, next_tensordict: TensorDictBase) -> EnvData:
-        """Give the root of the next step: ``next`` over root, rewards and actions dropped."""
+        """Give the root of the next step: ``next`` over root, rewards and actions dropped.
+
+        Example:
+            >>> from envkit import PendulumEnv
+            >>> env = PendulumEnv()
+            >>> td = env.rand_step(env.reset())
+            >>> root = env.step_mdp(td)
+            >>> bool(root["th"] == td["next", "th"]), "action" in root.keys()
+            (True, False)
+        """
         return carry(next_tensordict, (self._declared.table or self._table).carrying)
 
     def any_done(self, tensordict: TensorDictBase) -> bool:
         """Say whether anything is done, and if so write the `_reset` masks into ``tensordict``.
 
         Where the flags of a level decide for levels below it, what is done there alone does not count.
+
+        Example:
+            >>> from envkit import PendulumEnv
+            >>> env = PendulumEnv(batch_size=[2])
+            >>> root = env.reset()
+            >>> env.any_done(root)
+            False
+            >>> root["done"][1] = True
+            >>> env.any_done(root), root["_reset"].flatten()
+            (True, tensor([False,  True]))
         """
         table = self._declared.table
         return any_done(tensordict, self.done_levels if table is None else table.levels)
 
     def maybe_reset(self, tensordict: TensorDictBase) -> EnvData:
-        """Reset what is done in a root (the output of `step_mdp`); the rest is returned unchanged."""
+        """Reset what is done in a root (the output of `step_mdp`); the rest is returned unchanged.
+
+        Example:
+            >>> from envkit import GymEnv
+            >>> env = GymEnv("CartPole-v1", max_episode_steps=1)
+            >>> root = env.step_mdp(env.rand_step(env.reset()))
+            >>> bool(root["done"]), bool(env.maybe_reset(root)["done"])
+            (True, False)
+            >>> env.close()
+        """
         return self._reset_anew(tensordict) if self.any_done(tensordict) else tensordict
 
     def _reset_anew(self, root: TensorDictBase) -> TensorDictBase:

@@ -103,6 +103,14 @@ class PendulumEnv(SeededEnv):
             ArgumentTypeError: (a TypeError) ``g`` is no single number, ``batch_size`` no sequence of ints.
             ArgumentError: (a ValueError) ``g`` is infinite or NaN.
             DeviceNameError: (a ValueError and a RuntimeError) torch has no such device.
+
+        Example:
+            >>> from envkit import PendulumEnv
+            >>> moon = PendulumEnv.gen_params(g=1.6, batch_size=[4])
+            >>> moon["params", "g"]
+            tensor([1.6000, 1.6000, 1.6000, 1.6000])
+            >>> PendulumEnv().reset(moon)["th"].shape
+            torch.Size([4])
         """
         meaning = "a gravity in m/s^2; rows of unlike gravity: params['params', 'g'] = torch.tensor([...])"
         own = {**PARAMETERS, "g": as_number("g", g, meaning=meaning)}

@@ -121,6 +121,12 @@ class FinancialRegimeEnv(SeededEnv):
             ArgumentTypeError: (a TypeError) one is no single number, or a count no int.
             ArgumentError: (a ValueError) one is infinite or NaN, or a count is below 1.
             DeviceNameError: (a ValueError and a RuntimeError) torch has no such device.
+
+        Example:
+            >>> from envkit import FinancialRegimeEnv
+            >>> params = FinancialRegimeEnv.gen_params(window_size=20, volatility=0.4)
+            >>> FinancialRegimeEnv(params).reset()["price_history"].shape
+            torch.Size([20])
         """
         days = WINDOW if window_size is None else window_size
         counts = {

@@ -247,11 +247,27 @@ class Composite(_Batched):
         return self._pack(self._make(lambda spec: spec.one(shape)), shape)
 
     def rand_update(self, value: TensorDictBase) -> TensorDictBase:
-        """Put samples of all entries into a TensorDict of this shape; returns it."""
+        """Put samples of all entries into a TensorDict of this shape; returns it.
+
+        Example:
+            >>> from tensordict import TensorDict
+            >>> from envkit import Composite, Unbounded
+            >>> td = TensorDict(batch_size=[])
+            >>> Composite(place=Unbounded((3,))).rand_update(td)["place"].shape
+            torch.Size([3])
+        """
         return value.update(self.rand())
 
     def zeros_update(self, value: TensorDictBase) -> TensorDictBase:
-        """Put zeros for all entries into a TensorDict of this shape; returns it."""
+        """Put zeros for all entries into a TensorDict of this shape; returns it.
+
+        Example:
+            >>> from tensordict import TensorDict
+            >>> from envkit import Composite, Unbounded
+            >>> td = TensorDict(batch_size=[])
+            >>> Composite(place=Unbounded((3,))).zeros_update(td)["place"]
+            tensor([0., 0., 0.])
+        """
         return value.update(self.zero())
 
     def ones_update(self, value: TensorDictBase) -> TensorDictBase:

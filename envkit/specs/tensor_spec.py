@@ -158,6 +158,11 @@ class _Reshapable:
 
         Raises:
             SpecError: a trailing size differs from the spec's.
+
+        Example:
+            >>> from envkit import Bounded
+            >>> Bounded(-1.0, 1.0, shape=(3,)).expand(4, 3).shape
+            torch.Size([4, 3])
         """
         return self._map_shape(shapes.expand_op(self._free_shape, self._without_encoding(shape)))
 
@@ -166,6 +171,11 @@ class _Reshapable:
 
         Raises:
             SpecError: the number of elements differs.
+
+        Example:
+            >>> from envkit import Unbounded
+            >>> Unbounded(shape=(4, 3)).reshape(2, 6).shape
+            torch.Size([2, 6])
         """
         return self._map_shape(shapes.reshape_op(self._free_shape, self._without_encoding(shape)))
 
@@ -174,35 +184,72 @@ class _Reshapable:
         return self.reshape(*shape)
 
     def squeeze(self, dim: int | None = None) -> Self:
-        """Drop axis ``dim`` if its size is 1, or every axis of size 1."""
+        """Drop axis ``dim`` if its size is 1, or every axis of size 1.
+
+        Example:
+            >>> from envkit import Unbounded
+            >>> Unbounded(shape=(1, 3)).squeeze(0).shape
+            torch.Size([3])
+        """
         if dim is not None:
             dim = self._free_axis(dim)
         return self._map_shape(shapes.squeeze_op(self._free_shape, dim))
 
     def unsqueeze(self, dim: int) -> Self:
-        """Insert an axis of size 1; ``dim=-1`` appends it last."""
+        """Insert an axis of size 1; ``dim=-1`` appends it last.
+
+        Example:
+            >>> from envkit import Unbounded
+            >>> Unbounded(shape=(3,)).unsqueeze(0).shape
+            torch.Size([1, 3])
+        """
         return self._map_shape(shapes.unsqueeze_op(self._free_axis(dim, new=1)))
 
     def flatten(self, start_dim: int = 0, end_dim: int = -1) -> Self:
-        """Merge the axes from ``start_dim`` to ``end_dim``, both included; at least one remains."""
+        """Merge the axes from ``start_dim`` to ``end_dim``, both included; at least one remains.
+
+        Example:
+            >>> from envkit import Unbounded
+            >>> Unbounded(shape=(4, 3)).flatten(0, 1).shape
+            torch.Size([12])
+        """
         if not self.ndim:
             return self.reshape(1)
         start, end = self._free_axis(start_dim), self._free_axis(end_dim)
         return self._map_shape(shapes.flatten_op(self._free_shape, start, end))
 
     def unflatten(self, dim: int, sizes: Sequence[int]) -> Self:
-        """Split axis ``dim`` into ``sizes``, one of which may be -1."""
+        """Split axis ``dim`` into ``sizes``, one of which may be -1.
+
+        Example:
+            >>> from envkit import Unbounded
+            >>> Unbounded(shape=(12,)).unflatten(0, (4, 3)).shape
+            torch.Size([4, 3])
+        """
         return self._map_shape(
             shapes.unflatten_op(self._free_shape, self._free_axis(dim), tuple(sizes))
         )
 
     def unbind(self, dim: int = 0) -> tuple[Any, ...]:
-        """Split along axis ``dim`` into one spec per index."""
+        """Split along axis ``dim`` into one spec per index.
+
+        Example:
+            >>> from envkit import Unbounded
+            >>> [spec.shape for spec in Unbounded(shape=(2, 3)).unbind(0)]
+            [torch.Size([3]), torch.Size([3])]
+        """
         axis = self._free_axis(dim)
         return tuple(self[(slice(None),) * axis + (i,)] for i in range(self.shape[axis]))
 
     def make_neg_dim(self, dim: int) -> Self:
-        """Mark axis ``dim`` as of unknown size (-1). Data made from the spec has size 1 there."""
+        """Mark axis ``dim`` as of unknown size (-1). Data made from the spec has size 1 there.
+
+        Example:
+            >>> from envkit import Unbounded
+            >>> spec = Unbounded(shape=(4, 3)).make_neg_dim(0)
+            >>> spec.shape, spec.zero().shape
+            (torch.Size([-1, 3]), torch.Size([1, 3]))
+        """
         return self._with_dynamic(self._free_axis(dim))
 
     def _select(self, axis: int, index: Tensor) -> Self:
@@ -364,7 +411,14 @@ class TensorSpec(_Reshapable):
         return {k: v for k, v in self.__dict__.items() if k not in self._caches}
 
     def clone(self) -> Self:
-        """Copy the spec and all it holds. The copy is never locked."""
+        """Copy the spec and all it holds. The copy is never locked.
+
+        Example:
+            >>> from envkit import Bounded
+            >>> spec = Bounded(-1.0, 1.0, shape=(2,))
+            >>> spec.clone() == spec, spec.clone() is spec
+            (True, False)
+        """
         raise NotImplementedError
 
     def to(self, dest: Place | None) -> TensorSpec:
@@ -372,6 +426,12 @@ class TensorSpec(_Reshapable):
 
         Args:
             dest: a device (or its name), or a dtype; for ``None`` the spec itself is given back.
+
+        Example:
+            >>> from envkit import Bounded
+            >>> spec = Bounded(-1.0, 1.0, shape=(2,))
+            >>> spec.to("cpu").device
+            device(type='cpu')
         """
         raise NotImplementedError
 
@@ -380,6 +440,12 @@ class TensorSpec(_Reshapable):
 
         Raises:
             SpecError: the domain has no form in that dtype.
+
+        Example:
+            >>> import torch
+            >>> from envkit import Bounded
+            >>> Bounded(-1.0, 1.0, shape=(2,)).cast(torch.float64).dtype
+            torch.float64
         """
         raise NotImplementedError
 
@@ -413,6 +479,12 @@ class TensorSpec(_Reshapable):
         """Draw a random value of shape ``(*shape, *self.shape)``; an int is one axis in front.
 
         From ``generator``, which must be on the spec's device; None takes torch's global one.
+
+        Example:
+            >>> from envkit import Bounded
+            >>> spec = Bounded(-1.0, 1.0, shape=(3,))
+            >>> spec.rand().shape, spec.rand((5,)).shape
+            (torch.Size([3]), torch.Size([5, 3]))
         """
         raise NotImplementedError
 
@@ -421,7 +493,14 @@ class TensorSpec(_Reshapable):
         return self.rand(shape, generator)
 
     def zero(self, shape: Shape = ()) -> Value:
-        """Make zeros, in the domain or not, of shape ``(*shape, *self.shape)``."""
+        """Make zeros, in the domain or not, of shape ``(*shape, *self.shape)``.
+
+        Example:
+            >>> from envkit import Unbounded
+            >>> Unbounded(shape=(3,)).zero((2,))
+            tensor([[0., 0., 0.],
+                    [0., 0., 0.]])
+        """
         raise NotImplementedError
 
     def zeros(self, shape: Shape = ()) -> Value:
@@ -429,7 +508,13 @@ class TensorSpec(_Reshapable):
         return self.zero(shape)
 
     def one(self, shape: Shape = ()) -> Value:
-        """Make ones, in the domain or not, of shape ``(*shape, *self.shape)``."""
+        """Make ones, in the domain or not, of shape ``(*shape, *self.shape)``.
+
+        Example:
+            >>> from envkit import Unbounded
+            >>> Unbounded(shape=(3,)).one()
+            tensor([1., 1., 1.])
+        """
         raise NotImplementedError
 
     def ones(self, shape: Shape = ()) -> Value:
@@ -446,19 +531,42 @@ class TensorSpec(_Reshapable):
 
         Raises:
             NotEnumerableError: the values of this spec cannot be listed.
+
+        Example:
+            >>> from envkit import Categorical, OneHot
+            >>> Categorical(3).enumerate()
+            tensor([0, 1, 2])
+            >>> OneHot(3).enumerate().shape
+            torch.Size([3, 3])
         """
         raise NotEnumerableError(
             f"{type(self).__name__} has no finite list of values. Enumerate a discrete spec."
         )
 
     def cardinality(self) -> float | int:
-        """Count the values that `enumerate` lists, masks left aside; ``inf`` where there is no end."""
+        """Count the values that `enumerate` lists, masks left aside; ``inf`` where there is no end.
+
+        Example:
+            >>> from envkit import MultiCategorical, Unbounded
+            >>> MultiCategorical([3, 2]).cardinality(), Unbounded((1,)).cardinality()
+            (6, inf)
+        """
         return float("inf")
 
     # -- testing and repairing ---------------------------------------------------------
 
     def is_in(self, value: object) -> bool:
-        """Tell whether a value belongs to the spec, extra leading axes allowed; never raise."""
+        """Tell whether a value belongs to the spec, extra leading axes allowed; never raise.
+
+        Example:
+            >>> import torch
+            >>> from envkit import Bounded
+            >>> spec = Bounded(-1.0, 1.0, shape=(2,))
+            >>> spec.is_in(torch.zeros(2)), spec.is_in(torch.tensor([0.0, 2.0]))
+            (True, False)
+            >>> torch.zeros(3) in spec
+            False
+        """
         raise NotImplementedError
 
     def __contains__(self, value: object) -> bool:
@@ -473,6 +581,11 @@ class TensorSpec(_Reshapable):
 
         Raises:
             OutOfSpecError: it does not; the message says why.
+
+        Example:
+            >>> import torch
+            >>> from envkit import Bounded
+            >>> Bounded(-1.0, 1.0, shape=(2,)).assert_is_in(torch.zeros(2))
         """
         if not self.is_in(value):
             raise OutOfSpecError(
@@ -493,6 +606,11 @@ class TensorSpec(_Reshapable):
 
         Raises:
             SpecTypeError: the dtype differs.
+
+        Example:
+            >>> import torch
+            >>> from envkit import Unbounded
+            >>> Unbounded(shape=(2,)).type_check(torch.zeros(2))
         """
         dtype = getattr(value, "dtype", None)
         if self._dtype is not None and dtype != self._dtype:
@@ -505,6 +623,12 @@ class TensorSpec(_Reshapable):
         """Return the value itself if it is in the spec, else the nearest value that is.
 
         NaN counts as 0 where the spec has bounds or options; `Unbounded` takes it as it is.
+
+        Example:
+            >>> import torch
+            >>> from envkit import Bounded
+            >>> Bounded(-1.0, 1.0, shape=(3,)).project(torch.tensor([-3.0, 0.5, 2.0]))
+            tensor([-1.0000,  0.5000,  1.0000])
         """
         raise NotImplementedError
 
@@ -522,6 +646,13 @@ class TensorSpec(_Reshapable):
                 be spelled does not exist.
             OutOfSpecError: the value is outside the domain, and the environment variable
                 ``CHECK_SPEC_ENCODE`` asks for the check.
+
+        Example:
+            >>> from envkit import Bounded, OneHot
+            >>> Bounded(-1.0, 1.0, shape=(3,)).encode([0.0, 0.5, 1.0])
+            tensor([0.0000, 0.5000, 1.0000])
+            >>> OneHot(3).encode(2)
+            tensor([False, False,  True])
         """
         raise NotImplementedError
 
@@ -542,6 +673,12 @@ class TensorSpec(_Reshapable):
         Args:
             value: a value of this spec, on any device.
             safe: call `assert_is_in` first.
+
+        Example:
+            >>> from envkit import OneHot
+            >>> spec = OneHot(3)
+            >>> int(spec.to_numpy(spec.encode(2)))
+            2
         """
         raise NotImplementedError
 
@@ -550,23 +687,59 @@ class TensorSpec(_Reshapable):
             self.assert_is_in(value)
 
     def index(self, index: Value, tensor: Tensor) -> Tensor:
-        """Pick from ``tensor`` what a value of this spec, a choice among options, points at."""
+        """Pick from ``tensor`` what a value of this spec, a choice among options, points at.
+
+        Example:
+            >>> import torch
+            >>> from envkit import OneHot
+            >>> spec = OneHot(3)
+            >>> spec.index(spec.encode(2), torch.tensor([10.0, 20.0, 30.0]))
+            tensor([30.])
+        """
         raise self._no_choices()
 
     def to_one_hot(self, value: Value, safe: bool | None = None) -> Value:
-        """Turn a categorical value into its one-hot form."""
+        """Turn a categorical value into its one-hot form.
+
+        Example:
+            >>> import torch
+            >>> from envkit import Categorical
+            >>> Categorical(3).to_one_hot(torch.tensor(1))
+            tensor([False,  True, False])
+        """
         raise self._no_choices()
 
     def to_one_hot_spec(self) -> TensorSpec:
-        """Describe the values that `to_one_hot` gives."""
+        """Describe the values that `to_one_hot` gives.
+
+        Example:
+            >>> from envkit import Categorical
+            >>> spec = Categorical(3).to_one_hot_spec()
+            >>> type(spec).__name__, spec.shape
+            ('OneHot', torch.Size([3]))
+        """
         raise self._no_choices()
 
     def to_categorical(self, value: Value, safe: bool | None = None) -> Value:
-        """Turn a one-hot value into its categorical form."""
+        """Turn a one-hot value into its categorical form.
+
+        Example:
+            >>> from envkit import OneHot
+            >>> spec = OneHot(3)
+            >>> spec.to_categorical(spec.encode(2))
+            tensor(2)
+        """
         raise self._no_choices()
 
     def to_categorical_spec(self) -> TensorSpec:
-        """Describe the values that `to_categorical` gives."""
+        """Describe the values that `to_categorical` gives.
+
+        Example:
+            >>> from envkit import OneHot
+            >>> spec = OneHot(3).to_categorical_spec()
+            >>> type(spec).__name__, spec.shape
+            ('Categorical', torch.Size([]))
+        """
         raise self._no_choices()
 
     def _no_choices(self) -> NoChoiceError:

@@ -192,6 +192,12 @@ class _Lockable:
 
         Returns:
             This composite.
+
+        Example:
+            >>> from envkit import Composite, Unbounded
+            >>> spec = Composite(place=Unbounded((3,))).lock_()
+            >>> spec.is_locked, spec.unlock_().is_locked
+            (True, False)
         """
         self._locked = True
         if recurse is not False:
@@ -303,6 +309,12 @@ class Branch(_Lockable, TensorSpec):
 
         Raises:
             MissingKeyError: there is no such key, and no default was given.
+
+        Example:
+            >>> from envkit import Composite, Unbounded
+            >>> spec = Composite(place=Unbounded((3,)))
+            >>> spec.get("place").shape, spec.get("speed", None)
+            (torch.Size([3]), None)
         """
         found = self._lookup(as_path(key))
         if found is not MISSING:
@@ -340,6 +352,13 @@ class Branch(_Lockable, TensorSpec):
             ArgumentError: it is no key, or has an empty part.
             SpecTypeError: neither a spec, a dict nor ``None``.
             SpecError: the child's shape does not begin with the composite's.
+
+        Example:
+            >>> from envkit import Composite, Unbounded
+            >>> spec = Composite()
+            >>> _ = spec.set(("body", "place"), Unbounded((3,)))
+            >>> spec["body", "place"].shape
+            torch.Size([3])
         """
         name, *rest = as_path(key)
         if not name:
@@ -432,6 +451,12 @@ class Branch(_Lockable, TensorSpec):
         Raises:
             MissingKeyError: there is no such key, and no default was given.
             SpecLockedError: the spec is locked.
+
+        Example:
+            >>> from envkit import Composite, Unbounded
+            >>> spec = Composite(place=Unbounded((3,)), speed=Unbounded((2,)))
+            >>> spec.pop("speed").shape, list(spec.keys())
+            (torch.Size([2]), ['place'])
         """
         self._check_unlocked(f"pop {key!r}")
         found = self.get(key, default)
@@ -444,6 +469,13 @@ class Branch(_Lockable, TensorSpec):
 
         Returns:
             This composite.
+
+        Example:
+            >>> from envkit import Composite, Unbounded
+            >>> spec = Composite(place=Unbounded((3,)))
+            >>> _ = spec.update(Composite(speed=Unbounded((2,))))
+            >>> list(spec.keys())
+            ['place', 'speed']
         """
         self._check_unlocked("update it")
         for key, spec in other.items():
@@ -463,6 +495,12 @@ class Branch(_Lockable, TensorSpec):
 
         Raises:
             SpecLockedError: the spec is locked.
+
+        Example:
+            >>> from envkit import Composite, Unbounded
+            >>> spec = Composite(place=Unbounded((3,)), speed=Unbounded((2,)))
+            >>> list(spec.separates("speed").keys()), list(spec.keys())
+            (['speed'], ['place'])
         """
         separated = self.empty()
         for key in keys:
@@ -507,6 +545,12 @@ class Branch(_Lockable, TensorSpec):
             leaves_only: leave composites out.
             is_leaf: says of the class of a spec whether ``leaves_only`` keeps it; all but composites by default.
             step_mdp_static_only: without effect: a TorchRL composite asks the ones it holds for it.
+
+        Example:
+            >>> from envkit import Composite, Unbounded
+            >>> spec = Composite(body=Composite(place=Unbounded((3,))))
+            >>> list(spec.keys()), list(spec.keys(True, True))
+            (['body'], [('body', 'place')])
         """
         return TreeKeys(self, include_nested, leaves_only, is_leaf)
 

@@ -301,6 +301,13 @@ class InfoReading(EnvBase):
         Raises:
             ArgumentTypeError: ``info_dict_reader`` cannot be called.
             KeyCollisionError: an entry of that name exists already.
+
+        Example:
+            >>> from envkit import GymEnv
+            >>> env = GymEnv("FrozenLake-v1").set_info_dict_reader()
+            >>> env.reset()["prob"]
+            tensor(1., dtype=torch.float64)
+            >>> env.close()
         """
         if info_dict_reader is None:
             info_dict_reader = default_info_dict_reader(ignore_private=ignore_private)
@@ -366,6 +373,13 @@ class InfoReading(EnvBase):
 
         Raises:
             InfoReaderError: the env has a reader already.
+
+        Example:
+            >>> from envkit import GymEnv
+            >>> env = GymEnv("FrozenLake-v1").auto_register_info_dict()
+            >>> env.rollout(2)["next", "prob"].shape
+            torch.Size([2])
+            >>> env.close()
         """
         if self.info_dict_reader:
             raise InfoReaderError(

@@ -412,6 +412,13 @@ class JaxEnv(EnvBase):
             TranslationError: (a NotImplementedError) the policy cannot be translated.
             FusionError: (a NotImplementedError) a subclass steps or resets in its own way.
             GradientError: gradients would be asked for, see `requires_grad`.
+
+        Example:
+            >>> from envkit import PendulumJaxEnv
+            >>> env = PendulumJaxEnv(batch_size=[4])
+            >>> data, root = env.unroll(env.reset(), 3)
+            >>> data["next", "reward"].shape, root["th"].shape
+            (torch.Size([4, 3, 1]), torch.Size([4]))
         """
         require_tensordict("td", td)
         steps = as_int("steps", steps, least=1, meaning="the number of steps to take")
@@ -525,6 +532,14 @@ class JaxEnv(EnvBase):
         Raises:
             DataTypeError: ``state`` is no TensorDict.
             MissingKeyError: (a KeyError) it is no packed state.
+
+        Example:
+            >>> from envkit import PendulumJaxEnv
+            >>> env = PendulumJaxEnv(batch_size=[4])
+            >>> root = env.reset()
+            >>> named = env.unpack(root["state"])
+            >>> bool((named["th"] == root["th"]).all())
+            True
         """
         require_tensordict("state", state, 'td["state"], packed')
         fields, tree = self._engine.programs.env.packing.fields, {}
@@ -541,6 +556,14 @@ class JaxEnv(EnvBase):
         Raises:
             DataTypeError: ``nested`` is no TensorDict.
             MissingKeyError: (a KeyError) it lacks a field of the state.
+
+        Example:
+            >>> from envkit import PendulumJaxEnv
+            >>> env = PendulumJaxEnv(batch_size=[4])
+            >>> state = env.reset()["state"]
+            >>> again = env.pack(env.unpack(state))
+            >>> bool((again["floats"] == state["floats"]).all())
+            True
         """
         require_tensordict("nested", nested, 'what env.unpack(td["state"]) gave')
         names = [as_key(field.name) for field in self._engine.programs.env.packing.fields]

@@ -109,6 +109,14 @@ class _Choices(LeafSpec):
         Raises:
             SpecMaskError: other values, a shape that does not broadcast, or a call while torch exports a
                 program, in which the spec stays what it is.
+
+        Example:
+            >>> import torch
+            >>> from envkit import Categorical
+            >>> spec = Categorical(4)
+            >>> spec.update_mask(torch.tensor([False, False, True, False]))
+            >>> spec.rand(), spec.is_in(torch.tensor(0))
+            (tensor(2), False)
         """
         if is_exporting():
             raise SpecMaskError(

@@ -95,7 +95,16 @@ class JaxPolicy:
         }
 
     def with_params(self, named: Mapping[str, torch.Tensor]) -> JaxPolicy:
-        """Give this policy with other parameters; see `HasParams`."""
+        """Give this policy with other parameters; see `HasParams`.
+
+        Example:
+            >>> import jax.numpy as jnp
+            >>> from envkit import JaxPolicy
+            >>> policy = JaxPolicy(lambda params, observation, key: params, jnp.zeros(1))
+            >>> others = {name: value + 2 for name, value in policy.named_params().items()}
+            >>> policy.with_params(others).params
+            Array([2.], dtype=float32)
+        """
 
         def put(path: jax.tree_util.KeyPath, leaf: object) -> jax.Array:
             array = to_jax(named[jax.tree_util.keystr(path)].clone())

@@ -525,6 +525,15 @@ class ChessEnv(Undrawn, EnvBase):
         Raises:
             MissingKeyError: (a KeyError) a stateless env is given no position.
             BatchSizeError: (a RuntimeError) the data is of several games.
+
+        Example:
+            >>> import chess
+            >>> from envkit import ChessEnv
+            >>> env = ChessEnv()
+            >>> td = env.reset()
+            >>> len(env.get_legal_moves()), "e4" in env.get_legal_moves()
+            (20, True)
+            >>> env.close()
         """
         board = self._one_board(tensordict)
         return [move.uci() if uci else board.san(move) for move in board.legal_moves]

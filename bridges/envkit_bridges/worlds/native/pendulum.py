@@ -129,6 +129,15 @@ class PendulumJaxEnv(JaxEnv):
 
         Args:
             td: any batch size.
+
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> from envkit import PendulumJaxEnv
+            >>> env = PendulumJaxEnv(batch_size=[4])
+            >>> upright = TensorDict(th=torch.zeros(4), thdot=torch.zeros(4), batch_size=[4])
+            >>> env.root_at(upright)["th"]
+            tensor([0., 0., 0., 0.])
         """
         require_tensordict("td", td)
         root = self.reset(TensorDict(batch_size=td.batch_size, device=self.device))
