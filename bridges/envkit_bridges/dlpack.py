@@ -35,7 +35,7 @@ place while it runs, so only a copy without another holder is safe: that is `to_
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -48,6 +48,10 @@ from torch.utils.dlpack import from_dlpack as _from_capsule
 
 from envkit.arrays.elementwise import NARROWER, dtype_name
 from envkit.errors import DeviceNameError, HandoffError
+from envkit.functional.structure import PyTree
+
+if TYPE_CHECKING:
+    from jax.typing import DTypeLike
 
 __all__ = [
     "adopted",
@@ -63,7 +67,7 @@ __all__ = [
 _NARROW = {getattr(torch, wide): getattr(torch, narrow) for wide, narrow in NARROWER.items()}
 
 
-def torch_dtype_of(dtype: Any) -> torch.dtype:
+def torch_dtype_of(dtype: DTypeLike) -> torch.dtype:
     """Name the torch dtype of a JAX or NumPy dtype.
 
     Raises:
@@ -76,7 +80,7 @@ def torch_dtype_of(dtype: Any) -> torch.dtype:
     return found
 
 
-def crossing_dtype(dtype: torch.dtype, requested: Any | None = None) -> torch.dtype:
+def crossing_dtype(dtype: torch.dtype, requested: DTypeLike | None = None) -> torch.dtype:
     """Name the dtype in which a tensor crosses to JAX: its own or the JAX dtype asked for, if JAX has that."""
     if requested is not None:
         dtype = torch_dtype_of(requested)
@@ -130,7 +134,6 @@ _PlainArray: Any = getattr(_inside, "ArrayImpl", None)
 _capsule_of: Any = getattr(_inside, "buffer_to_dlpack_managed_tensor", None)
 
 
-PyTree = Any
 JaxDevice = Any  # jax.Device, which is a variable to type checkers
 
 _SAME_IN_NUMPY = frozenset(map(np.dtype, ("float32", "int32", "uint32", "bool", "uint8")))
@@ -218,7 +221,7 @@ def _checked_tensor_of(array: object) -> torch.Tensor:
 
 
 def to_jax(
-    tree: PyTree, *, copy: bool = True, dtype: Any | None = None, detach: bool = False
+    tree: PyTree, *, copy: bool = True, dtype: DTypeLike | None = None, detach: bool = False
 ) -> PyTree:
     """Hand tensors to JAX.
 
@@ -241,7 +244,7 @@ def to_jax(
 
 
 def to_jit(
-    tree: PyTree, *, copy: bool = True, dtype: Any | None = None, detach: bool = False
+    tree: PyTree, *, copy: bool = True, dtype: DTypeLike | None = None, detach: bool = False
 ) -> PyTree:
     """Hand tensors to the arguments of a jitted call: `to_jax`, three times as fast on CPU.
 
@@ -331,7 +334,7 @@ def _wait_for_torch(device: torch.device) -> None:
     torch.cuda.current_stream(device).synchronize()
 
 
-def _lent(leaf: Any, copy: bool, dtype: Any | None, detach: bool) -> Any:
+def _lent(leaf: Any, copy: bool, dtype: DTypeLike | None, detach: bool) -> Any:
     """Hand a leaf to the arguments of a jitted call on the CPU; most are viewed as they are."""
     if dtype is None and not copy:
         is_known = type(leaf) is torch.Tensor and leaf.dtype in _SAME_IN_BOTH and leaf.is_cpu
@@ -342,7 +345,7 @@ def _lent(leaf: Any, copy: bool, dtype: Any | None, detach: bool) -> Any:
     return leaf if isinstance(leaf, jax.Array) else _argument_of(_plain(leaf, dtype, detach), copy)
 
 
-def _plain(leaf: object, dtype: Any | None, detach: bool) -> torch.Tensor:
+def _plain(leaf: object, dtype: DTypeLike | None, detach: bool) -> torch.Tensor:
     """Give a dense, contiguous tensor without graph, in a dtype that JAX has."""
     if isinstance(leaf, np.ndarray):
         leaf = _tensor_of_numpy(leaf)

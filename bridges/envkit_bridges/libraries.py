@@ -32,6 +32,7 @@ from envkit.installing import install_hint
 __all__ = [
     "LIBRARIES",
     "EnvNames",
+    "Simulator",
     "explained",
     "fetched",
     "get_available_libraries",
@@ -41,6 +42,9 @@ __all__ = [
     "require",
     "require_name",
 ]
+
+Simulator = Any
+"""An environment object of another library, e.g. Gymnasium, dm_control or Jumanji, which need not be installed."""
 
 LIBRARIES = {
     "brax": "brax",

@@ -47,8 +47,8 @@ from envkit.functional.core import (
 )
 from envkit.functional.packing import StatePacking
 from envkit.functional.randomization import Drawn, Randomization
-from envkit.functional.spaces import choose_allowed, sample_space
-from envkit.functional.structure import conform, is_typed_key, name_of, strong
+from envkit.functional.spaces import SpaceTree, choose_allowed, sample_space
+from envkit.functional.structure import PyTree, conform, is_typed_key, name_of, strong
 
 __all__ = [
     "ALL_ON_CARD",
@@ -137,12 +137,12 @@ class Episodic(EnvWrapper):
         inner, timestep = outcome_of(self.env_with(model).reset(episode), "reset")
         return EpisodeState(inner, carried, model), timestep
 
-    def step(self, state: EpisodeState, action: Any, /) -> tuple[EpisodeState, Timestep]:
+    def step(self, state: EpisodeState, action: PyTree, /) -> tuple[EpisodeState, Timestep]:
         """Advance the episode; the key waits for the next one."""
         inner, timestep = outcome_of(self.env_with(state.model).step(state.inner, action), "step")
         return EpisodeState(inner, state.key, state.model), timestep
 
-    def env_with(self, drawn: Drawn) -> Any:
+    def env_with(self, drawn: Drawn) -> StatelessEnv:
         """Give the env that a row with these leaves of a model is stepped by."""
         return self.randomization.applied(self.env, drawn) if self.randomization else self.env
 
@@ -221,8 +221,8 @@ def restart_where(
 
 
 def reset_rows(
-    reset: Callable[[Origin], Any], mask: jax.Array, origins: Origin, values: Any, chunks: Chunks
-) -> Any:
+    reset: Callable[[Origin], Any], mask: jax.Array, origins: Origin, values: PyTree, chunks: Chunks
+) -> PyTree:
     """Overwrite the rows of ``mask`` in ``values``, of any form, with what ``reset`` makes of their origins.
 
     Not differentiable: `restart_where` is.
@@ -234,7 +234,7 @@ def reset_rows(
     if chunk == num_rows:
         return _reset_together(reset, mask, origins, values, chunks.branches)
 
-    def restarted(values: Any) -> Any:
+    def restarted(values: PyTree) -> PyTree:
         count = mask.sum(dtype=jnp.int32)
         rows = _masked_first(mask, num_rows + chunk)
 
@@ -254,14 +254,14 @@ def reset_rows(
 
 
 def _reset_together(
-    reset: Callable[[Origin], Any], mask: jax.Array, origins: Origin, values: Any, branches: bool
-) -> Any:
+    reset: Callable[[Origin], Any], mask: jax.Array, origins: Origin, values: PyTree, branches: bool
+) -> PyTree:
     """Do what `reset_rows` does where all rows are one chunk: reset them together, or none if it ``branches``.
 
     Of a loop, in which the rows are the same in every round, XLA would take the reset out, and make it at every step.
     """
 
-    def begun() -> Any:
+    def begun() -> PyTree:
         return jax.tree.map(partial(rules.choose, mask), reset(origins), values)
 
     return jax.lax.cond(mask.any(), begun, lambda: values) if branches else begun()
@@ -320,7 +320,7 @@ class BatchedEnv:
         """A copy finds out for itself what this one remembers of shapes."""
         return {"env": self.env, "axis": self.axis, "chunks": self.chunks}
 
-    def with_model(self, model: Any) -> BatchedEnv:
+    def with_model(self, model: PyTree) -> BatchedEnv:
         """Give the same rows stepped with another model of the same structure; see `ModelledEnv`."""
         other = self._like_this()
         other.env = self.env.with_model(model)
@@ -339,11 +339,11 @@ class BatchedEnv:
         return other
 
     @property
-    def action_space(self) -> Any:
+    def action_space(self) -> SpaceTree:
         return self.env.action_space
 
     @property
-    def observation_space(self) -> Any:
+    def observation_space(self) -> SpaceTree:
         return self.env.observation_space
 
     @property
@@ -401,7 +401,7 @@ class BatchedEnv:
         """Start the next episode of every row, of what the one before it left."""
         return jax.vmap(self._reset_row)(origins)
 
-    def step(self, state: EpisodeState, action: Any) -> tuple[EpisodeState, Timestep]:
+    def step(self, state: EpisodeState, action: PyTree) -> tuple[EpisodeState, Timestep]:
         """Advance every row by its action.
 
         Raises:
@@ -411,7 +411,7 @@ class BatchedEnv:
         return jax.vmap(self._step_row)(state, action)
 
     def step_where(
-        self, mask: jax.Array, state: EpisodeState, timestep: Timestep, action: Any
+        self, mask: jax.Array, state: EpisodeState, timestep: Timestep, action: PyTree
     ) -> tuple[EpisodeState, Timestep]:
         """Advance the rows of ``mask``; the others keep every bit."""
         stepped, kept = self.step(state, action), (state, timestep)
@@ -427,7 +427,7 @@ class BatchedEnv:
         self,
         mask: jax.Array,
         origins: Origin,
-        written: Any,
+        written: PyTree,
         timestep: Timestep,
         write: Callable[[EpisodeState], Any],
     ) -> tuple[Any, Timestep]:
@@ -454,7 +454,7 @@ class BatchedEnv:
         """Lay the state of every row out in two buffers; see `packing`."""
         return self.packing.pack(state)
 
-    def sample_action(self, key: jax.Array, num_rows: int, observation: Any = None) -> Any:
+    def sample_action(self, key: jax.Array, num_rows: int, observation: PyTree = None) -> PyTree:
         """Draw one action a row from the action space; that of row i depends on ``key`` and what i observes only.
 
         Args:
@@ -474,7 +474,7 @@ class BatchedEnv:
         here = jax.tree.map(lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, first, num_rows), drawn)
         return choose_allowed(space, here, masks)
 
-    def _masks_in(self, observation: Any) -> dict[Path, jax.Array]:
+    def _masks_in(self, observation: PyTree) -> dict[Path, jax.Array]:
         """List the masks among the leaves of an observation by the paths of their actions; flags, as specs take them."""
         if not self.action_masks:
             return {}
@@ -491,7 +491,7 @@ class BatchedEnv:
         state, timestep = self.env.again(origin)
         return jax.tree.map(strong, state), normalize(timestep, self.reward_shape)
 
-    def _step_row(self, state: EpisodeState, action: Any) -> tuple[EpisodeState, Timestep]:
+    def _step_row(self, state: EpisodeState, action: PyTree) -> tuple[EpisodeState, Timestep]:
         state_like, timestep_like = self.template
         state, timestep = self.env.step(state, action)
         return (

@@ -15,15 +15,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 
 import jax
 import jax.numpy as jnp
 
 from envkit import rules
 from envkit.errors import StateStructureError
-from envkit.functional.spaces import as_space
-from envkit.functional.structure import strong
+from envkit.functional.spaces import SpaceTree, as_space
+from envkit.functional.structure import PyTree, strong
+
+if TYPE_CHECKING:
+    from jax.typing import ArrayLike, DTypeLike
 
 __all__ = [
     "EnvWrapper",
@@ -108,7 +111,7 @@ class StatelessEnv(Protocol):
     """
 
     @property
-    def action_space(self) -> Any:
+    def action_space(self) -> SpaceTree:
         """A `Box`, a `Discrete`, a `MultiDiscrete`, or a dict or tuple of them; Gymnasium's are taken, too."""
         ...
 
@@ -116,7 +119,7 @@ class StatelessEnv(Protocol):
         """Start an episode drawn from ``key``."""
         ...
 
-    def step(self, state: Any, action: Any, /) -> tuple[Any, Timestep]:
+    def step(self, state: PyTree, action: PyTree, /) -> tuple[Any, Timestep]:
         """Advance by one action. Structure and shapes are those that `reset` returned."""
         ...
 
@@ -132,11 +135,11 @@ class ModelledEnv(StatelessEnv, Protocol):
     """
 
     @property
-    def model(self) -> Any:
+    def model(self) -> PyTree:
         """The model it steps with, any pytree of numbers and arrays."""
         ...
 
-    def with_model(self, model: Any) -> Self:
+    def with_model(self, model: PyTree) -> Self:
         """Give the same environment with ``model``, whose leaves may be traced; this one stays as it is."""
         ...
 
@@ -148,11 +151,11 @@ class EnvWrapper:
     env: Any
 
     @property
-    def action_space(self) -> Any:
+    def action_space(self) -> SpaceTree:
         return as_space(self.env.action_space)
 
     @property
-    def observation_space(self) -> Any:
+    def observation_space(self) -> SpaceTree:
         return getattr(self.env, "observation_space", None)
 
     @property
@@ -168,18 +171,18 @@ class EnvWrapper:
         return groups_of(self.env)
 
     @property
-    def model(self) -> Any:
+    def model(self) -> PyTree:
         return self.env.model
 
     @property
-    def model_argument(self) -> Any:
+    def model_argument(self) -> PyTree:
         return getattr(self.env, "model_argument", None)
 
     @property
     def model_name(self) -> str:
         return getattr(self.env, "model_name", "model")
 
-    def with_model(self, model: Any) -> Self:
+    def with_model(self, model: PyTree) -> Self:
         """Give the same wrapper around the env with ``model``."""
         return replace(self, env=self.env.with_model(model))
 
@@ -218,18 +221,18 @@ def done_of(timestep: Timestep) -> jax.Array:
     return rules.done_from(timestep.terminated, timestep.truncated)
 
 
-def reward_shape_of(env: Any) -> RewardShape:
+def reward_shape_of(env: object) -> RewardShape:
     """Give the shape of the rewards of an env, () if it declares none."""
     shape = getattr(env, "reward_shape", ())
     return shape if isinstance(shape, Mapping) else tuple(shape)
 
 
-def action_masks_of(env: Any) -> tuple[tuple[Path, Path], ...]:
+def action_masks_of(env: object) -> tuple[tuple[Path, Path], ...]:
     """Give the actions of an env that have a mask, each with the path of that mask; none if it declares none."""
     return tuple(getattr(env, "action_masks", ()))
 
 
-def groups_of(env: Any) -> Mapping[str, int]:
+def groups_of(env: object) -> Mapping[str, int]:
     """Give the number of agents in each group of an env; empty where it has none."""
     return getattr(env, "groups", {})
 
@@ -253,7 +256,7 @@ def normalize(timestep: Timestep, reward_shape: RewardShape = ()) -> Timestep:
     )
 
 
-def _reward(value: Any, shape: RewardShape) -> Any:
+def _reward(value: PyTree, shape: RewardShape) -> PyTree:
     if isinstance(shape, Mapping):
         return _named_rewards(value, shape)
     array = jnp.asarray(value)
@@ -267,7 +270,7 @@ def _reward(value: Any, shape: RewardShape) -> Any:
     return jnp.broadcast_to(strong(array), shape).astype(jnp.float32)
 
 
-def _named_rewards(value: Any, shapes: Mapping[str, RewardShape]) -> dict[str, Any]:
+def _named_rewards(value: PyTree, shapes: Mapping[str, RewardShape]) -> dict[str, Any]:
     given = value if isinstance(value, Mapping) else dict.fromkeys(shapes, value)
     if set(given) != set(shapes):
         raise StateStructureError(
@@ -277,7 +280,7 @@ def _named_rewards(value: Any, shapes: Mapping[str, RewardShape]) -> dict[str, A
     return {name: _reward(given[name], shape) for name, shape in shapes.items()}
 
 
-def _scalar(value: Any, dtype: Any, name: str) -> jax.Array:
+def _scalar(value: ArrayLike, dtype: DTypeLike, name: str) -> jax.Array:
     array = jnp.asarray(value)
     if array.size != 1:
         raise StateStructureError(

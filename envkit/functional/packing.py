@@ -25,11 +25,10 @@ import jax.numpy as jnp
 
 from envkit.errors import KeyCollisionError, StateStructureError
 from envkit.functional.core import WrapperState
-from envkit.functional.structure import is_typed_key, name_of
+from envkit.functional.structure import PyTree, is_typed_key, name_of
 
 __all__ = ["Field", "StatePacking"]
 
-PyTree = Any
 Buffers = dict[str, jax.Array]
 
 
@@ -179,7 +178,7 @@ class StatePacking:
             fields.append(field)
         return tuple(fields)
 
-    def _dtype_of(self, buffer: str) -> Any:
+    def _dtype_of(self, buffer: str) -> jnp.dtype:
         return self.float_dtype if buffer == "floats" else jnp.dtype(jnp.int32)
 
     def _checked_leaves(self, tree: PyTree) -> tuple[list[jax.Array], tuple[int, ...]]:
@@ -205,7 +204,7 @@ class StatePacking:
 # ----------------------------------------------------------------------------------------- bits
 
 
-def _placement(dtype: Any, where: str) -> tuple[Literal["floats", "words"], int]:
+def _placement(dtype: jnp.dtype, where: str) -> tuple[Literal["floats", "words"], int]:
     """Name the buffer of a dtype and the number of its elements that one element takes."""
     if is_typed_key(dtype):
         key = jax.eval_shape(lambda: jax.random.key_data(jnp.empty((), dtype)))
@@ -220,7 +219,7 @@ def _placement(dtype: Any, where: str) -> tuple[Literal["floats", "words"], int]
     )
 
 
-def _encode(leaf: jax.Array, dtype: Any) -> jax.Array:
+def _encode(leaf: jax.Array, dtype: jnp.dtype) -> jax.Array:
     """Store a leaf in a buffer's dtype; bits that need several words get a trailing axis."""
     if is_typed_key(leaf.dtype):
         leaf = jax.random.key_data(leaf)
@@ -229,7 +228,7 @@ def _encode(leaf: jax.Array, dtype: Any) -> jax.Array:
     return leaf.astype(dtype)
 
 
-def _decode(stored: jax.Array, like: Any) -> jax.Array:
+def _decode(stored: jax.Array, like: jax.ShapeDtypeStruct) -> jax.Array:
     if is_typed_key(like.dtype):
         return _wrap_key(jax.lax.bitcast_convert_type(stored, jnp.uint32), like)
     if like.dtype == jnp.uint32 or (like.dtype.itemsize == 8 and stored.dtype == jnp.int32):
@@ -237,7 +236,7 @@ def _decode(stored: jax.Array, like: Any) -> jax.Array:
     return stored.astype(like.dtype)
 
 
-def _wrap_key(data: jax.Array, like: Any) -> jax.Array:
+def _wrap_key(data: jax.Array, like: jax.ShapeDtypeStruct) -> jax.Array:
     impl = jax.random.key_impl(jnp.empty((), like.dtype))  # which takes arrays only
     return jax.random.wrap_key_data(data, impl=impl)
 

@@ -29,8 +29,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from envkit.errors import ArgumentError, ArgumentTypeError
-from envkit.functional.core import EnvWrapper
-from envkit.functional.structure import name_of, nested, strong
+from envkit.functional.core import EnvWrapper, ModelledEnv, StatelessEnv
+from envkit.functional.structure import PyTree, name_of, nested, strong
 
 __all__ = ["Drawn", "Randomization", "RandomizeAt", "Randomizer"]
 
@@ -72,7 +72,7 @@ class Randomization:
         _require_model(env)
         return cls(randomize, at, _changed_by(randomize, env.model))
 
-    def draw(self, env: Any, key: jax.Array) -> Drawn:
+    def draw(self, env: ModelledEnv, key: jax.Array) -> Drawn:
         """Draw a model for a row whose episode, or whose first one, is drawn from ``key``."""
         paths, treedef = jax.tree_util.tree_flatten_with_path(env.model)
         model = jax.tree.unflatten(treedef, [jnp.asarray(leaf) for _, leaf in paths])
@@ -84,7 +84,7 @@ class Randomization:
             }
         )
 
-    def applied(self, env: Any, drawn: Drawn) -> Any:
+    def applied(self, env: Any, drawn: Drawn) -> StatelessEnv:
         """Give ``env`` with what a row has drawn in its model."""
         if not self.changed:
             return env
@@ -94,7 +94,7 @@ class Randomization:
             leaves[index] = reduce(getitem, _name(paths[index][0]), drawn)
         return env.with_model(jax.tree.unflatten(treedef, leaves))
 
-    def drawn_bytes(self, env: Any) -> dict[str, int]:
+    def drawn_bytes(self, env: ModelledEnv) -> dict[str, int]:
         """Say by how many bytes each leaf that is drawn makes the state of a row larger."""
         paths = jax.tree_util.tree_flatten_with_path(env.model)[0]
         found = {".".join(_name(paths[i][0])): strong(paths[i][1]) for i in self.changed}
@@ -109,7 +109,7 @@ def _name(path: tuple[Any, ...]) -> tuple[str, ...]:
     return name_of(path) or ("value",)
 
 
-def _require_randomizer(randomize: Any) -> None:
+def _require_randomizer(randomize: object) -> None:
     told = f"randomize is {randomize!r}, but must be a function (key, model) -> model."
     if not callable(randomize):
         raise ArgumentTypeError(told)
@@ -138,7 +138,7 @@ def _require_model(env: Any) -> None:
         )
 
 
-def _changed_by(randomize: Randomizer, model: Any) -> tuple[int, ...]:
+def _changed_by(randomize: Randomizer, model: PyTree) -> tuple[int, ...]:
     paths, treedef = jax.tree_util.tree_flatten_with_path(model)
     leaves = [leaf for _, leaf in paths]
     after = []

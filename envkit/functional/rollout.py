@@ -23,13 +23,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial, reduce
 from operator import or_
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import jax
 import jax.numpy as jnp
 
 from envkit import rules
 from envkit.functional.core import Timestep, done_of
+
+if TYPE_CHECKING:
+    from envkit.functional.structure import PyTree
 
 __all__ = [
     "Policy",
@@ -52,15 +55,17 @@ Carry = tuple[Any, Timestep]
 class _RowsEnv(Protocol):
     """Functions over many rows that a rollout calls; `BatchedEnv` says what each function does."""
 
-    def step(self, state: Any, action: Any) -> Carry: ...
+    def step(self, state: PyTree, action: PyTree) -> Carry: ...
 
-    def step_where(self, mask: jax.Array, state: Any, timestep: Timestep, action: Any) -> Carry: ...
+    def step_where(
+        self, mask: jax.Array, state: PyTree, timestep: Timestep, action: PyTree
+    ) -> Carry: ...
 
-    def restart_where(self, mask: jax.Array, state: Any, timestep: Timestep) -> Carry: ...
+    def restart_where(self, mask: jax.Array, state: PyTree, timestep: Timestep) -> Carry: ...
 
-    def sample_action(self, key: jax.Array, num_rows: int, observation: Any) -> Any: ...
+    def sample_action(self, key: jax.Array, num_rows: int, observation: PyTree) -> PyTree: ...
 
-    def pack(self, state: Any) -> dict[str, jax.Array]: ...
+    def pack(self, state: PyTree) -> dict[str, jax.Array]: ...
 
 
 @jax.tree_util.register_dataclass
@@ -87,7 +92,7 @@ def random_policy(env: _RowsEnv) -> Policy:
     Where the env has masks of actions, the draws are among the options that they allow.
     """
 
-    def act(params: Any, observation: Any, key: jax.Array) -> Any:
+    def act(params: PyTree, observation: PyTree, key: jax.Array) -> PyTree:
         num_rows = jax.tree.leaves(observation)[0].shape[0]
         return env.sample_action(key, num_rows, observation)
 
@@ -98,7 +103,7 @@ def transition(
     env: _RowsEnv,
     carry: Carry,
     policy: Policy,
-    params: Any,
+    params: PyTree,
     key: jax.Array,
     *,
     auto_reset: bool = True,
@@ -125,7 +130,7 @@ def transition(
     return (after, timestep), recorded
 
 
-def _restarted(env: _RowsEnv, state: Any, timestep: Timestep) -> Carry:
+def _restarted(env: _RowsEnv, state: PyTree, timestep: Timestep) -> Carry:
     """Start new episodes where one has ended. No other row has a flag: said so, XLA need not carry them."""
     unset = jnp.zeros_like(timestep.terminated)
     going_on = replace(timestep, terminated=unset, truncated=unset)
@@ -136,7 +141,7 @@ def unroll(
     env: _RowsEnv,
     carry: Carry,
     policy: Policy,
-    params: Any,
+    params: PyTree,
     key: jax.Array,
     *,
     steps: int,
@@ -234,7 +239,7 @@ def unroll_until(
     env: _RowsEnv,
     carry: Carry,
     policy: Policy,
-    params: Any,
+    params: PyTree,
     key: jax.Array,
     counted: jax.Array,
     *,
@@ -284,16 +289,16 @@ def unroll_until(
         done = done_of(timestep)
         return (done & counted).any() if rule == "any" else (done | ~counted).all()
 
-    def unfinished(loop: Any) -> jax.Array:
+    def unfinished(loop: PyTree) -> jax.Array:
         index, carry, *_ = loop
         return (index < limit) & ((index == 0) | ~ended(carry[1]))
 
-    def body(loop: Any) -> Any:
+    def body(loop: PyTree) -> PyTree:
         index, carry, last, record = loop
         carry, made = one(carry, index, last)
         return index + 1, carry, made if waits else None, _written(record, made, index)
 
-    def body_unless_finished(_: Any, loop: Any) -> Any:
+    def body_unless_finished(_: PyTree, loop: PyTree) -> PyTree:
         index, carry, last, record = loop
         goes_on = unfinished(loop)
         after, made = one(carry, index, last)
@@ -301,7 +306,7 @@ def unroll_until(
         record = _written(record, _if(goes_on, made, _entry(record, index)), index)
         return index + goes_on, after, _if(goes_on, made, last) if waits else None, record
 
-    def several(loop: Any) -> Any:
+    def several(loop: PyTree) -> PyTree:
         return jax.lax.fori_loop(0, check_every, body_unless_finished, loop)
 
     like = jax.eval_shape(lambda: one(carry, jnp.int32(0), None)[1])
@@ -312,7 +317,7 @@ def unroll_until(
     return carry, record, Stopped(index, ended(carry[1]))
 
 
-def _blank(like: Any, *time: int) -> Any:
+def _blank(like: PyTree, *time: int) -> PyTree:
     """Make zeros of the shapes in ``like``, behind axes of the sizes ``time``."""
     with jax.enable_x64(True):  # a policy may give 64 bits
         return jax.tree.map(lambda leaf: jnp.zeros((*time, *leaf.shape), leaf.dtype), like)
@@ -329,7 +334,7 @@ def _entry(record: Transition, index: jax.Array) -> Transition:
     return jax.tree.map(take, record)
 
 
-def _if(condition: jax.Array, fresh: Any, kept: Any) -> Any:
+def _if(condition: jax.Array, fresh: PyTree, kept: PyTree) -> PyTree:
     """Take all of one tree or all of another, whatever the dtypes of its leaves."""
     return jax.tree.map(partial(jax.lax.select, condition), fresh, kept)
 

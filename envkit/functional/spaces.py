@@ -23,17 +23,21 @@ import numpy as np
 
 from envkit.arrays.integers import as_int
 from envkit.errors import ArgumentError, StateStructureError
-from envkit.functional.structure import name_of
+from envkit.functional.structure import PyTree, name_of
 
 __all__ = [
     "AgentsDiscrete",
     "Box",
     "Discrete",
     "MultiDiscrete",
+    "SpaceTree",
     "as_space",
     "choose_allowed",
     "sample_space",
 ]
+
+SpaceTree = Any
+"""A `Box`, a `Discrete`, a `MultiDiscrete` or another space with ``sample``, or a dict, tuple or list of them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -194,7 +198,7 @@ class AgentsDiscrete(MultiDiscrete):
         return self.nvec[0]
 
 
-def as_space(space: Any) -> Any:
+def as_space(space: SpaceTree) -> SpaceTree:
     """Take a Box, Discrete, MultiDiscrete or Dict of Gymnasium for the space of envkit that holds the same; others stay.
 
     Raises:
@@ -218,11 +222,11 @@ def as_space(space: Any) -> Any:
 
 
 def sample_space(
-    space: Any,
+    space: SpaceTree,
     key: jax.Array,
     batch: tuple[int, ...] = (),
     masked: Collection[tuple[str, ...]] = (),
-) -> Any:
+) -> PyTree:
     """Draw from a space or from every space of a tree, each from its own key.
 
     Spaces whose path is in ``masked`` give 32 random bits for each choice, of which `choose_allowed` makes one.
@@ -245,7 +249,9 @@ def sample_space(
     return jax.tree.unflatten(treedef, drawn)
 
 
-def choose_allowed(space: Any, drawn: Any, masks: Mapping[tuple[str, ...], jax.Array]) -> Any:
+def choose_allowed(
+    space: SpaceTree, drawn: PyTree, masks: Mapping[tuple[str, ...], jax.Array]
+) -> PyTree:
     """Choose among the options that masks allow, each with equal probability.
 
     An option of n is chosen by 32 bits: some are likelier than others by n / 2^32 at most. Where a mask allows none,
@@ -262,14 +268,14 @@ def choose_allowed(space: Any, drawn: Any, masks: Mapping[tuple[str, ...], jax.A
     if not masks:
         return drawn
 
-    def chosen(path: Any, member: Any, value: jax.Array) -> jax.Array:
+    def chosen(path: Any, member: SpaceTree, value: jax.Array) -> jax.Array:
         mask = masks.get(name_of(path))
         return value if mask is None else _chosen(member, value, mask)
 
     return jax.tree_util.tree_map_with_path(chosen, space, drawn, is_leaf=_is_space)
 
 
-def _is_space(node: Any) -> bool:
+def _is_space(node: object) -> bool:
     return hasattr(node, "sample")
 
 

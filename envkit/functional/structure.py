@@ -13,7 +13,7 @@ Conventions
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -21,12 +21,16 @@ import numpy as np
 
 from envkit.errors import StateStructureError
 
-__all__ = ["conform", "is_typed_key", "name_of", "nested", "strong"]
+if TYPE_CHECKING:
+    pass
+
+__all__ = ["PyTree", "conform", "is_typed_key", "name_of", "nested", "strong"]
 
 PyTree = Any
+"""Arrays in dicts, tuples, lists and registered dataclasses: states, parameters, observations, actions."""
 
 
-def strong(value: Any) -> jax.Array:
+def strong(value: jax.typing.ArrayLike) -> jax.Array:
     """Give ``value`` as an array that is not weakly typed.
 
     Python numbers become 32 bits wide, also when JAX has 64-bit types enabled; arrays keep their
@@ -82,19 +86,19 @@ def nested(leaves: Mapping[tuple[str, ...], Any]) -> dict[str, Any]:
     return tree
 
 
-def is_typed_key(dtype: Any) -> bool:
+def is_typed_key(dtype: jax.typing.DTypeLike) -> bool:
     """Say whether arrays of this dtype are typed PRNG keys (``jax.random.key``)."""
     return jnp.issubdtype(dtype, jax.dtypes.prng_key)
 
 
-def _entry_name(entry: Any) -> str:
+def _entry_name(entry: object) -> str:
     for attribute in ("name", "key", "idx"):  # GetAttrKey; DictKey, FlattenedIndexKey; SequenceKey
         if hasattr(entry, attribute):
             return str(getattr(entry, attribute))
     return str(entry)
 
 
-def _conform_leaf(leaf: Any, like: Any, where: str) -> jax.Array:
+def _conform_leaf(leaf: jax.typing.ArrayLike, like: jax.ShapeDtypeStruct, where: str) -> jax.Array:
     array = jnp.asarray(leaf)
     if array.shape != like.shape:
         raise StateStructureError(
@@ -111,7 +115,7 @@ def _conform_leaf(leaf: Any, like: Any, where: str) -> jax.Array:
     return jax.lax.convert_element_type(array, like.dtype)
 
 
-def _rank(dtype: Any) -> int:
+def _rank(dtype: jax.typing.DTypeLike) -> int:
     """Order the kinds of numbers: each holds the ones before it. A typed key holds no number."""
     if is_typed_key(dtype):
         return -1

@@ -27,7 +27,7 @@ from envkit.functional.core import (
     outcome_of,
 )
 from envkit.functional.spaces import sample_space
-from envkit.functional.structure import conform, name_of, nested, strong
+from envkit.functional.structure import PyTree, conform, name_of, nested, strong
 
 __all__ = ["FrameSkip", "GroupEnds", "Metrics", "TimeLimit", "TimeLimitState", "WithoutInfo"]
 
@@ -88,7 +88,7 @@ class TimeLimit(EnvWrapper):
         inner, timestep = outcome_of(self.env.reset(key), "reset")
         return TimeLimitState(inner, jnp.int32(0)), timestep
 
-    def step(self, state: TimeLimitState, action: Any, /) -> tuple[TimeLimitState, Timestep]:
+    def step(self, state: TimeLimitState, action: PyTree, /) -> tuple[TimeLimitState, Timestep]:
         """Advance, and truncate when the limit is reached."""
         inner, timestep = outcome_of(self.env.step(state.inner, action), "step")
         elapsed = state.elapsed + 1
@@ -143,7 +143,7 @@ class FrameSkip(EnvWrapper):
         """Start an episode; no frame is skipped."""
         return outcome_of(self.env.reset(key), "reset")
 
-    def step(self, state: Any, action: Any, /) -> tuple[Any, Timestep]:
+    def step(self, state: PyTree, action: PyTree, /) -> tuple[Any, Timestep]:
         """Advance by ``frames`` frames, or to the end of the episode if that comes first."""
         first = self._frame(state, action)
         template = jax.eval_shape(lambda: first)
@@ -161,7 +161,7 @@ class FrameSkip(EnvWrapper):
 
         return jax.lax.scan(advance, first, None, length=self.frames - 1)[0]
 
-    def _frame(self, state: Any, action: Any) -> tuple[Any, Timestep]:
+    def _frame(self, state: PyTree, action: PyTree) -> tuple[Any, Timestep]:
         state, timestep = outcome_of(self.env.step(state, action), "step")
         return jax.tree.map(strong, state), normalize(timestep, self.reward_shape)
 
@@ -180,7 +180,7 @@ class GroupEnds(EnvWrapper):
         state, timestep = outcome_of(self.env.reset(key), "reset")
         return state, self._shown(timestep)
 
-    def step(self, state: Any, action: Any, /) -> tuple[Any, Timestep]:
+    def step(self, state: PyTree, action: PyTree, /) -> tuple[Any, Timestep]:
         """Advance."""
         state, timestep = outcome_of(self.env.step(state, action), "step")
         return state, self._shown(timestep)
@@ -230,7 +230,7 @@ class Metrics(EnvWrapper):
         zeros = jax.tree.map(lambda like: jnp.zeros(like.shape, like.dtype), stepped)
         return state, self._shown(replace(timestep, info={**zeros, **timestep.info}))
 
-    def step(self, state: Any, action: Any, /) -> tuple[Any, Timestep]:
+    def step(self, state: PyTree, action: PyTree, /) -> tuple[Any, Timestep]:
         """Advance."""
         state, timestep = outcome_of(self.env.step(state, action), "step")
         return state, self._shown(timestep)
@@ -255,7 +255,7 @@ class WithoutInfo(EnvWrapper):
         state, timestep = outcome_of(self.env.reset(key), "reset")
         return state, replace(timestep, info={})
 
-    def step(self, state: Any, action: Any, /) -> tuple[Any, Timestep]:
+    def step(self, state: PyTree, action: PyTree, /) -> tuple[Any, Timestep]:
         """Advance."""
         state, timestep = outcome_of(self.env.step(state, action), "step")
         return state, replace(timestep, info={})

@@ -30,15 +30,23 @@ from typing import Any, ParamSpec, TypeVar
 from envkit.batched.caller_settings import chosen, forget, set_choice
 from envkit.errors import ArgumentError, ArgumentTypeError, CopyError
 from envkit.transport import by_value
-from envkit_bridges.libraries import require
+from envkit_bridges.libraries import Simulator, require
 
 __all__ = [
+    "GymSpace",
+    "SpaceValue",
     "gym_backend",
     "gym_registrations",
     "gymnasium_registrations",
     "library_of",
     "set_gym_backend",
 ]
+
+GymSpace = Any
+"""A space object of Gymnasium or gym, which need not be installed; both have the same attributes."""
+
+SpaceValue = Any
+"""A value in a `GymSpace`: a number, an array, a string, or a tuple or dict of values."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -123,7 +131,7 @@ class set_gym_backend:
         return with_backend
 
 
-def library_of(thing: Any) -> ModuleType:
+def library_of(thing: object) -> ModuleType:
     """Give the gym library that an env or a space is an object of; if of none, the current one."""
     for base in type(thing).__mro__:
         name = base.__module__.partition(".")[0]
@@ -162,11 +170,11 @@ def _register(library: str, packed: dict[str, bytes]) -> None:
         registration.registry[id] = entry
 
 
-def _registration(library: str) -> Any:
+def _registration(library: str) -> ModuleType:
     return importlib.import_module(f"{library}.envs.registration")
 
 
-def _packed(id: str, entry: Any) -> bytes:
+def _packed(id: str, entry: object) -> bytes:
     try:
         entry = copy.copy(entry)
         for name in _POINTS:
@@ -176,14 +184,14 @@ def _packed(id: str, entry: Any) -> bytes:
         return pickle.dumps(_Missing(id, f"{type(error).__name__}: {error}"))
 
 
-def _unpacked(id: str, packed: bytes) -> Any:
+def _unpacked(id: str, packed: bytes) -> object:
     try:
         return pickle.loads(packed)
     except Exception as error:
         return _Missing(id, f"{type(error).__name__}: {error}")
 
 
-def _sent(id: str, point: Any) -> Any:
+def _sent(id: str, point: object) -> object:
     """Give an entry point the form in which it travels; a name outside the script stays as it is."""
     if isinstance(point, str) and point.startswith(_SCRIPT):
         point = pkgutil.resolve_name(point)
@@ -199,7 +207,7 @@ class _Sent:
     def __init__(self, id: str, pickled: bytes):
         self._id, self._pickled = id, pickled
 
-    def __call__(self, **kwargs: Any) -> Any:
+    def __call__(self, **kwargs: Any) -> Simulator:
         return self._point(**kwargs)
 
     @property
@@ -221,7 +229,7 @@ class _Missing:
     def __init__(self, id: str, reason: str):
         self._id, self._reason = id, reason
 
-    def __call__(self, **kwargs: Any) -> Any:
+    def __call__(self, **kwargs: Any) -> Simulator:
         raise _not_sent(self._id, self._reason)
 
 

@@ -21,7 +21,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from numbers import Real
-from typing import Any, cast
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -43,7 +44,10 @@ from envkit.specs import (
     Unbounded,
 )
 from envkit.specs.stacks import stack
-from envkit_bridges.gym.backend import gym_backend, library_of
+from envkit_bridges.gym.backend import GymSpace, SpaceValue, gym_backend, library_of
+
+if TYPE_CHECKING:
+    from envkit.specs.annotations import Device
 
 __all__ = [
     "NO_SPACE",
@@ -98,13 +102,13 @@ class RowLeaf:
         write = self.write
         return write.into(row) if isinstance(write, CopyIn) else partial(write, row)
 
-    def encode(self, value: Any) -> torch.Tensor:
+    def encode(self, value: SpaceValue) -> torch.Tensor:
         """Turn a value into a new tensor."""
         row = np.empty(*self._form)
         self.write(row, value)
         return torch.from_numpy(row)
 
-    def decode(self, data: torch.Tensor) -> Any:
+    def decode(self, data: torch.Tensor) -> SpaceValue:
         """Turn a tensor into a value."""
         return self.read(data.detach().cpu().numpy()[None])[0]
 
@@ -136,7 +140,7 @@ class ObjectLeaf:
     encode: Callable[[Any], Any]
     decode: Callable[[Any], Any]
 
-    def write(self, row: np.ndarray, value: Any) -> None:
+    def write(self, row: np.ndarray, value: SpaceValue) -> None:
         """Refused: there are no rows for it."""
         raise self._no_rows()
 
@@ -172,7 +176,7 @@ Leaf = RowLeaf | ObjectLeaf
 def stacked_leaf(spec: TensorSpec, members: Sequence[RowLeaf]) -> RowLeaf:
     """Build the leaf of tuples whose members share one shape: they lie on the first axis."""
 
-    def write(row: np.ndarray, value: Any) -> None:
+    def write(row: np.ndarray, value: SpaceValue) -> None:
         for index, (member, part) in enumerate(zip(members, value, strict=True)):
             member.write(row[index, ...], part)  # the dots keep a 0-d slot an array
 
@@ -186,14 +190,14 @@ def stacked_leaf(spec: TensorSpec, members: Sequence[RowLeaf]) -> RowLeaf:
 def ragged_leaf(spec: TensorSpec, members: Sequence[RowLeaf]) -> ObjectLeaf:
     """Build the leaf of tuples whose members differ in shape: values are nested tensors."""
 
-    def encode(value: Any) -> Any:
+    def encode(value: SpaceValue) -> TensorDictBase:
         return spec.encode(
             [member.encode(part) for member, part in zip(members, value, strict=True)]
         )
 
     shapes = [member.spec.shape for member in members]
 
-    def decode(data: Any) -> tuple[Any, ...]:
+    def decode(data: TensorDictBase) -> tuple[Any, ...]:
         parts = data.unbind(0)
         if [part.shape for part in parts] != shapes:
             raise SpecError(
@@ -206,7 +210,7 @@ def ragged_leaf(spec: TensorSpec, members: Sequence[RowLeaf]) -> ObjectLeaf:
     return ObjectLeaf(spec, encode, decode)
 
 
-def text_leaf(space: Any) -> ObjectLeaf:
+def text_leaf(space: GymSpace) -> ObjectLeaf:
     """Build the leaf of text: Python strings, carried as non-tensor data."""
     shortest = sorted(space.character_set)[0] * space.min_length
     spec = NonTensor(shape=(), example_data=shortest)
@@ -231,7 +235,7 @@ class CopyIn:
             return partial(self, row)
         view = row.data
 
-        def write(value: Any) -> None:
+        def write(value: SpaceValue) -> None:
             try:
                 view[:] = value  # the fastest way, which takes equal shapes and dtypes only
             except (BufferError, OverflowError, TypeError, ValueError):
@@ -239,7 +243,7 @@ class CopyIn:
 
         return write
 
-    def __call__(self, row: np.ndarray, value: Any) -> None:
+    def __call__(self, row: np.ndarray, value: SpaceValue) -> None:
         """Write ``value``.
 
         Raises:
@@ -277,26 +281,26 @@ def holds_numbers(found: np.ndarray, dtype: np.dtype) -> bool:
 _CURE = "Correct the env or its space: gymnasium.utils.env_checker.check_env(env) compares the two."
 
 
-def misshapen(key: Any, found: tuple[int, ...], wanted: tuple[int, ...]) -> EncodingError:
+def misshapen(key: object, found: tuple[int, ...], wanted: tuple[int, ...]) -> EncodingError:
     """Say that a value has another shape than its space."""
     return EncodingError(
         f"cannot put {key!r} of shape {found} into shape {wanted}, which its space declares. {_CURE}"
     )
 
 
-def _unholdable(key: Any, found: np.ndarray, row: np.ndarray) -> EncodingError:
+def _unholdable(key: object, found: np.ndarray, row: np.ndarray) -> EncodingError:
     return EncodingError(
         f"cannot put {key!r} of dtype {found.dtype} into {row.dtype}, which its space declares: "
         f"{_shown(found)} does not fit. {_CURE}"
     )
 
 
-def outside(key: Any, value: Any, space: Any) -> EncodingError:
+def outside(key: object, value: SpaceValue, space: GymSpace) -> EncodingError:
     """Say that a value is not in its space."""
     return EncodingError(f"{key!r} is {_shown(value)}, which is not in its space {space}. {_CURE}")
 
 
-def _shown(value: Any) -> str:
+def _shown(value: SpaceValue) -> str:
     return np.array2string(np.asarray(value), threshold=16, separator=", ").replace("\n", "")
 
 
@@ -308,7 +312,7 @@ def numpy_dtype(dtype: torch.dtype) -> np.dtype:
 IndicesOf = Callable[[Any], np.ndarray]
 
 
-def leaf_of(space: Any, categorical: bool, key: Any) -> RowLeaf:
+def leaf_of(space: GymSpace, categorical: bool, key: object) -> RowLeaf:
     """Build the leaf of a space that has no parts; its ``write`` raises `EncodingError` for others.
 
     Raises:
@@ -333,7 +337,7 @@ def leaf_of(space: Any, categorical: bool, key: Any) -> RowLeaf:
 # ------------------------------------------------------------------------------------------- boxes
 
 
-def _box(space: Any, key: Any) -> RowLeaf:
+def _box(space: GymSpace, key: object) -> RowLeaf:
     dtype = _torch_dtype(space.dtype)
     scalar = space.shape == ()
     shape = (1,) if scalar else tuple(space.shape)
@@ -349,7 +353,7 @@ def _box(space: Any, key: Any) -> RowLeaf:
     return RowLeaf(spec, CopyIn(key), _scalars if scalar else _rows, _copied(spec, space, key))
 
 
-def _copied(spec: TensorSpec, space: Any, key: Any) -> ArrayForm:
+def _copied(spec: TensorSpec, space: GymSpace, key: object) -> ArrayForm:
     """Take arrays as they are where they have the form of the rows."""
     assert spec.dtype is not None
     shape, dtype = tuple(spec.shape), numpy_dtype(spec.dtype)
@@ -367,7 +371,7 @@ def _copied(spec: TensorSpec, space: Any, key: Any) -> ArrayForm:
     return ArrayForm(rows_of, lambda rows: rows.reshape(len(rows), *space.shape))
 
 
-def _is_unbounded(space: Any) -> bool:
+def _is_unbounded(space: GymSpace) -> bool:
     if np.issubdtype(space.dtype, np.floating):
         lowest, highest = -np.inf, np.inf
     else:
@@ -379,10 +383,10 @@ def _is_unbounded(space: Any) -> bool:
 # ---------------------------------------------------------------------------------------- discrete
 
 
-def _discrete(space: Any, categorical: bool, key: Any) -> RowLeaf:
+def _discrete(space: GymSpace, categorical: bool, key: object) -> RowLeaf:
     start, count = int(getattr(space, "start", 0)), int(space.n)
 
-    def index_of(value: Any) -> int:
+    def index_of(value: SpaceValue) -> int:
         index = value - start if type(value) is int else _whole(value, space, key).item() - start
         if not 0 <= index < count:
             raise outside(key, value, space)
@@ -398,13 +402,13 @@ def _discrete(space: Any, categorical: bool, key: Any) -> RowLeaf:
     if categorical:
         spec: TensorSpec = Categorical(count, shape=(), dtype=_torch_dtype(space.dtype))
 
-        def write_index(row: np.ndarray, value: Any) -> None:
+        def write_index(row: np.ndarray, value: SpaceValue) -> None:
             row[...] = index_of(value)
 
         form = ArrayForm(indices_of, lambda rows: rows + start)
         return RowLeaf(spec, write_index, lambda rows: (rows + start).tolist(), form)
 
-    def write_one_hot(row: np.ndarray, value: Any) -> None:
+    def write_one_hot(row: np.ndarray, value: SpaceValue) -> None:
         row[:] = 0
         row[index_of(value)] = 1
 
@@ -419,7 +423,7 @@ def _discrete(space: Any, categorical: bool, key: Any) -> RowLeaf:
     return RowLeaf(spec, write_one_hot, lambda rows: (rows.argmax(-1) + start).tolist(), form)
 
 
-def _whole(value: Any, space: Any, key: Any) -> np.ndarray:
+def _whole(value: SpaceValue, space: GymSpace, key: object) -> np.ndarray:
     """Give the integers that ``value`` spells: 1.0 is one, and 1.5, ``"1"`` and None are none."""
     found = np.asarray(value)
     if found.dtype.kind in "biu":
@@ -429,7 +433,7 @@ def _whole(value: Any, space: Any, key: Any) -> np.ndarray:
     return found.astype(np.int64)
 
 
-def _multi_discrete(space: Any, categorical: bool, key: Any) -> RowLeaf:
+def _multi_discrete(space: GymSpace, categorical: bool, key: object) -> RowLeaf:
     """One choice for each entry of ``nvec``.
 
     Entries of equal size keep the shape of the space, whatever it is. Others are laid out on one
@@ -439,7 +443,7 @@ def _multi_discrete(space: Any, categorical: bool, key: Any) -> RowLeaf:
     start = np.asarray(getattr(space, "start", np.zeros_like(sizes)))
     equal = bool((sizes == sizes.flat[0]).all())
 
-    def indices_of(value: Any) -> np.ndarray:
+    def indices_of(value: SpaceValue) -> np.ndarray:
         found = _whole(value, space, key)
         if found.shape != sizes.shape:
             raise misshapen(key, found.shape, sizes.shape)
@@ -454,7 +458,7 @@ def _multi_discrete(space: Any, categorical: bool, key: Any) -> RowLeaf:
 
 
 def _choice_indices(
-    space: Any, sizes: np.ndarray, start: np.ndarray, equal: bool, indices_of: IndicesOf
+    space: GymSpace, sizes: np.ndarray, start: np.ndarray, equal: bool, indices_of: IndicesOf
 ) -> RowLeaf:
     dtype = _torch_dtype(space.dtype)
     if equal:
@@ -462,14 +466,14 @@ def _choice_indices(
     else:
         spec = MultiCategorical(sizes.flatten().tolist(), dtype=dtype)
 
-    def write(row: np.ndarray, value: Any) -> None:
+    def write(row: np.ndarray, value: SpaceValue) -> None:
         row[...] = indices_of(value).reshape(row.shape)
 
     return RowLeaf(spec, write, lambda rows: list(rows.reshape(len(rows), *sizes.shape) + start))
 
 
 def _choice_one_hot(
-    space: Any, sizes: np.ndarray, start: np.ndarray, equal: bool, indices_of: IndicesOf
+    space: GymSpace, sizes: np.ndarray, start: np.ndarray, equal: bool, indices_of: IndicesOf
 ) -> RowLeaf:
     flat_sizes = sizes.flatten().tolist()
     ends = np.cumsum(flat_sizes)
@@ -480,7 +484,7 @@ def _choice_one_hot(
     else:
         spec = MultiOneHot(flat_sizes, dtype=torch.int64)
 
-    def write(row: np.ndarray, value: Any) -> None:
+    def write(row: np.ndarray, value: SpaceValue) -> None:
         flat = row.reshape(-1)  # a view: rows are contiguous
         flat[:] = 0
         flat[offsets + indices_of(value).reshape(-1)] = 1
@@ -531,7 +535,7 @@ class Codec:
         """Whether every leaf has the form of an array of fixed shape."""
         return all(isinstance(leaf, RowLeaf) for leaf, _ in self.leaves.values())
 
-    def spec(self, device: Any = None) -> Composite:
+    def spec(self, device: Device | None = None) -> Composite:
         """Give the leaves' specs as one Composite."""
         tree = Composite(device=device)
         for path, (leaf, _) in self.leaves.items():
@@ -548,21 +552,21 @@ class Codec:
 
     # ---------------------------------------------------------------- one value, for a TensorDict
 
-    def encode(self, value: Any) -> dict[Path, Any]:
+    def encode(self, value: SpaceValue) -> dict[Path, Any]:
         """Turn a value of the space into tensors and non-tensor data by path; see `writer`."""
         encoded = {}
         for path, (leaf, pick) in self.leaves.items():
             encoded[path] = leaf.encode(value if pick is _itself else pick(value))
         return encoded
 
-    def encode_nested(self, value: Any) -> dict[str, Any]:
+    def encode_nested(self, value: SpaceValue) -> dict[str, Any]:
         """Do what `encode` does, and give nested dicts."""
         if self._only is None:
             return nest(self.encode(value))
         (name,), leaf = self._only
         return {name: leaf.encode(value)}
 
-    def decode(self, data: Mapping[Path, Any]) -> Any:
+    def decode(self, data: Mapping[Path, Any]) -> SpaceValue:
         """Turn tensors and non-tensor data by path into a value of the space.
 
         Nothing is checked: they are what the specs say.
@@ -588,7 +592,7 @@ class Codec:
             return leaf.writer(rows[path])
         puts = [(leaf.writer(rows[path]), pick) for path, (leaf, pick) in self.leaves.items()]
 
-        def write(value: Any) -> None:
+        def write(value: SpaceValue) -> None:
             for put, pick in puts:
                 put(pick(value))
 
@@ -608,7 +612,7 @@ class Codec:
 
     # --------------------------------------------------------------- arrays with the envs in front
 
-    def encode_arrays(self, values: Any) -> dict[Path, torch.Tensor]:
+    def encode_arrays(self, values: SpaceValue) -> dict[Path, torch.Tensor]:
         """Turn values of several envs, held as arrays with one more axis in front, into tensors of rows by path.
 
         They may share memory.
@@ -621,7 +625,7 @@ class Codec:
             for path, (leaf, pick) in self.leaves.items()
         }
 
-    def decode_arrays(self, data: Mapping[Path, torch.Tensor]) -> Any:
+    def decode_arrays(self, data: Mapping[Path, torch.Tensor]) -> SpaceValue:
         """Turn tensors of rows by path into values of the space with the envs in front; memory may be shared.
 
         Nothing is checked: they are what the specs say.
@@ -633,7 +637,7 @@ class Codec:
 # ------------------------------------------------------------------------------- space -> codec
 
 
-def codec_of(space: Any, *, categorical: bool, key: str) -> Codec:
+def codec_of(space: GymSpace, *, categorical: bool, key: str) -> Codec:
     """Build the codec of a gymnasium space.
 
     Args:
@@ -649,7 +653,7 @@ def codec_of(space: Any, *, categorical: bool, key: str) -> Codec:
     return _build(space, () if _is_tree(space) else (key,), categorical, key != "action")
 
 
-def codec_at(space: Any, path: Path, *, categorical: bool) -> Codec:
+def codec_at(space: GymSpace, path: Path, *, categorical: bool) -> Codec:
     """Build the codec of a space whose entries lie at or below ``path``, and keep their names.
 
     Args:
@@ -662,17 +666,17 @@ def codec_at(space: Any, path: Path, *, categorical: bool) -> Codec:
     return _build(space, path, categorical, False)
 
 
-def _is_tree(space: Any) -> bool:
+def _is_tree(space: GymSpace) -> bool:
     if _is_a(space, "Sequence"):
         return _is_tree(space.feature_space)
     return _is_a(space, "Dict")
 
 
-def _is_a(space: Any, kind: str) -> bool:
+def _is_a(space: GymSpace, kind: str) -> bool:
     return isinstance(space, getattr(library_of(space).spaces, kind, ()))
 
 
-def _build(space: Any, path: Path, categorical: bool, renames: bool) -> Codec:
+def _build(space: GymSpace, path: Path, categorical: bool, renames: bool) -> Codec:
     """Build the codec of a space that lies at ``path``; the entries of a Dict lie below it."""
     if _is_a(space, "Dict"):
         return _dict_codec(space, path, categorical, renames)
@@ -690,7 +694,7 @@ def _build(space: Any, path: Path, categorical: bool, renames: bool) -> Codec:
     return Codec(space, {path: (leaf, _itself)}, lambda values: values[path])
 
 
-def _dict_codec(space: Any, path: Path, categorical: bool, renames: bool) -> Codec:
+def _dict_codec(space: GymSpace, path: Path, categorical: bool, renames: bool) -> Codec:
     is_free = renames and "observation" not in space.spaces
 
     def shown(name: str) -> str:
@@ -713,7 +717,7 @@ def _dict_codec(space: Any, path: Path, categorical: bool, renames: bool) -> Cod
     return Codec(space, leaves, assemble)
 
 
-def _members_codec(space: Any, path: Path, categorical: bool, renames: bool) -> Codec:
+def _members_codec(space: GymSpace, path: Path, categorical: bool, renames: bool) -> Codec:
     """Build the codec of a Tuple whose members cannot be stacked: an entry for each, "0", "1" and so on."""
     members = [
         _build(member, (*path, str(index)), categorical, renames)
@@ -731,7 +735,7 @@ def _members_codec(space: Any, path: Path, categorical: bool, renames: bool) -> 
     return Codec(space, leaves, assemble)
 
 
-def _itself(value: Any) -> Any:
+def _itself(value: SpaceValue) -> SpaceValue:
     return value
 
 
@@ -742,7 +746,7 @@ def _then(name: str | int, pick: Callable[[Any], Any]) -> Callable[[Any], Any]:
 # --------------------------------------------------------------------------- tuples and sequences
 
 
-def _tuple_leaf(space: Any, categorical: bool, name: str) -> Leaf:
+def _tuple_leaf(space: GymSpace, categorical: bool, name: str) -> Leaf:
     """Stack the members of a Tuple into one entry.
 
     Raises:
@@ -777,7 +781,7 @@ def _tree_tuple(members: list[Codec]) -> ObjectLeaf:
     if any(form != forms[0] for form in forms[1:]):
         raise SpecStackError("Dicts must have the same keys, shapes and dtypes")
 
-    def encode(value: Any) -> TensorDictBase:
+    def encode(value: SpaceValue) -> TensorDictBase:
         parts = [
             TensorDict(codec.encode_nested(part))
             for codec, part in zip(members, value, strict=True)
@@ -793,7 +797,7 @@ def _tree_tuple(members: list[Codec]) -> ObjectLeaf:
     return ObjectLeaf(stack([codec.spec() for codec in members], 0), encode, decode)
 
 
-def _sequence_codec(space: Any, path: Path, categorical: bool, renames: bool) -> Codec:
+def _sequence_codec(space: GymSpace, path: Path, categorical: bool, renames: bool) -> Codec:
     """A stacked Sequence: every leaf of its elements gets a leading axis of unknown size."""
     if not space.stack:
         raise SpecError(
@@ -807,7 +811,7 @@ def _sequence_codec(space: Any, path: Path, categorical: bool, renames: bool) ->
             "Flatten them with a gymnasium wrapper."
         )
 
-    def elements(value: Any) -> list[Any]:
+    def elements(value: SpaceValue) -> list[Any]:
         return list(utils.iterate(space.stacked_feature_space, value))
 
     def assemble(values: Mapping[Path, list[Any]]) -> list[Any]:
@@ -816,7 +820,7 @@ def _sequence_codec(space: Any, path: Path, categorical: bool, renames: bool) ->
             for index in range(len(values[next(iter(element.leaves))]))
         ]
 
-    def joined(lists: dict[Path, list[Any]]) -> Any:
+    def joined(lists: dict[Path, list[Any]]) -> SpaceValue:
         made = element.assemble(lists)
         blank = utils.create_empty_array(space.feature_space, len(made))
         return utils.concatenate(space.feature_space, made, blank) if made else blank
@@ -845,7 +849,7 @@ def _series(leaf: Leaf) -> ObjectLeaf:
 # -------------------------------------------------------------------------------- spec -> space
 
 
-def space_of(spec: TensorSpec) -> Any:
+def space_of(spec: TensorSpec) -> GymSpace:
     """Give the gymnasium space of a spec; the inverse of `codec_of` up to the encoding.
 
     Raises:
@@ -882,7 +886,7 @@ NO_SPACE = (torch.bfloat16, torch.complex32, torch.complex64, torch.complex128)
 """Dtypes that no space of a gym library has."""
 
 
-def shown_space(spec: TensorSpec, spaces: Any) -> Any:
+def shown_space(spec: TensorSpec, spaces: ModuleType) -> GymSpace:
     """Give the space of what is shown: it contains the arrays a spec holds, shape and dtype."""
     if isinstance(spec, Composite):
         members = {name: shown_space(spec[name], spaces) for name in sorted(spec.keys())}
@@ -895,7 +899,7 @@ def shown_space(spec: TensorSpec, spaces: Any) -> Any:
     return space_of(spec)
 
 
-def asked_space(spec: TensorSpec, spaces: Any) -> Any:
+def asked_space(spec: TensorSpec, spaces: ModuleType) -> GymSpace:
     """Give the space of what is asked for: indices where a spec holds one-hot codes."""
     if isinstance(spec, Composite):
         members = {name: asked_space(spec[name], spaces) for name in sorted(spec.keys())}

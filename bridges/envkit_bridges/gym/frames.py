@@ -8,17 +8,20 @@ its context is current whenever it draws, and when its textures are freed.
 from __future__ import annotations
 
 import atexit
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from envkit.errors import ArgumentError
 from envkit_bridges import offscreen
 
+if TYPE_CHECKING:
+    from envkit_bridges.libraries import Simulator
+
 __all__ = ["draw", "require_frames", "shape_of_frame"]
 
 
-def require_frames(env: Any) -> None:
+def require_frames(env: Simulator) -> None:
     """Check that an env, or vector env, renders arrays, and make it able to on a machine without display.
 
     Raises:
@@ -34,7 +37,7 @@ def require_frames(env: Any) -> None:
         offscreen.prepare()
 
 
-def shape_of_frame(env: Any) -> tuple[int, ...]:
+def shape_of_frame(env: Simulator) -> tuple[int, ...]:
     """Draw a frame of an env that was reset to see how large it is; of a vector env, that of one row.
 
     The renderer is removed again where it keeps more than the frame: MuJoCo's free camera keeps the aim of its first
@@ -52,7 +55,7 @@ def shape_of_frame(env: Any) -> tuple[int, ...]:
     return shape
 
 
-def draw(env: Any, *args: Any, **kwargs: Any) -> Any:
+def draw(env: Simulator, *args: object, **kwargs: object) -> Any:
     """Render an env, or all of a vector env, without a window and in its own OpenGL context.
 
     Raises:
@@ -75,7 +78,7 @@ def draw(env: Any, *args: Any, **kwargs: Any) -> Any:
     return frame
 
 
-def _draws_with_mujoco(env: Any) -> bool:
+def _draws_with_mujoco(env: Simulator) -> bool:
     return getattr(env, "render_mode", None) not in (None, "human") and hasattr(
         getattr(env, "unwrapped", env), "mujoco_renderer"
     )

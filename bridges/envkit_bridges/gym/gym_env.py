@@ -25,7 +25,7 @@ from envkit.specs.annotations import BatchSize, Device
 from envkit_bridges.gym.backend import gym_backend, set_gym_backend
 from envkit_bridges.gym.gym_wrapper import GymWrapper
 from envkit_bridges.gym.vector import frame_skipping
-from envkit_bridges.libraries import EnvNames, keywords_told, parameters_of
+from envkit_bridges.libraries import EnvNames, Simulator, keywords_told, parameters_of
 
 __all__ = ["GymEnv", "MaybeInWorkers", "known_to_env", "require_known", "require_render_mode"]
 
@@ -169,7 +169,7 @@ def _library(backend: Any) -> ModuleType:
 
 def _make_vector(
     library: ModuleType, env_name: str, num_envs: int, frame_skip: int, kwargs: dict[str, Any]
-) -> Any:
+) -> Simulator:
     """Make a vector env, of single envs without autoreset unless ``kwargs`` ask for another."""
     mode = kwargs.pop("vectorization_mode", "sync")
     if str(getattr(mode, "value", mode)) in ("sync", "async"):
@@ -181,7 +181,7 @@ def _make_vector(
     return library.make_vec(env_name, num_envs=num_envs, vectorization_mode=mode, **kwargs)
 
 
-def known_to_env(library: ModuleType, env_name: Any, own: Iterable[str]) -> list[str]:
+def known_to_env(library: ModuleType, env_name: object, own: Iterable[str]) -> list[str]:
     """Name ``own`` keywords, those of ``gymnasium.make``, and of what makes the env, where that is known."""
     made_by = _made_by(library, env_name)
     named = [*own, *parameters_of(library.make)]
@@ -191,7 +191,7 @@ def known_to_env(library: ModuleType, env_name: Any, own: Iterable[str]) -> list
 
 
 def require_known(
-    library: ModuleType, env_name: Any, given: Collection[str], own: Collection[str]
+    library: ModuleType, env_name: object, given: Collection[str], own: Collection[str]
 ) -> None:
     """Check keywords against those of an env, unless it takes any; nothing is made, but its module may be imported.
 
@@ -210,7 +210,7 @@ def require_known(
         refuse_unknown(f"GymEnv({env_name!r})", asked, known_to_env(library, env_name, own))
 
 
-def require_render_mode(library: ModuleType, env_name: Any, mode: Any) -> None:
+def require_render_mode(library: ModuleType, env_name: object, mode: object) -> None:
     """Check that the class of an env says that it draws in a mode; one that names no modes is believed.
 
     Gymnasium makes lists of frames, and a window, of single arrays and texts.
@@ -229,7 +229,7 @@ def require_render_mode(library: ModuleType, env_name: Any, mode: Any) -> None:
         require_option(f"render_mode of {env_name!r}", mode, dict.fromkeys((*known, *made)))
 
 
-def _made_by(library: ModuleType, env_name: Any) -> Any:
+def _made_by(library: ModuleType, env_name: object) -> Any:
     """Give what makes an env; None where the library does not say."""
     made_by = getattr(env_name, "entry_point", None)
     with contextlib.suppress(Exception):

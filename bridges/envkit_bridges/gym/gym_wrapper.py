@@ -36,14 +36,14 @@ from envkit.errors import (
 )
 from envkit.specs import Categorical, Composite, Unbounded
 from envkit.specs.annotations import BatchSize, Device, Value
-from envkit_bridges.gym.backend import library_of
+from envkit_bridges.gym.backend import GymSpace, SpaceValue, library_of
 from envkit_bridges.gym.codecs import Codec, codec_at, codec_of
 from envkit_bridges.gym.frames import draw, require_frames, shape_of_frame
 from envkit_bridges.gym.info import Outcome, default_info_dict_reader
 from envkit_bridges.gym.like import GymLikeEnv
 from envkit_bridges.gym.simulator_rows import GymCore, reward_array
 from envkit_bridges.gym.vector import VectorCore, is_vector
-from envkit_bridges.libraries import no_object_of
+from envkit_bridges.libraries import Simulator, no_object_of
 
 __all__ = ["GymWrapper"]
 
@@ -93,7 +93,7 @@ class GymWrapper(OnRow, GymLikeEnv):
 
     def __init__(
         self,
-        env: Any,
+        env: Simulator,
         categorical_action_encoding: bool = False,
         *,
         frame_skip: int = 1,
@@ -185,10 +185,10 @@ class GymWrapper(OnRow, GymLikeEnv):
     # -------------------------------------------------------------------------- values and simulator
 
     @property
-    def _simulator(self) -> Any:
+    def _simulator(self) -> Simulator:
         return self.core.env if self._vector is None else self._vector
 
-    def read_action(self, action: Value) -> Any:
+    def read_action(self, action: Value) -> SpaceValue:
         """Turn an action into a value of the gymnasium action space, by its codec."""
         codec = self.core.action
         if len(codec.leaves) == 1:
@@ -202,7 +202,7 @@ class GymWrapper(OnRow, GymLikeEnv):
         leaves = self.core.action.leaves
         return as_key(*leaves) if len(leaves) == 1 else None
 
-    def read_obs(self, observations: Any) -> Mapping[str, Any]:
+    def read_obs(self, observations: SpaceValue) -> Mapping[str, Any]:
         """Turn a value of the gymnasium observation space into entries, by its codec.
 
         Of a vector env: a list of one value for each row.
@@ -237,7 +237,7 @@ class GymWrapper(OnRow, GymLikeEnv):
         is_wrapped = self._vector is not None and self._env is not self._env.unwrapped
         return None if is_wrapped else self.core.episode
 
-    def _reset_simulator(self, mask: torch.Tensor | None, **kwargs: Any) -> Any:
+    def _reset_simulator(self, mask: torch.Tensor | None, **kwargs: object) -> Any:
         if self._vector is None:
             return super()._reset_simulator(mask, **kwargs)
         return self._vector.reset(mask, **kwargs)
@@ -289,7 +289,7 @@ class GymWrapper(OnRow, GymLikeEnv):
         return draw(self._env, *args, **kwargs)
 
     @staticmethod
-    def get_library_name(env: Any) -> str:
+    def get_library_name(env: Simulator) -> str:
         """Name the gym library that an env is an object of: "gymnasium", or "gym"."""
         return library_of(env).__name__
 
@@ -347,7 +347,7 @@ class GymWrapper(OnRow, GymLikeEnv):
         self._vector.record(as_bool("mode", mode))
         return self
 
-    def _take_log(self, env: Any) -> None:
+    def _take_log(self, env: Simulator) -> None:
         super()._take_log(env)
         self.core.take(env)
 
@@ -374,7 +374,7 @@ class GymWrapper(OnRow, GymLikeEnv):
             self._vector.begin_logs()
 
 
-def _writes_rows(reader: Any) -> bool:
+def _writes_rows(reader: object) -> bool:
     """Say whether a reader of infos can write into rows of memory."""
     return (
         type(reader) is default_info_dict_reader
@@ -383,7 +383,7 @@ def _writes_rows(reader: Any) -> bool:
     )
 
 
-def _batch_of(env: Any, batch_size: BatchSize | None) -> tuple[int, ...]:
+def _batch_of(env: Simulator, batch_size: BatchSize | None) -> tuple[int, ...]:
     """Read the batch of an env object of a gym library, which ``batch_size`` may repeat."""
     if not (is_vector(env) or hasattr(env, "observation_space")):
         raise no_object_of("an env object of a gym library", "Gym", env)
@@ -396,12 +396,12 @@ def _batch_of(env: Any, batch_size: BatchSize | None) -> tuple[int, ...]:
     return batch
 
 
-def _space_of_one(env: Any, name: str) -> Any:
+def _space_of_one(env: Simulator, name: str) -> GymSpace:
     """Give a space of a single env, or that of one row of a vector env."""
     return getattr(env, f"single_{name}" if is_vector(env) else name)
 
 
-def _action_codec(env: Any, categorical: bool) -> Codec:
+def _action_codec(env: Simulator, categorical: bool) -> Codec:
     space = _space_of_one(env, "action_space")
     codec = codec_of(space, categorical=categorical, key="action")
     if not codec.leaves:
@@ -438,6 +438,6 @@ def _expanded(spec: Composite, batch: torch.Size) -> Composite:
     return spec.expand(batch) if batch else spec
 
 
-def _published(env: Any, name: str) -> Any:
+def _published(env: Simulator, name: str) -> Any:
     """Look an attribute up on the env and on what its wrappers hold; None when there is none."""
     return getattr(env, name, getattr(env.unwrapped, name, None))

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
@@ -32,6 +32,10 @@ from envkit.errors import (
 )
 from envkit.specs import Composite, TensorSpec, Unbounded, make_composite_from_td
 from envkit.specs.annotations import Value
+
+if TYPE_CHECKING:
+    from envkit_bridges.gym.backend import SpaceValue
+    from envkit_bridges.libraries import Simulator
 
 __all__ = ["InfoReading", "Outcome", "Reader", "default_info_dict_reader"]
 
@@ -171,7 +175,7 @@ def _put_into(row: np.ndarray, leaf: TensorSpec, path: Path) -> Callable[[Any], 
     is_any = isinstance(leaf, Unbounded)
     numbers = _SCALARS.get(row.dtype.name, ()) if is_any and not row.shape else ()
 
-    def put(value: Any) -> None:
+    def put(value: object) -> None:
         if value is None:
             row[...] = zero
             return
@@ -200,7 +204,7 @@ def _read(info: Mapping[str, Any], spec: Composite, path: tuple[str, ...]) -> di
     return entries
 
 
-def _encoded(value: Any, leaf: TensorSpec, path: tuple[str, ...]) -> Any:
+def _encoded(value: object, leaf: TensorSpec, path: tuple[str, ...]) -> Any:
     try:
         return leaf.encode(value)
     except (EncodingError, TypeError, ValueError) as error:
@@ -210,7 +214,7 @@ def _encoded(value: Any, leaf: TensorSpec, path: tuple[str, ...]) -> Any:
         ) from error
 
 
-def _as_array(value: Any) -> np.ndarray | None:
+def _as_array(value: object) -> np.ndarray | None:
     """Give numbers, arrays and tensors as an array that torch can hold; None for the rest."""
     if isinstance(value, torch.Tensor):
         return value.detach().cpu().numpy()
@@ -264,15 +268,15 @@ class InfoReading(EnvBase):
 
     @property
     @abstractmethod
-    def _simulator(self) -> Any:
+    def _simulator(self) -> Simulator:
         """The simulator that is stepped and reset."""
 
     @abstractmethod
-    def _action_in(self, td: TensorDictBase, rows: list[int] | None = None) -> Any:
+    def _action_in(self, td: TensorDictBase, rows: list[int] | None = None) -> SpaceValue:
         """Take the action out of a root."""
 
     @abstractmethod
-    def read_action(self, action: Value) -> Any:
+    def read_action(self, action: Value) -> SpaceValue:
         """Turn an action into what the simulator takes."""
 
     @abstractmethod

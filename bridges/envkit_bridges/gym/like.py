@@ -57,6 +57,10 @@ from envkit_bridges.gym.simulator_state import (
     unpack,
 )
 
+if TYPE_CHECKING:
+    from envkit_bridges.gym.backend import SpaceValue
+    from envkit_bridges.libraries import Simulator
+
 __all__ = ["GymLikeEnv", "Reader"]
 
 
@@ -130,7 +134,7 @@ class GymLikeEnv(InfoReading):
 
     def __init__(
         self,
-        env: Any,
+        env: Simulator,
         *,
         frame_skip: int = 1,
         convert_actions_to_numpy: bool = True,
@@ -158,7 +162,7 @@ class GymLikeEnv(InfoReading):
         require_memory(destination(*args, **kwargs), type(self).__name__)
         return super().to(*args, **kwargs)
 
-    def _make_specs(self, env: Any) -> None:
+    def _make_specs(self, env: Simulator) -> None:
         """Declare the specs of simulator ``env``, for a subclass to override; called last."""
 
     if not TYPE_CHECKING:  # a misspelt name would pass
@@ -191,7 +195,7 @@ class GymLikeEnv(InfoReading):
 
     # ---------------------------------------------------------------- what subclasses may override
 
-    def read_action(self, action: Value) -> Any:
+    def read_action(self, action: Value) -> SpaceValue:
         """Turn an action into what the simulator takes.
 
         Args:
@@ -270,18 +274,18 @@ class GymLikeEnv(InfoReading):
     resets_on_empty_mask = True  # and refuses them
 
     @property
-    def _simulator(self) -> Any:
+    def _simulator(self) -> Simulator:
         """The simulator that is stepped and reset."""
         return self._env if self._log is None else self._log
 
-    def _reset(self, td: TensorDictBase | None, **kwargs: Any) -> TensorDictBase:
+    def _reset(self, td: TensorDictBase | None, **kwargs: object) -> TensorDictBase:
         self._has_told()
         mask = None if td is None else td.get(rules.RESET, None)
         result = self._reset_simulator(mask, **kwargs)
         observation, info = self._reset_output_transform(result)
         return self._to_tensordict(self.read_obs(observation), info)
 
-    def _reset_simulator(self, mask: torch.Tensor | None, **kwargs: Any) -> Any:
+    def _reset_simulator(self, mask: torch.Tensor | None, **kwargs: object) -> Any:
         if mask is not None and not bool(mask.all()):
             raise ResetMaskError(
                 f"the reset mask of {type(self).__name__} is {mask.tolist()}, but one simulator "
@@ -324,10 +328,10 @@ class GymLikeEnv(InfoReading):
         keys = self.action_keys
         return keys[0] if len(keys) == 1 else None
 
-    def _repeated_step(self, action: Any) -> Outcome:
+    def _repeated_step(self, action: SpaceValue) -> Outcome:
         simulator = self._simulator
 
-        def step(action: Any) -> tuple[Any, ...]:
+        def step(action: SpaceValue) -> tuple[Any, ...]:
             result = self._output_transform(simulator.step(action))
             observation, reward, terminated, truncated, done, info = result
             *flags, stop = self.read_done(terminated, truncated, done)
@@ -336,7 +340,7 @@ class GymLikeEnv(InfoReading):
         observation, reward, _, _, rest = repeated(step, self.frame_skip, action)
         return (observation, reward, *rest)
 
-    def _action_in(self, td: TensorDictBase, rows: list[int] | None = None) -> Any:
+    def _action_in(self, td: TensorDictBase, rows: list[int] | None = None) -> SpaceValue:
         """Take the action out of a root, as its spec says: a tensor, or a TensorDict of several.
 
         Only those of ``rows`` are looked at, see `ActionInput.take`.
@@ -417,7 +421,7 @@ class GymLikeEnv(InfoReading):
         self._take_log(recorded(self._simulator, as_bool("mode", mode)))
         return self
 
-    def _take_log(self, env: Any) -> None:
+    def _take_log(self, env: Simulator) -> None:
         self._log = env if isinstance(env, EpisodeLog) else None
 
     def _own_state(self) -> dict[str, Any]:

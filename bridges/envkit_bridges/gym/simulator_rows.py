@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -24,6 +24,10 @@ from envkit.rules import RESET
 from envkit_bridges.gym.codecs import Codec, CopyIn, holds_numbers
 from envkit_bridges.gym.frames import draw
 from envkit_bridges.gym.info import default_info_dict_reader
+
+if TYPE_CHECKING:
+    from envkit_bridges.gym.backend import SpaceValue
+    from envkit_bridges.libraries import Simulator
 
 __all__ = [
     "DONE",
@@ -55,7 +59,7 @@ class SimulatorCore(Protocol):
     step: Callable[[Any], tuple[Any, Any, Any, Any, Any]]
     writes_flags: bool
 
-    def is_like(self, other: Any) -> bool:
+    def is_like(self, other: object) -> bool:
         """Say whether another core takes its actions, and writes what comes out, in the same form."""
         ...
 
@@ -139,7 +143,7 @@ class SimulatorRows:
         for puts in (self._root_puts, self._next_puts):
             puts.clear()  # they hold on to the env
 
-    def reset(self, row: int, given: Collection[Path] = (), /, **kwargs: Any) -> None:
+    def reset(self, row: int, given: Collection[Path] = (), /, **kwargs: object) -> None:
         """Start an episode and write the root row; a simulator takes no ``given`` inputs for that."""
         index, slot = row - self._first, self._slot[row] + 1
         self._root_puts[slot][index](*self._resets[index](**kwargs))
@@ -263,7 +267,7 @@ class GymCore:
 
     def __init__(
         self,
-        env: Any,
+        env: Simulator,
         observation: Codec | None,
         action: Codec,
         *,
@@ -277,14 +281,14 @@ class GymCore:
         self.pixels = pixels
         self.take(env)
 
-    def take(self, env: Any) -> None:
+    def take(self, env: Simulator) -> None:
         """Reset and step ``env`` from now on: the env, or what writes its episodes down."""
         self.env = env
         self.takes += 1
         skips = self.frame_skip > 1
         self.step = partial(repeated, env.step, self.frame_skip) if skips else env.step
 
-    def is_like(self, other: Any) -> bool:
+    def is_like(self, other: object) -> bool:
         """Say whether another core takes its actions in the same form."""
         return isinstance(other, GymCore) and self.action.space == other.action.space
 
@@ -300,7 +304,7 @@ class GymCore:
         if write is not None and write_frame is None and not infos:
             return lambda observation, info: write(observation)
 
-        def write_all(observation: Any, info: Any) -> None:
+        def write_all(observation: SpaceValue, info: Any) -> None:
             if write is not None:
                 write(observation)
             if write_frame is not None:
@@ -316,7 +320,7 @@ class GymCore:
 
 
 def repeated(
-    step: Callable[[Any], tuple[Any, Any, Any, Any, Any]], count: int, action: Any
+    step: Callable[[Any], tuple[Any, Any, Any, Any, Any]], count: int, action: SpaceValue
 ) -> tuple[Any, Any, Any, Any, Any]:
     """Step ``count`` times with one action, or until the episode ends, and sum the rewards."""
     observation, reward, terminated, truncated, info = step(action)
@@ -333,7 +337,7 @@ def _taken_as_they_are(dtype: np.dtype) -> frozenset[type]:
     return _NUMBERS if dtype.kind == "f" else frozenset()
 
 
-def reward_array(reward: Any, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+def reward_array(reward: object, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     """Bring a reward, which may be a number or an array, into the shape of its spec.
 
     Raises:
@@ -366,7 +370,7 @@ def reward_array(reward: Any, shape: tuple[int, ...], dtype: np.dtype) -> np.nda
     return read
 
 
-def flags_of(terminated: Any, truncated: Any) -> tuple[bool, bool]:
+def flags_of(terminated: object, truncated: object) -> tuple[bool, bool]:
     """Read the two flags of a step: bools of any library, or 0 and 1.
 
     Raises:
@@ -377,7 +381,7 @@ def flags_of(terminated: Any, truncated: Any) -> tuple[bool, bool]:
     return bool(terminated), bool(truncated)
 
 
-def require_flags(terminated: Any, truncated: Any, *, one_each: bool = False) -> None:
+def require_flags(terminated: object, truncated: object, *, one_each: bool = False) -> None:
     """Refuse flags, or arrays of them, that are neither bools nor 0 and 1; see `flags_of`.
 
     With ``one_each`` an array of more or fewer flags than one is refused too.

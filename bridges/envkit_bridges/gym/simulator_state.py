@@ -29,7 +29,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from operator import attrgetter
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from zlib import crc32
 
 import numpy as np
@@ -38,6 +38,10 @@ import torch
 from envkit.data.plain import from_plain, plain
 from envkit.errors import CopyError, ResumeError
 from envkit.transport import by_value
+
+if TYPE_CHECKING:
+    from envkit_bridges.gym.backend import SpaceValue
+    from envkit_bridges.libraries import Simulator
 
 __all__ = [
     "EpisodeLog",
@@ -75,7 +79,7 @@ _REFUSED = {"RecordVideo": "it writes the video of an episode while that is play
 _LIBRARIES = ("gymnasium", "gym")
 
 
-def chain_of(env: Any) -> list[Any]:
+def chain_of(env: Simulator) -> list[Any]:
     """List an env and what its wrappers hold, outermost first."""
     chain = [env]
     while hasattr(type(chain[-1]), "unwrapped") and "env" in vars(chain[-1]):
@@ -87,20 +91,20 @@ _FRESH = {"_has_reset": False, "_elapsed_steps": None}
 """Values that wrappers of gymnasium hold before the first reset of their env."""
 
 
-def is_fresh(env: Any) -> bool:
+def is_fresh(env: Simulator) -> bool:
     """Say whether an env was never reset, as its wrappers tell."""
     told = [vars(wrapper) for wrapper in chain_of(env)]
     return any(name in own and own[name] is value for own in told for name, value in _FRESH.items())
 
 
-def begin_nothing(env: Any) -> None:
+def begin_nothing(env: Simulator) -> None:
     """Have wrappers of gymnasium wait for a reset, as those of an env that was never reset."""
     for wrapper in chain_of(env):
         for name in _FRESH.keys() & vars(wrapper).keys():
             vars(wrapper)[name] = _FRESH[name]
 
 
-def _kinds_of(wrapper: Any) -> Iterator[str]:
+def _kinds_of(wrapper: Simulator) -> Iterator[str]:
     """Name the classes of a gym library that a wrapper is of."""
     for cls in type(wrapper).__mro__:
         if cls.__module__.partition(".")[0] in _LIBRARIES:
@@ -145,7 +149,7 @@ def _read(value: Any) -> Any:
     return list(value) if isinstance(value, deque) else copy.copy(value)
 
 
-def carried_by(env: Any) -> Carried:
+def carried_by(env: Simulator) -> Carried:
     """Name what the wrappers of an env hold across episodes.
 
     Raises:
@@ -163,7 +167,7 @@ def carried_by(env: Any) -> Carried:
     return Carried(places)
 
 
-def held_in_episodes(env: Any) -> Carried | None:
+def held_in_episodes(env: Simulator) -> Carried | None:
     """Name all that the wrappers of an env know of an episode; None where one may know more."""
     places = []
     for wrapper in chain_of(env)[:-1]:
@@ -174,7 +178,7 @@ def held_in_episodes(env: Any) -> Carried | None:
     return Carried(places)
 
 
-def clock_entries(env: Any) -> list[tuple[str, str]]:
+def clock_entries(env: Simulator) -> list[tuple[str, str]]:
     """Name the entries of infos that say how long something took, each in an info of that name."""
     return [
         (wrapper._stats_key, "t")
@@ -222,7 +226,7 @@ def _state_of(numbers: np.random.Generator | np.random.RandomState) -> Any:
     return numbers.bit_generator.state
 
 
-def generator_in(env: Any) -> Generator:
+def generator_in(env: Simulator) -> Generator:
     """Give the random numbers of an env: its ``np_random``, a generator of NumPy's or a tuple of some.
 
     Raises:
@@ -256,7 +260,7 @@ class EpisodeLog:
         gap: why the episode under way, if any, cannot be restored; None where none is.
     """
 
-    def __init__(self, env: Any, gap: str | None = None):
+    def __init__(self, env: Simulator, gap: str | None = None):
         self.env = env
         self.gap = gap
         self._carried: Carried = carried_by(env)
@@ -286,7 +290,7 @@ class EpisodeLog:
             self._digest = digest_of(self._timeless(info), self._digest)
         return result
 
-    def step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+    def step(self, action: SpaceValue) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """Step the env, and write it down."""
         if self._start is None:
             self.gap = self.gap or "it was stepped without a reset before"
@@ -436,7 +440,7 @@ def _in_order(names: tuple[Any, ...]) -> tuple[tuple[Any, ...], bytes]:
     return ordered, "\0".join(map(str, ordered)).encode()
 
 
-def _copied(action: Any) -> Any:
+def _copied(action: SpaceValue) -> SpaceValue:
     """Keep an action as it is now: its array may be written into."""
     if isinstance(action, np.ndarray):
         return action.copy()
@@ -465,11 +469,11 @@ def _unpacked(packed: Mapping[str, Any]) -> list[Any]:
     return list(from_plain(values))
 
 
-def _equal(one: Any, other: Any) -> bool:
+def _equal(one: object, other: object) -> bool:
     return digest_of(from_plain(one), 0) == digest_of(from_plain(other), 0)
 
 
-def _differs(env: Any, what: str) -> str:
+def _differs(env: Simulator, what: str) -> str:
     return (
         f"the episode of {env} was played again from its last reset, but {what}: it is not where it was. It "
         "draws from another generator than its np_random, keeps values across episodes, or is another version. "
@@ -478,12 +482,12 @@ def _differs(env: Any, what: str) -> str:
     )
 
 
-def bare(env: Any) -> Any:
+def bare(env: Simulator) -> Simulator:
     """Give the env itself where a log may be in its place."""
     return env.env if isinstance(env, EpisodeLog) else env
 
 
-def recorded(env: Any, mode: bool) -> Any:
+def recorded(env: Simulator, mode: bool) -> Simulator:
     """Give what takes the resets and steps of an env: a log of it, or with ``mode`` False the env itself.
 
     An env that cannot be saved, or needs no log for that, is given as it is; `saved` tells.
@@ -500,7 +504,7 @@ def recorded(env: Any, mode: bool) -> Any:
         return own
 
 
-def saved(env: Any) -> dict[str, Any]:
+def saved(env: Simulator) -> dict[str, Any]:
     """Give the state of an env, in plain form.
 
     Raises:
@@ -516,7 +520,7 @@ def saved(env: Any) -> dict[str, Any]:
     return {"offered": state, "held": plain(held.read()), "generator": _generator_if_any(own)}
 
 
-def restored(env: Any, state: Mapping[str, Any]) -> Any:
+def restored(env: Simulator, state: Mapping[str, Any]) -> Simulator:
     """Bring an env to where the one was that `saved` was asked for; give what takes its steps from now on.
 
     Raises:
@@ -547,20 +551,20 @@ def restored(env: Any, state: Mapping[str, Any]) -> Any:
     return own
 
 
-def _held_if_offered(env: Any) -> Carried | None:
+def _held_if_offered(env: Simulator) -> Carried | None:
     simulator = chain_of(env)[-1]
     offers = all(callable(getattr(simulator, name, None)) for name in ("get_state", "set_state"))
     return held_in_episodes(env) if offers else None
 
 
-def _generator_if_any(env: Any) -> Any:
+def _generator_if_any(env: Simulator) -> Any:
     try:
         return plain(generator_in(env).state)
     except ResumeError:
         return None
 
 
-def _gap(env: Any, reason: str) -> str | None:
+def _gap(env: Simulator, reason: str) -> str | None:
     return None if is_fresh(env) else reason
 
 
@@ -608,13 +612,13 @@ def pack(env: HoldsSimulator) -> tuple[bytes, bytes]:
         raise _refusal(env, f"{type(error).__name__}: {error}") from error
 
 
-def unpack(cls: bytes, packed: bytes) -> Any:
+def unpack(cls: bytes, packed: bytes) -> HoldsSimulator:
     """Undo `pack`; ``cls`` is the pickled class of the env."""
     twin = object.__new__(pickle.loads(cls))
     return _revived(twin, *by_value.loads_parts(packed, twin))
 
 
-def _revived(twin: Any, state: Any, kept: list[dict[str, Any]]) -> Any:
+def _revived(twin: Any, state: Any, kept: list[dict[str, Any]]) -> HoldsSimulator:
     twin.__setstate__(state)
     for chain, found in zip(_rebuilt(twin._env), kept, strict=True):
         vars(chain[-1]).update(found)
@@ -625,13 +629,13 @@ def _revived(twin: Any, state: Any, kept: list[dict[str, Any]]) -> Any:
     return twin
 
 
-def _kept(simulator: Any) -> list[dict[str, Any]]:
+def _kept(simulator: Simulator) -> list[dict[str, Any]]:
     """Give what a copy keeps of each simulator that is rebuilt."""
     inner = [vars(chain[-1]) for chain in _rebuilt(simulator)]
     return [{name: own[name] for name in _KEPT if name in own} for own in inner]
 
 
-def _rebuilt(simulator: Any) -> Iterator[list[Any]]:
+def _rebuilt(simulator: Simulator) -> Iterator[list[Any]]:
     """Give each simulator that is rebuilt, its wrappers before it in a list."""
     for env in getattr(simulator, "envs", None) or [simulator]:
         chain = [env]
@@ -641,18 +645,18 @@ def _rebuilt(simulator: Any) -> Iterator[list[Any]]:
             yield chain
 
 
-def _inside(wrapper: Any) -> Any:
+def _inside(wrapper: Simulator) -> Simulator:
     """Give the env in a wrapper; those of PettingZoo that change the API call it otherwise."""
     inner = getattr(wrapper, "env", None)
     return getattr(wrapper, "aec_env", None) if inner is None else inner
 
 
-def _is_easy(env: Any) -> bool:
+def _is_easy(env: Simulator) -> bool:
     get_state = getattr(type(env), "__getstate__", None)
     return getattr(get_state, "__qualname__", "") == "EzPickle.__getstate__"
 
 
-def _order_enforcing(chain: list[Any]) -> Any:
+def _order_enforcing(chain: list[Any]) -> Simulator:
     """Give the wrapper that refuses a step before the first reset; None where there is none."""
     return next((wrapper for wrapper in chain if "_has_reset" in vars(wrapper)), None)
 

@@ -20,7 +20,8 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -29,16 +30,19 @@ from envkit.data.paths import Path
 from envkit.data.plain import from_plain, plain
 from envkit.env.seeding import seed_chain
 from envkit.errors import ArgumentError, ResetMaskError, ResumeError, StepMaskError
-from envkit_bridges.gym.backend import library_of
+from envkit_bridges.gym.backend import SpaceValue, library_of
 from envkit_bridges.gym.codecs import Codec
 from envkit_bridges.gym.frames import draw
 from envkit_bridges.gym.simulator_rows import repeated
 from envkit_bridges.gym.simulator_state import EpisodeLog, recorded, restored, saved
 
+if TYPE_CHECKING:
+    from envkit_bridges.libraries import Simulator
+
 __all__ = ["VectorCore", "frame_skipping", "is_vector"]
 
 
-def is_vector(env: Any) -> bool:
+def is_vector(env: Simulator) -> bool:
     """Say whether a gymnasium env is a vector env."""
     return hasattr(env, "num_envs") and hasattr(env, "single_observation_space")
 
@@ -57,7 +61,9 @@ class VectorCore:
             cannot reset single rows where its mode needs that.
     """
 
-    def __init__(self, env: Any, observation: Codec | None, action: Codec, *, pixels: bool = False):
+    def __init__(
+        self, env: Simulator, observation: Codec | None, action: Codec, *, pixels: bool = False
+    ):
         self.env = env
         self.observation = observation
         self.action = action
@@ -147,7 +153,7 @@ class VectorCore:
             for row, env in kept.items():
                 envs[row] = env
 
-    def step(self, actions: Any) -> tuple[list[Any], Any, Any, Any, dict[str, Any]]:
+    def step(self, actions: SpaceValue) -> tuple[list[Any], Any, Any, Any, dict[str, Any]]:
         """Step all rows that are not frozen.
 
         Returns:
@@ -204,7 +210,7 @@ class VectorCore:
         }
         return self.observation.read(zeros)
 
-    def _split(self, observations: Any) -> list[Any]:
+    def _split(self, observations: SpaceValue) -> list[Any]:
         return list(self._utils.iterate(self.env.observation_space, observations))
 
     # --------------------------------------------------------------------------------------- resets
@@ -337,7 +343,7 @@ class VectorCore:
             entries[("pixels",)] = torch.from_numpy(np.stack(draw(self.env)))
         return entries
 
-    def decode(self, actions: Mapping[Path, torch.Tensor]) -> Any:
+    def decode(self, actions: Mapping[Path, torch.Tensor]) -> SpaceValue:
         """Turn tensors with the rows in front into an action of the vector env."""
         rows = {path: value.numpy(force=True) for path, value in actions.items()}
         values = self.action.read(rows)
@@ -352,24 +358,24 @@ _OF_ROWS = ("_ended", "_went_on", "_first", "_first_infos")
 class _StandIn:
     """Takes calls in the place of an env that is not to move; all else is the env's own."""
 
-    def __init__(self, env: Any, observation: Any):
+    def __init__(self, env: Simulator, observation: SpaceValue):
         self._env, self._observation = env, observation
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._env, name)
 
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+    def step(self, action: SpaceValue) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         return self._observation, 0.0, False, False, {}
 
     def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
         return self._observation, {}
 
 
-def frame_skipping(library: Any, repeats: int) -> Any:
+def frame_skipping(library: ModuleType, repeats: int) -> Any:
     """Give a gymnasium wrapper that repeats actions: rewards summed, stopping at the end."""
 
     class FrameSkip(library.Wrapper):
-        def step(self, action: Any) -> Any:
+        def step(self, action: SpaceValue) -> Any:
             return repeated(self.env.step, repeats, action)
 
     return FrameSkip
@@ -392,7 +398,7 @@ def _merged(infos: dict[str, Any], others: dict[str, Any], rows: np.ndarray) -> 
     return merged
 
 
-def _mode_of(env: Any) -> Any:
+def _mode_of(env: Simulator) -> Any:
     """Ask a vector env for its autoreset mode: Gymnasium's own write it into metadata that all envs of a class share."""
     known = env.metadata.get("autoreset_mode", "NextStep")
     return getattr(env.unwrapped, "autoreset_mode", known)

@@ -20,7 +20,7 @@ import torch
 from envkit.data.paths import Path, as_key
 from envkit.errors import SpecTypeError
 from envkit.functional import AgentsDiscrete, Box, Discrete, MultiDiscrete, RewardShape
-from envkit.functional.structure import nested
+from envkit.functional.structure import PyTree, nested
 from envkit.rules import DONE_LEAVES
 from envkit.specs import (
     Bounded,
@@ -96,12 +96,12 @@ def action_path(path: Path) -> Path:
     return path if len(path) > 1 else ("action", *path)
 
 
-def actions_by_path(tree: Any) -> dict[Path, Any]:
+def actions_by_path(tree: PyTree) -> dict[Path, Any]:
     """List spaces or actions, one or a dict of them, by where they lie in the data."""
     return {action_path(path): leaf for path, leaf in _flat(tree, ())}
 
 
-def _flat(tree: Any, path: Path) -> Iterator[tuple[Path, Any]]:
+def _flat(tree: PyTree, path: Path) -> Iterator[tuple[Path, Any]]:
     if not isinstance(tree, Mapping):
         yield path, tree
         return
@@ -109,7 +109,7 @@ def _flat(tree: Any, path: Path) -> Iterator[tuple[Path, Any]]:
         yield from _flat(member, (*path, name))
 
 
-def action_tree(by_path: Mapping[Path, Any]) -> Any:
+def action_tree(by_path: Mapping[Path, Any]) -> PyTree:
     """Give actions by where they lie as the env takes them; the inverse of `actions_by_path`."""
     if ("action",) in by_path:
         return by_path["action",]

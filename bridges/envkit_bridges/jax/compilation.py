@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 from jax.experimental.compilation_cache import compilation_cache
@@ -24,6 +24,9 @@ from jax.experimental.compilation_cache import compilation_cache
 from envkit.data.arguments import as_file
 from envkit.errors import ArgumentError
 from envkit.installing import cache_folder
+
+if TYPE_CHECKING:
+    from envkit_bridges.libraries import Simulator
 
 __all__ = ["cache_dir", "jit_with_note", "simulator_name"]
 
@@ -81,7 +84,7 @@ NOTE_AFTER_S = 2.0
 _LOGGER = logging.getLogger("envkit")
 
 
-def simulator_name(env: Any) -> str:
+def simulator_name(env: Simulator) -> str:
     """Name the class of the innermost env, which a note speaks of."""
     while hasattr(env, "env"):
         env = env.env

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import jax
 import numpy as np
@@ -49,6 +49,9 @@ from envkit_bridges.jax.gradients import Differentiable, Running, is_wanted, sta
 from envkit_bridges.jax.options import padded_size
 from envkit_bridges.jax.programs import BEGIN, KEY, PACKED, RESTART, Constants, Programs
 from envkit_bridges.jax.tensor_cache import Unchanged
+
+if TYPE_CHECKING:
+    from envkit.functional.spaces import SpaceTree
 
 __all__ = ["ProgramEngine", "Settings", "Step"]
 
@@ -477,7 +480,7 @@ class ProgramEngine:
         return actions_by_path(self.programs.env.action_space)
 
     @cached_property
-    def _single(self) -> Any:
+    def _single(self) -> SpaceTree:
         """The space of the only action, None where there are several by name."""
         return self.action_spaces.get(("action",))
 
@@ -487,7 +490,7 @@ class ProgramEngine:
         return self.programs.env.groups
 
     def _one_action(
-        self, td: TensorDictBase, key: Key, space: Any, stepped: list[int] | None
+        self, td: TensorDictBase, key: Key, space: SpaceTree, stepped: list[int] | None
     ) -> torch.Tensor | np.ndarray:
         rule, value, batch = self._action_rules[key], td.get(key, None), td.batch_size
         settings = self.settings

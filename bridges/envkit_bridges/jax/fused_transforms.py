@@ -32,7 +32,7 @@ from envkit import rules
 from envkit.arrays.leaves import Changes, Leaves, with_changes
 from envkit.errors import KeyCollisionError
 from envkit.functional import BatchedEnv, Origin, Timestep, done_of, name_of, sample_space
-from envkit.functional.structure import nested
+from envkit.functional.structure import PyTree, nested
 from envkit.transforms.core.kept_memory import KeptMemory, inwards, memory_of
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ class NamedRows:
 
     # ------------------------------------------------------------------------ what a rollout needs
 
-    def sample_action(self, key: jax.Array, num_rows: int, observation: ByPath) -> Any:
+    def sample_action(self, key: jax.Array, num_rows: int, observation: ByPath) -> PyTree:
         """Draw one action a row; see `BatchedEnv.sample_action`. A mask that a transform has taken away allows all."""
         return self.env.sample_action(key, num_rows, nested(observation))
 
@@ -132,7 +132,7 @@ class NamedRows:
     ) -> tuple[RowState, Timestep]:
         """Advance the rows of ``mask``; the others keep every bit."""
 
-        def kept(new: Any, old: Any) -> Any:
+        def kept(new: PyTree, old: PyTree) -> PyTree:
             return jax.tree.map(lambda leaf, before: rules.choose(mask, leaf, before), new, old)
 
         after, shown = self._step(state, action, self._counted_in(mask))
@@ -323,7 +323,7 @@ def _leaves(timestep: Timestep) -> ByPath:
     }
 
 
-def _rewards(reward: Any) -> ByPath:
+def _rewards(reward: PyTree) -> ByPath:
     """Name the rewards of rows, "reward" where there is one; single numbers are given a trailing axis."""
     found = jax.tree_util.tree_flatten_with_path(reward)[0]
     return {

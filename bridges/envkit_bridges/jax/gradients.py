@@ -29,6 +29,7 @@ import torch
 
 from envkit import rules
 from envkit.errors import GradientError
+from envkit.functional.structure import PyTree
 from envkit_bridges.dlpack import to_jit, to_torch
 
 if TYPE_CHECKING:
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Differentiable", "Running", "is_wanted", "start", "vjp_of"]
 
-PyTree = Any
 Pull = Callable[[tuple[torch.Tensor, ...], list[torch.Tensor]], list[torch.Tensor]]
 
 

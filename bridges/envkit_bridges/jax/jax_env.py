@@ -273,7 +273,7 @@ class JaxEnv(EnvBase):
             )
         self._key = key_of(checked_seed(seed))
 
-    def _reset(self, td: TensorDictBase | None, **kwargs: Any) -> TensorDictBase:
+    def _reset(self, td: TensorDictBase | None, **kwargs: object) -> TensorDictBase:
         if kwargs:
             raise ArgumentError(
                 f"a stateless env takes no reset keywords, but got {sorted(kwargs)}. A seed is set by "

@@ -15,7 +15,7 @@ counts with it: https://docs.jax.dev/en/latest/jep/263-prng.html.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -23,6 +23,9 @@ import numpy as np
 from envkit import functional
 from envkit.functional import BatchedEnv, EnvWrapper
 from envkit_bridges.jax.compilation import simulator_name
+
+if TYPE_CHECKING:
+    from envkit.functional.core import StatelessEnv
 
 __all__ = ["key_of", "row_keys", "split", "unkeyed_draws"]
 
@@ -78,7 +81,7 @@ def _hashed(key: np.ndarray, count: int | np.ndarray) -> np.ndarray:
 _DRAWS = frozenset(("random_bits", "threefry2x32", "rng_bit_generator", "random_gamma"))
 
 
-def unkeyed_draws(env: Any) -> Iterator[str]:
+def unkeyed_draws(env: StatelessEnv) -> Iterator[str]:
     """Tell when ``reset`` draws numbers that its key does not decide; envkit's own wrappers are left out.
 
     Args:

@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from envkit.functional import Origin
+    from envkit.functional.structure import PyTree
 
 __all__ = ["PACKED", "Constants", "Programs"]
 
@@ -170,7 +171,7 @@ class Programs:
             return jit_with_note(traced, what, static_argnums=tuple(range(static)))
         return self.shards.jit(traced, what, *_SPREAD[name], static=static)
 
-    def trace(self, name: str, *args: object) -> Any:
+    def trace(self, name: str, *args: object) -> PyTree:
         """Compute what the program of that name does, and count it."""
         self.traces[name] = self.traces.get(name, 0) + 1
         return self._functions[name][0](*args)
@@ -304,7 +305,7 @@ class Programs:
         begin: Begin,
         params: object,
         key: jax.Array,
-        start: Any,
+        start: PyTree,
         constants: Constants,
         counted: jax.Array,
         limit: jax.Array | int,
@@ -382,7 +383,7 @@ class Programs:
             return self.name_leaves(self.env.packing.unpack(buffers))
         return {(name,): buffer for name, buffer in buffers.items()}
 
-    def read_state(self, state: ByPath) -> Any:
+    def read_state(self, state: ByPath) -> PyTree:
         """Rebuild the state of rows that was given out, in either layout; any batch axes."""
         packing = self.env.packing
         if set(state) == set(PACKED):

@@ -27,11 +27,11 @@ from envkit.data.keywords import refuse_unknown
 from envkit.data.transition import leaves
 from envkit.errors import ArgumentError, MissingKeyError, UnsupportedError
 from envkit.functional import EnvWrapper, WrapperState
-from envkit.functional.structure import is_typed_key
+from envkit.functional.structure import PyTree, is_typed_key
 from envkit_bridges.dlpack import to_jax
 from envkit_bridges.jax.compilation import simulator_name
 from envkit_bridges.jax.engine import ProgramEngine
-from envkit_bridges.libraries import keywords_told, parameters_of
+from envkit_bridges.libraries import Simulator, keywords_told, parameters_of
 
 __all__ = ["picture", "pictures", "require_drawable"]
 
@@ -100,7 +100,7 @@ def _drawn(engine: ProgramEngine, td: TensorDictBase, **options: Any) -> torch.T
     return torch.from_numpy(np.stack(frames))
 
 
-def _options_of(simulator: Any) -> list[str]:
+def _options_of(simulator: Simulator) -> list[str]:
     return parameters_of(simulator.render)[1:]
 
 
@@ -120,17 +120,17 @@ def _by_model(engine: ProgramEngine, td: TensorDictBase) -> Iterator[tuple[Any, 
         yield _bare(episodic.env_with(states[0].model)), [_inmost(one) for one in states]
 
 
-def _in_numpy(leaf: jax.Array) -> Any:
+def _in_numpy(leaf: jax.Array) -> jax.Array | np.ndarray:
     return leaf if is_typed_key(leaf.dtype) else np.asarray(leaf)
 
 
-def _bare(env: Any) -> Any:
+def _bare(env: Simulator) -> Simulator:
     while isinstance(env, EnvWrapper):
         env = env.env
     return env
 
 
-def _inmost(state: Any) -> Any:
+def _inmost(state: PyTree) -> PyTree:
     while isinstance(state, WrapperState):
         state = state.inner
     return state
@@ -160,7 +160,7 @@ def require_drawable(
     _require_camera(model, options.get("camera"))
 
 
-def _require_camera(model: Any, camera: Any) -> None:
+def _require_camera(model: Any, camera: object) -> None:
     names = [model.camera(number).name for number in range(model.ncam)]
     if isinstance(camera, str):
         is_known = camera in names

@@ -11,7 +11,7 @@ asked for. Data enters and leaves on one device, as torch tensors do, part by pa
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from envkit.errors import ArgumentError, ArgumentTypeError
 from envkit_bridges.dlpack import jax_device_of, torch_device_of
 from envkit_bridges.jax.compilation import jit_with_note
+
+if TYPE_CHECKING:
+    from envkit.functional.structure import PyTree
 
 __all__ = ["AXIS", "EVERYWHERE", "FLAGS", "ROWS", "Shards", "after_time"]
 
@@ -113,7 +116,7 @@ class Shards:
             A function that takes arguments wherever they are, and gives results on the first device.
         """
 
-        def spread(*args: object) -> Any:
+        def spread(*args: object) -> PyTree:
             fixed, given = args[:static], args[static:]
             on_shard = jax.shard_map(
                 lambda *local: function(*fixed, *local),
@@ -131,7 +134,7 @@ class Shards:
 
         joined = jax.jit(lambda parts: jax.tree.map(_join, gives, *parts, is_leaf=_is_spec))
 
-        def call(*args: object) -> Any:
+        def call(*args: object) -> PyTree:
             return joined(self._parts_of(compiled(*hand_out(args))))
 
         call.lower = lambda *args: compiled.lower(*hand_out(args))  # type: ignore[attr-defined]
@@ -140,7 +143,7 @@ class Shards:
     def _placed(self, arguments: tuple[Any, ...], takes: tuple[Any, ...]) -> tuple[Any, ...]:
         """Place arguments where the shards want them."""
 
-        def place(spec: PartitionSpec, tree: object) -> Any:
+        def place(spec: PartitionSpec, tree: object) -> PyTree:
             return jax.device_put(tree, NamedSharding(self._mesh, spec))
 
         return jax.tree.map(place, takes, arguments, is_leaf=_is_spec)
@@ -148,7 +151,7 @@ class Shards:
     def _parts_of(self, results: object) -> list[Any]:
         """Bring the part of each device to the first one, from GPU to GPU: a whole array would go through the host."""
 
-        def part(device: object) -> Any:
+        def part(device: object) -> PyTree:
             return jax.tree.map(lambda leaf: _on(leaf, device), results)
 
         return [jax.device_put(part(device), self.devices[0]) for device in self.devices]
@@ -159,7 +162,7 @@ def _on(leaf: jax.Array, device: object) -> jax.Array:
     return next(shard.data for shard in leaf.addressable_shards if shard.device == device)
 
 
-def _join(spec: PartitionSpec, *parts: object) -> Any:
+def _join(spec: PartitionSpec, *parts: object) -> PyTree:
     """Put the rows of all devices behind each other."""
     axis = tuple(spec).index(AXIS)
     return jax.tree.map(lambda *leaves: jnp.concatenate(leaves, axis), *parts)

@@ -32,7 +32,7 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
-from envkit.functional.structure import is_typed_key
+from envkit.functional.structure import PyTree, is_typed_key
 
 __all__ = ["Owner", "Program", "Same", "Shared", "account_of", "shared_by"]
 
@@ -249,7 +249,7 @@ class Owner(Protocol):
         """Jit a function, which traces the owner of the call, as a program of that name."""
         ...
 
-    def trace(self, name: str, *args: Any) -> Any:
+    def trace(self, name: str, *args: Any) -> PyTree:
         """Compute what the program of that name does."""
 
 
@@ -270,7 +270,9 @@ class Shared:
         self._jitted: dict[str, Any] = {}
         self._calling = threading.local()
 
-    def call(self, name: str, owner: Owner, args: tuple[Any, ...], *, lowers: bool = False) -> Any:
+    def call(
+        self, name: str, owner: Owner, args: tuple[Any, ...], *, lowers: bool = False
+    ) -> PyTree:
         """Call a program on behalf of its owner, or lower it, as `jax.jit` does.
 
         Raises:
@@ -286,7 +288,7 @@ class Shared:
         finally:
             calling.owner = before
 
-    def _trace(self, name: str, *args: object) -> Any:
+    def _trace(self, name: str, *args: object) -> PyTree:
         owner = self._calling.owner
         account = owner.account()
         if account != self.account and _TRACED.get(owner) != (account, self):
@@ -316,7 +318,7 @@ class Program:
         self._name, self._owner = name, owner
         self._shared: Shared | None = None
 
-    def __call__(self, *args: object) -> Any:
+    def __call__(self, *args: object) -> PyTree:
         """Call it; an owner that has changed since gets its own programs."""
         try:
             return (self._shared or self.shared).call(self._name, self._owner, args)

@@ -24,7 +24,11 @@ from envkit.functional import Box, Timestep, WithoutInfo, WrapperState
 from envkit.specs.annotations import Device
 from envkit_bridges.jax.jax_env import JaxEnv
 from envkit_bridges.jax.options import JaxOptions
-from envkit_bridges.libraries import EnvNames, quietly, require_name
+from envkit_bridges.libraries import EnvNames, Simulator, quietly, require_name
+
+if TYPE_CHECKING:
+    from envkit.functional.spaces import SpaceTree
+    from envkit.functional.structure import PyTree
 
 __all__ = [
     "DrawingState",
@@ -57,7 +61,7 @@ class DrawingState(WrapperState[Any]):
         """The key of the next step."""
         return jax.random.fold_in(self.draws, self.moves)
 
-    def after(self, inner: Any) -> DrawingState:
+    def after(self, inner: PyTree) -> DrawingState:
         """Give the state one step later."""
         return DrawingState(inner, self.draws, self.moves + 1)
 
@@ -98,7 +102,7 @@ class ModelledCore(SimulatorCore):
     attribute: ClassVar[str]
 
     @property
-    def model(self) -> Any:
+    def model(self) -> PyTree:
         """The model that it steps with."""
         return getattr(self.env, self.attribute) if self.other is None else self.other
 
@@ -134,7 +138,7 @@ class ModelledCore(SimulatorCore):
             state = env.reset(key)
         return state, Timestep(state.obs, info=dict(state.metrics))
 
-    def step(self, state: Any, action: jax.Array) -> tuple[Any, Timestep]:
+    def step(self, state: PyTree, action: jax.Array) -> tuple[Any, Timestep]:
         """Step the env object; ``done`` ends an episode for good."""
         with self.modelled() as env:
             state = env.step(state, action)
@@ -160,7 +164,12 @@ class ParamsCore(SimulatorCore):
 
     @classmethod
     def of(
-        cls, env: Any, default: Any, params: Any = None, *, make: Callable[[], Any] | None = None
+        cls,
+        env: Simulator,
+        default: PyTree,
+        params: PyTree = None,
+        *,
+        make: Callable[[], Any] | None = None,
     ) -> Self:
         """Wrap an env object, stepped with ``params``; None takes ``default``.
 
@@ -175,31 +184,31 @@ class ParamsCore(SimulatorCore):
         core = cls(env, make, params, form=_form_of(params))
         return dataclasses.replace(core, action_space=core.space_of(params))
 
-    def space_of(self, params: Any) -> Any:
+    def space_of(self, params: PyTree) -> SpaceTree:
         """Give the action space that the env has with ``params``, as one of envkit's."""
         raise NotImplementedError
 
     @property
-    def model(self) -> Any:
+    def model(self) -> PyTree:
         """The params it is stepped with."""
         return self.params
 
     @property
-    def model_argument(self) -> Any:
+    def model_argument(self) -> PyTree:
         """The params: other ones compile nothing again."""
         return self.params
 
-    def with_model(self, model: Any) -> Self:
+    def with_model(self, model: PyTree) -> Self:
         """Give the same env with other params."""
         return dataclasses.replace(self, params=model)
 
 
-def _form_of(params: Any) -> Hashable:
+def _form_of(params: PyTree) -> Hashable:
     leaves = [jnp.asarray(leaf) for leaf in jax.tree.leaves(params)]
     return str(jax.tree.structure(params)), tuple((leaf.shape, leaf.dtype) for leaf in leaves)
 
 
-def _require_kind(params: Any, like: Any) -> None:
+def _require_kind(params: PyTree, like: PyTree) -> None:
     """Check that params are of the class of others, with the same leaves; what is no leaf may differ.
 
     Raises:
@@ -216,7 +225,7 @@ def _require_kind(params: Any, like: Any) -> None:
         )
 
 
-def _require_like(params: Any, like: Any) -> None:
+def _require_like(params: PyTree, like: PyTree) -> None:
     """Check that params are those of an env, in their shapes too.
 
     Raises:
@@ -273,7 +282,7 @@ class SimulatorEnv(JaxEnv):
         super().__init__(env, device=device, **options)
 
     @property
-    def _env(self) -> Any:
+    def _env(self) -> Simulator:
         return self._core.env
 
     def _told_first(self) -> list[str]:
@@ -324,7 +333,7 @@ class ParamsEnv(SimulatorEnv):
         self._engine.settings.model = jax.tree.map(jnp.asarray, core.params)
 
     @property
-    def params(self) -> Any:
+    def params(self) -> PyTree:
         """Parameters that the env is stepped with.
 
         Others can be assigned, of the same structure; nothing is compiled again. Rows with their own params
@@ -348,7 +357,7 @@ class ParamsEnv(SimulatorEnv):
 def _of_every_leaf(randomize: Callable[[jax.Array, Any], Any] | None) -> Callable[..., Any]:
     """Have rows keep every leaf of the params, also those that are not drawn."""
 
-    def copied(key: jax.Array, params: object) -> Any:
+    def copied(key: jax.Array, params: object) -> PyTree:
         drawn = params if randomize is None else randomize(key, params)
         return jax.tree.map(jnp.copy, drawn)
 

@@ -25,7 +25,7 @@ from envkit_bridges import offscreen
 from envkit_bridges.jax.options import JaxOptions, ResetRows
 from envkit_bridges.jax.rendering import require_drawable
 from envkit_bridges.jax.simulator import EnvNames, ModelledCore, SimulatorEnv, quietly, require_name
-from envkit_bridges.libraries import no_object_of, require
+from envkit_bridges.libraries import Simulator, no_object_of, require
 
 __all__ = [
     "BraxCore",
@@ -266,6 +266,6 @@ def import_brax() -> ModuleType:
         return require("brax.envs")
 
 
-def _environment(name: str, **kwargs: Any) -> Any:
+def _environment(name: str, **kwargs: Any) -> Simulator:
     with quietly():  # it warns of being little maintained
         return import_brax().get_environment(name, **kwargs)

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +25,17 @@ from envkit.errors import ArgumentError
 from envkit.functional import Discrete, Timestep
 from envkit.specs.annotations import Device
 from envkit_bridges.jax.simulator import DrawingState, ParamsCore, ParamsEnv, ParamsOptions
-from envkit_bridges.libraries import EnvNames, no_object_of, quietly, require, require_name
+from envkit_bridges.libraries import (
+    EnvNames,
+    Simulator,
+    no_object_of,
+    quietly,
+    require,
+    require_name,
+)
+
+if TYPE_CHECKING:
+    from envkit.functional.structure import PyTree
 
 __all__ = ["CraftaxCore", "CraftaxEnv", "CraftaxWrapper", "build", "env_names", "fetching_names"]
 
@@ -34,7 +44,7 @@ __all__ = ["CraftaxCore", "CraftaxEnv", "CraftaxWrapper", "build", "env_names", 
 class CraftaxCore(ParamsCore):
     """A game of Craftax as a `StatelessEnv`; what it gives as info are infos."""
 
-    def space_of(self, params: Any) -> Discrete:
+    def space_of(self, params: PyTree) -> Discrete:
         """Count the library's actions."""
         return Discrete(self.env.action_space(params).n)
 
@@ -110,9 +120,9 @@ class CraftaxWrapper(ParamsEnv):
 
     def __init__(
         self,
-        env: Any,
+        env: Simulator,
         *,
-        env_params: Any = None,
+        env_params: PyTree = None,
         device: Device | None = None,
         _make: Callable[[], Any] | None = None,
         **options: Unpack[ParamsOptions],
@@ -171,7 +181,7 @@ class CraftaxEnv(CraftaxWrapper):
         self,
         env_name: str,
         *,
-        env_params: Any = None,
+        env_params: PyTree = None,
         device: Device | None = None,
         **options: Unpack[ParamsOptions],
     ):
@@ -181,6 +191,6 @@ class CraftaxEnv(CraftaxWrapper):
         self.env_name = env_name
 
 
-def _environment(name: str) -> Any:
+def _environment(name: str) -> Simulator:
     with quietly():
         return require("craftax.craftax_env").make_craftax_env_from_name(name, auto_reset=False)

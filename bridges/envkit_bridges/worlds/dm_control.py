@@ -20,7 +20,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from types import ModuleType
-from typing import Any, ClassVar, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 import numpy as np
 
@@ -34,12 +34,16 @@ from envkit_bridges.gym.gym_env import MaybeInWorkers
 from envkit_bridges.gym.gym_wrapper import GymWrapper
 from envkit_bridges.libraries import (
     EnvNames,
+    Simulator,
     keywords_told,
     parameters_of,
     quietly,
     require,
     require_name,
 )
+
+if TYPE_CHECKING:
+    from envkit_bridges.gym.backend import GymSpace, SpaceValue
 
 __all__ = [
     "DMControlEnv",
@@ -86,7 +90,7 @@ def _listed(names: list[str]) -> str:
     return ", ".join(f"{at} ({name!r})" for at, name in enumerate(names)) or "no camera"
 
 
-def _require_size(model: Any, side: str, value: Any, kept: str) -> None:
+def _require_size(model: Any, side: str, value: object, kept: str) -> None:
     number = as_int(side, value, least=1, meaning="the pixels of a frame")
     most = getattr(model.vis.global_, kept)
     if number > most:
@@ -121,7 +125,7 @@ def draw_without_window() -> None:
     """Have dm_control choose how it draws at its first picture: some tasks draw in a reset, or a user's code does."""
     drawing: Any = importlib.import_module("dm_control._render")
 
-    def first_renderer(*args: Any, **kwargs: Any) -> Any:
+    def first_renderer(*args: object, **kwargs: Any) -> Any:
         offscreen.prepare()
         if drawing.Renderer is first_renderer:
             importlib.reload(drawing)  # MUJOCO_GL was set after the import
@@ -182,7 +186,7 @@ class ControlAsGym:
 
     render_mode = "rgb_array"
 
-    def __init__(self, control: Any, render_kwargs: Mapping[str, Any]):
+    def __init__(self, control: Simulator, render_kwargs: Mapping[str, Any]):
         self.control = control
         self.render_kwargs = dict(render_kwargs)
         self.observation_space = _space_of(control.observation_spec())
@@ -215,7 +219,7 @@ class ControlAsGym:
         self._has_reset = True
         return observation, {}
 
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+    def step(self, action: SpaceValue) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """Step; an episode that has ended is not begun again, as the library would.
 
         Raises:
@@ -280,7 +284,7 @@ def _make_current(physics: Any) -> None:
         thread.call(context._platform_make_current)
 
 
-def _bare(control: Any) -> Any:
+def _bare(control: Simulator) -> Simulator:
     """Give what is inside wrappers of dm_control's suite."""
     while "_env" in vars(control):
         control = control._env
@@ -300,7 +304,7 @@ def _place_of_generator(control: object) -> tuple[Any, str] | None:
     return None
 
 
-def _space_of(spec: Any) -> Any:
+def _space_of(spec: Any) -> GymSpace:
     """Give the gymnasium space of a spec of ``dm_env``, or of a dict of them."""
     spaces, specs = require("gymnasium").spaces, require("dm_env").specs
     if isinstance(spec, Mapping):
@@ -522,7 +526,7 @@ def _loaded(
     environment_kwargs: dict[str, Any],
     *,
     visualize_reward: bool,
-) -> Any:
+) -> Simulator:
     """Load a task of the suite.
 
     Raises:

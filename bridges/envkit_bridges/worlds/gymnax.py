@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import ModuleType
-from typing import Any, ClassVar, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -23,8 +23,20 @@ from envkit.errors import ArgumentError, SpecTypeError, UnsupportedError
 from envkit.functional import Box, Discrete, Timestep
 from envkit.specs.annotations import Device
 from envkit_bridges.jax.simulator import DrawingState, ParamsCore, ParamsEnv, ParamsOptions
-from envkit_bridges.libraries import EnvNames, fetched, no_object_of, quietly, require, require_name
+from envkit_bridges.libraries import (
+    EnvNames,
+    Simulator,
+    fetched,
+    no_object_of,
+    quietly,
+    require,
+    require_name,
+)
 from envkit_bridges.offscreen import in_memory
+
+if TYPE_CHECKING:
+    from envkit.functional.spaces import SpaceTree
+    from envkit.functional.structure import PyTree
 
 __all__ = ["GymnaxCore", "GymnaxEnv", "GymnaxWrapper", "build", "env_names", "fetching_names"]
 
@@ -33,7 +45,7 @@ __all__ = ["GymnaxCore", "GymnaxEnv", "GymnaxWrapper", "build", "env_names", "fe
 class GymnaxCore(ParamsCore):
     """A gymnax env as a `StatelessEnv`; what it gives as info are infos."""
 
-    def space_of(self, params: Any) -> Any:
+    def space_of(self, params: PyTree) -> SpaceTree:
         """Read the library's action space."""
         return _space_of(self.env.action_space(params))
 
@@ -78,7 +90,7 @@ _DRAWN = (
 """Envs that the visualizer draws, apart from MinAtar; of others its figure would stay empty."""
 
 
-def _space_of(space: Any) -> Any:
+def _space_of(space: Any) -> SpaceTree:
     """Give an action space of gymnax as one of ours; a dict of spaces by name.
 
     Raises:
@@ -125,9 +137,9 @@ class GymnaxWrapper(ParamsEnv):
 
     def __init__(
         self,
-        env: Any,
+        env: Simulator,
         *,
-        env_params: Any = None,
+        env_params: PyTree = None,
         device: Device | None = None,
         _make: Callable[[], Any] | None = None,
         **options: Unpack[ParamsOptions],
@@ -211,6 +223,6 @@ def _import_gymnax() -> ModuleType:
         return require("gymnax")
 
 
-def _environment(name: str) -> Any:
+def _environment(name: str) -> Simulator:
     with fetched("gymnax", name, _FETCHING), quietly():
         return _import_gymnax().make(name)[0]

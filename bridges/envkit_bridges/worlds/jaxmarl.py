@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from types import ModuleType
-from typing import Annotated, Any, ClassVar, Self, Unpack
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -33,6 +33,7 @@ from envkit_bridges.jax.options import JaxOptions
 from envkit_bridges.jax.simulator import DrawingState, SimulatorCore, SimulatorEnv
 from envkit_bridges.libraries import (
     EnvNames,
+    Simulator,
     keywords_told,
     no_object_of,
     parameters_of,
@@ -41,6 +42,9 @@ from envkit_bridges.libraries import (
     require_name,
 )
 from envkit_bridges.offscreen import in_memory
+
+if TYPE_CHECKING:
+    from envkit.functional.structure import PyTree
 
 __all__ = [
     "JaxMARLCore",
@@ -94,7 +98,11 @@ class JaxMARLCore(SimulatorCore):
 
     @classmethod
     def of(
-        cls, env: Any, make: Callable[[], Any] | None, group_map: GroupMap | None, use_mask: bool
+        cls,
+        env: Simulator,
+        make: Callable[[], Any] | None,
+        group_map: GroupMap | None,
+        use_mask: bool,
     ) -> Self:
         """Look into an env object: its agents, their spaces, what it shows.
 
@@ -176,7 +184,7 @@ class JaxMARLCore(SimulatorCore):
         state = JaxMARLState(inner, draws, jnp.int32(0), none)
         return state, Timestep(self._shown(observed, inner, none, none), self._unpaid())
 
-    def step(self, state: JaxMARLState, action: Any) -> tuple[JaxMARLState, Timestep]:
+    def step(self, state: JaxMARLState, action: PyTree) -> tuple[JaxMARLState, Timestep]:
         """Step by the library's ``step_env``."""
         agents = self.env.agents
         actions = {
@@ -212,7 +220,7 @@ class JaxMARLCore(SimulatorCore):
         """Give the flag of an agent; one of which the library says nothing ends with the game."""
         return dones.get(self.env.agents[number], dones.get(self.names[number], dones[_TEAM]))
 
-    def _of_agent(self, tree: Any, number: int) -> Any:
+    def _of_agent(self, tree: PyTree, number: int) -> PyTree:
         """Take out what is an agent's: by name, by number, or along the first axis; what has no such axis is all agents'."""
         agent, agents = self.env.agents[number], len(self.env.agents)
         if isinstance(tree, Mapping) and agent in tree:
@@ -223,13 +231,13 @@ class JaxMARLCore(SimulatorCore):
             lambda leaf: leaf[number] if leaf.shape[:1] == (agents,) else leaf, tree
         )
 
-    def _stacked(self, numbers: Sequence[int], tree: Any) -> Any:
+    def _stacked(self, numbers: Sequence[int], tree: PyTree) -> PyTree:
         """Put what is the agents' of a group side by side."""
         parts = [self._of_agent(tree, number) for number in numbers]
         return jax.tree.map(lambda *leaves: jnp.stack(leaves), *parts)
 
     def _shown(
-        self, observed: Any, inner: Any, terminated: jax.Array, truncated: jax.Array
+        self, observed: PyTree, inner: PyTree, terminated: jax.Array, truncated: jax.Array
     ) -> dict[str, Any]:
         shown: dict[str, Any] = {}
         if isinstance(observed, Mapping) and self.env.agents[0] in observed:
@@ -287,24 +295,24 @@ class JaxMARLCore(SimulatorCore):
         return frame
 
 
-def _on_host(state: Any) -> Any:
+def _on_host(state: PyTree) -> PyTree:
     return jax.tree.map(np.asarray, state)
 
 
-def _flag(value: Any) -> jax.Array:
+def _flag(value: jax.typing.ArrayLike) -> jax.Array:
     return jnp.asarray(value, bool).reshape(())
 
 
-def _in_form(function: Callable[..., Any], *args: Any) -> Any:
+def _in_form(function: Callable[..., Any], *args: PyTree) -> PyTree:
     with quietly():
         return jax.eval_shape(function, *args)
 
 
-def _like(tree: Any) -> Any:
+def _like(tree: PyTree) -> PyTree:
     return jax.tree.map(lambda leaf: (tuple(leaf.shape), str(leaf.dtype)), tree)
 
 
-def _limit_of(env: Any) -> int | None:
+def _limit_of(env: Simulator) -> int | None:
     """Find after how many steps the library ends an episode."""
     inner = getattr(env, "num_inner_steps", None)
     if inner is not None:
@@ -313,7 +321,7 @@ def _limit_of(env: Any) -> int | None:
     return None if limit is None else int(limit)
 
 
-def _masks_of(env: Any) -> str:
+def _masks_of(env: Simulator) -> str:
     """Name the method of an env that says which actions are allowed."""
     bare = require("jaxmarl.environments.multi_agent_env").MultiAgentEnv
     if type(env).get_avail_actions is not bare.get_avail_actions:
@@ -419,7 +427,7 @@ class JaxMARLWrapper(SimulatorEnv):
 
     def __init__(
         self,
-        env: Any,
+        env: Simulator,
         *,
         device: Device | None = None,
         _make: Callable[[], Any] | None = None,
@@ -437,7 +445,7 @@ class JaxMARLWrapper(SimulatorEnv):
         return self._core.group_map
 
 
-def _require_bare(env: Any) -> None:
+def _require_bare(env: Simulator) -> None:
     _registration()  # without the lines that the library prints
     kind = require("jaxmarl.environments.multi_agent_env").MultiAgentEnv
     if not isinstance(env, kind):
@@ -525,7 +533,7 @@ def _registration() -> ModuleType:
         return require("jaxmarl.registration")
 
 
-def _environment(name: str, **kwargs: Any) -> Any:
+def _environment(name: str, **kwargs: Any) -> Simulator:
     with quietly(), warnings.catch_warnings():
         if name in _MABRAX:
             kwargs = {"auto_reset": False, **kwargs}

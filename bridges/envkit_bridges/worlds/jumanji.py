@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import ModuleType
-from typing import Annotated, Any, ClassVar, Unpack
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -34,8 +34,19 @@ from envkit_bridges.jax.fused_transforms import observation_leaves
 from envkit_bridges.jax.options import JaxOptions
 from envkit_bridges.jax.programs import Programs
 from envkit_bridges.jax.simulator import SimulatorCore, SimulatorEnv
-from envkit_bridges.libraries import EnvNames, fetched, no_object_of, quietly, require, require_name
+from envkit_bridges.libraries import (
+    EnvNames,
+    Simulator,
+    fetched,
+    no_object_of,
+    quietly,
+    require,
+    require_name,
+)
 from envkit_bridges.offscreen import in_memory
+
+if TYPE_CHECKING:
+    from envkit.functional.structure import PyTree
 
 __all__ = [
     "JumanjiCore",
@@ -68,7 +79,7 @@ class JumanjiCore(SimulatorCore):
             state, timestep = self.env.reset(key)
         return state, _shown(timestep)
 
-    def step(self, state: Any, action: jax.Array) -> tuple[Any, Timestep]:
+    def step(self, state: PyTree, action: jax.Array) -> tuple[Any, Timestep]:
         """Step by Jumanji's own ``step``."""
         with _known_warnings():
             state, timestep = self.env.step(state, action.astype(self.env.action_spec.dtype))
@@ -92,7 +103,7 @@ def _known_warnings() -> Iterator[None]:
         yield
 
 
-def _shown(timestep: Any) -> Timestep:
+def _shown(timestep: PyTree) -> Timestep:
     is_last, is_over = timestep.last(), jnp.all(timestep.discount == 0)
     return Timestep(
         timestep.observation,
@@ -203,7 +214,7 @@ class JumanjiWrapper(SimulatorEnv):
         return tensordict_of(to_torch(leaves), self.batch_size, self.device)
 
 
-def _require_bare(env: Any) -> None:
+def _require_bare(env: object) -> None:
     kind = require("jumanji.env").Environment
     if not isinstance(env, kind):
         raise no_object_of("an env object of Jumanji", "Jumanji", env)
@@ -284,6 +295,6 @@ def _no_notebook() -> Iterator[None]:
             names.__IPYTHON__ = shown
 
 
-def _environment(name: str) -> Any:
+def _environment(name: str) -> Simulator:
     with fetched("Jumanji", name, _FETCHING), quietly():
         return _import_jumanji().make(name)

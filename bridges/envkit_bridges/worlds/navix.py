@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import ModuleType
-from typing import Any, ClassVar, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +24,17 @@ from envkit.functional import Discrete, Timestep
 from envkit.specs.annotations import Device
 from envkit_bridges.jax.options import JaxOptions
 from envkit_bridges.jax.simulator import SimulatorCore, SimulatorEnv
-from envkit_bridges.libraries import EnvNames, no_object_of, quietly, require, require_name
+from envkit_bridges.libraries import (
+    EnvNames,
+    Simulator,
+    no_object_of,
+    quietly,
+    require,
+    require_name,
+)
+
+if TYPE_CHECKING:
+    from envkit.functional.structure import PyTree
 
 __all__ = ["NavixCore", "NavixEnv", "NavixWrapper", "build", "env_names", "fetching_names"]
 
@@ -60,7 +70,7 @@ class NavixCore(SimulatorCore):
         """Reset by the library's ``reset``."""
         return self._shown(self.env.reset(key))
 
-    def step(self, state: Any, action: jax.Array) -> tuple[Any, Timestep]:
+    def step(self, state: PyTree, action: jax.Array) -> tuple[Any, Timestep]:
         """Step by the library's ``_step``: its ``step`` begins the next episode itself."""
         types = require("navix.environments.environment")
         before = types.Timestep(
@@ -77,7 +87,7 @@ class NavixCore(SimulatorCore):
         """Draw the whole grid by the library's own tiles."""
         return [np.asarray(_picture(jax.tree.map(jnp.asarray, moment.state))) for moment in states]
 
-    def _shown(self, moment: Any) -> tuple[Any, Timestep]:
+    def _shown(self, moment: PyTree) -> tuple[Any, Timestep]:
         state = moment.state
         observations = require("navix.observations")
         if self.env.observation_fn in [getattr(observations, name) for name in _OF_SYMBOLS]:
@@ -89,7 +99,7 @@ class NavixCore(SimulatorCore):
 
 
 @jax.jit
-def _picture(state: Any) -> jax.Array:
+def _picture(state: PyTree) -> jax.Array:
     empty = require("navix.rendering.cache").RenderingCache.init(state.grid)
     return require("navix.observations").rgb(state.replace(cache=empty))
 
@@ -118,7 +128,7 @@ class NavixWrapper(SimulatorEnv):
 
     def __init__(
         self,
-        env: Any,
+        env: Simulator,
         *,
         device: Device | None = None,
         _make: Callable[[], Any] | None = None,
@@ -182,7 +192,7 @@ class NavixEnv(NavixWrapper):
         self.env_name = env_name
 
 
-def _environment(name: str, max_steps: int, observation_fn: str | None) -> Any:
+def _environment(name: str, max_steps: int, observation_fn: str | None) -> Simulator:
     navix = _import_navix()
     keywords: dict[str, Any] = {"max_steps": max_steps}
     if observation_fn is not None:

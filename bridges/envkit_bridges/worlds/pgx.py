@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import ModuleType
-from typing import Annotated, Any, ClassVar, Literal, Unpack, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Unpack, get_args
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +30,17 @@ from envkit.specs.annotations import Device
 from envkit_bridges.jax.options import JaxOptions
 from envkit_bridges.jax.simulator import DrawingState, SimulatorCore, SimulatorEnv
 from envkit_bridges.jax.svg import frame_of
-from envkit_bridges.libraries import EnvNames, no_object_of, quietly, require, require_name
+from envkit_bridges.libraries import (
+    EnvNames,
+    Simulator,
+    no_object_of,
+    quietly,
+    require,
+    require_name,
+)
+
+if TYPE_CHECKING:
+    from envkit.functional.structure import PyTree
 
 __all__ = ["PgxCore", "PgxEnv", "PgxOptions", "PgxWrapper", "build", "env_names", "fetching_names"]
 
@@ -79,12 +89,12 @@ class PgxCore(SimulatorCore):
         return frames
 
 
-def _bare(state: Any) -> Any:
+def _bare(state: PyTree) -> PyTree:
     """Leave out the observation, which no step reads: a program would carry it twice."""
     return state.replace(observation=None)
 
 
-def _shown(state: Any, is_illegal: Any, paid: Any = 0.0) -> Timestep:
+def _shown(state: PyTree, is_illegal: PyTree, paid: PyTree = 0.0) -> Timestep:
     observation = {
         "observation": state.observation,
         "action_mask": state.legal_action_mask,
@@ -148,7 +158,7 @@ class PgxWrapper(SimulatorEnv):
 
     def __init__(
         self,
-        env: Any,
+        env: Simulator,
         *,
         device: Device | None = None,
         _make: Callable[[], Any] | None = None,
@@ -238,6 +248,6 @@ def _import_pgx() -> ModuleType:
         return require("pgx")
 
 
-def _game(name: str) -> Any:
+def _game(name: str) -> Simulator:
     with quietly():
         return _import_pgx().make(name)

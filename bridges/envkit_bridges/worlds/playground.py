@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import ModuleType
-from typing import Any, ClassVar, Literal, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Unpack
 
 import jax
 import numpy as np
@@ -37,7 +37,10 @@ from envkit_bridges import offscreen
 from envkit_bridges.jax.options import JaxOptions
 from envkit_bridges.jax.rendering import require_drawable
 from envkit_bridges.jax.simulator import EnvNames, ModelledCore, SimulatorEnv, quietly, require_name
-from envkit_bridges.libraries import no_object_of, require
+from envkit_bridges.libraries import Simulator, no_object_of, require
+
+if TYPE_CHECKING:
+    from envkit.functional.structure import PyTree
 
 __all__ = [
     "MujocoPlaygroundEnv",
@@ -105,7 +108,7 @@ class PlaygroundWrapper(SimulatorEnv):
 
     def __init__(
         self,
-        env: Any,
+        env: Simulator,
         *,
         device: Device | None = None,
         _make: Callable[[], Any] | None = None,
@@ -202,7 +205,7 @@ class PlaygroundEnv(PlaygroundWrapper):
                 "(key, model) -> model, e.g. model.replace(body_mass=...)."
             )
 
-        def randomize(key: jax.Array, model: object) -> Any:
+        def randomize(key: jax.Array, model: object) -> PyTree:
             many, _ = theirs(model, key[None])  # theirs draws a batch, here of one
             return jax.tree.map(
                 lambda leaf, own: leaf if leaf is own or leaf.shape == own.shape else leaf[0],
@@ -248,7 +251,7 @@ def _config(name: str, given: Any, overrides: Mapping[str, Any] | None, impl: st
     return config
 
 
-def _environment(name: str, config: Any) -> Any:
+def _environment(name: str, config: Any) -> Simulator:
     if name in fetching_names():
         _require_menagerie(name)
     try:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import ModuleType
-from typing import Any, ClassVar, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -27,12 +27,16 @@ from envkit.specs.annotations import Device
 from envkit_bridges.jax.simulator import ParamsCore, ParamsEnv, ParamsOptions
 from envkit_bridges.libraries import (
     EnvNames,
+    Simulator,
     fetched,
     no_object_of,
     quietly,
     require,
     require_name,
 )
+
+if TYPE_CHECKING:
+    from envkit.functional.structure import PyTree
 
 __all__ = [
     "XMiniGridCore",
@@ -48,7 +52,7 @@ __all__ = [
 class XMiniGridCore(ParamsCore):
     """A grid as a `StatelessEnv`; its discount is its info."""
 
-    def space_of(self, params: Any) -> Discrete:
+    def space_of(self, params: PyTree) -> Discrete:
         """Count the library's actions."""
         return Discrete(self.env.num_actions(params))
 
@@ -56,7 +60,7 @@ class XMiniGridCore(ParamsCore):
         """Reset by the library's ``reset``."""
         return _shown(self.env.reset(self.params, key))
 
-    def step(self, state: Any, action: jax.Array) -> tuple[Any, Timestep]:
+    def step(self, state: PyTree, action: jax.Array) -> tuple[Any, Timestep]:
         """Step by the library's ``step``."""
         return _shown(self.env.step(self.params, _moment_of(state), action))
 
@@ -74,7 +78,7 @@ class XMiniGridCore(ParamsCore):
         return [self.env.render(self.params, _moment_of(state)) for state in states]
 
 
-def _moment_of(state: Any) -> Any:
+def _moment_of(state: PyTree) -> PyTree:
     """Put a state where the library's ``step`` reads it."""
     types = require("xminigrid.types")
     return types.TimeStep(
@@ -86,7 +90,7 @@ def _moment_of(state: Any) -> Any:
     )
 
 
-def _shown(moment: Any) -> tuple[Any, Timestep]:
+def _shown(moment: PyTree) -> tuple[Any, Timestep]:
     is_last, is_over = moment.last(), moment.discount == 0
     info = {"discount": moment.discount}
     ends = is_last & is_over, is_last & ~is_over
@@ -122,9 +126,9 @@ class XMiniGridWrapper(ParamsEnv):
 
     def __init__(
         self,
-        env: Any,
+        env: Simulator,
         *,
-        env_params: Any = None,
+        env_params: PyTree = None,
         device: Device | None = None,
         _make: Callable[[], Any] | None = None,
         **options: Unpack[ParamsOptions],
@@ -134,7 +138,7 @@ class XMiniGridWrapper(ParamsEnv):
         super().__init__(core, device=device, **options)
 
 
-def _require_bare(env: Any) -> None:
+def _require_bare(env: Simulator) -> None:
     if not isinstance(env, require("xminigrid.environment").Environment):
         raise no_object_of(
             "an env object of XLand-MiniGrid, the first of what xminigrid.make gives",
@@ -199,7 +203,7 @@ class XMiniGridEnv(XMiniGridWrapper):
         self,
         env_name: str,
         *,
-        env_params: Any = None,
+        env_params: PyTree = None,
         benchmark: Any = None,
         device: Device | None = None,
         **options: Unpack[ParamsOptions],
@@ -215,7 +219,7 @@ class XMiniGridEnv(XMiniGridWrapper):
 
 
 def _with_tasks(
-    env_name: str, params: Any, benchmark: Any, options: ParamsOptions
+    env_name: str, params: PyTree, benchmark: Any, options: ParamsOptions
 ) -> tuple[Any, ParamsOptions]:
     """Let episodes draw their ruleset from a benchmark; gives params with the first one, and the options."""
     if not hasattr(params, "ruleset"):
@@ -237,7 +241,7 @@ class _Drawing:
 
     tasks: Any
 
-    def __call__(self, key: jax.Array, params: Any) -> Any:
+    def __call__(self, key: jax.Array, params: PyTree) -> PyTree:
         return params.replace(ruleset=self.tasks.sample_ruleset(key))
 
 
@@ -269,5 +273,5 @@ def _made(name: str) -> tuple[Any, Any]:
         return _import_xminigrid().make(name)
 
 
-def _environment(name: str) -> Any:
+def _environment(name: str) -> Simulator:
     return _made(name)[0]

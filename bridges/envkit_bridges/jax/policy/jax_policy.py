@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from envkit.env.base import EnvBase
+    from envkit.functional.structure import PyTree
 
 __all__ = ["JaxPolicy", "Places", "act"]
 
@@ -279,5 +280,5 @@ def _array(path: Path, value: object, rows: int) -> jax.Array:
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def _act_compiled(*args: Any) -> dict[Path, jax.Array]:
+def _act_compiled(*args: PyTree) -> dict[Path, jax.Array]:
     return act(*args)

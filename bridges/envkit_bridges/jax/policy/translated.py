@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -32,6 +32,9 @@ from envkit_bridges.policy.compiled import CompiledPolicy
 from envkit_bridges.policy.errors import STEPWISE
 from envkit_bridges.policy.exporting import Exported, Graph, Signature, Step, filled
 from envkit_bridges.policy.side_effects import tensors_by_name
+
+if TYPE_CHECKING:
+    from envkit.functional.structure import PyTree
 
 __all__ = ["Translation", "in_jax", "narrowed"]
 
@@ -85,7 +88,7 @@ class Translation:
                 values[step.name] = step.apply(values, own)
         return dict(zip(self.writes, filled(list(graph.outputs), values), strict=True))
 
-    def _applied_wide(self, step: Step, values: Mapping[str, Any], own: jax.Array | None) -> Any:
+    def _applied_wide(self, step: Step, values: Mapping[str, Any], own: jax.Array | None) -> PyTree:
         """Compute a step with 64 bits; what is drawn is drawn with 32 and widened."""
         nodes = step.node.all_input_nodes
         with nullcontext() if step.op.draws else _wide():
@@ -166,7 +169,7 @@ def _wide() -> AbstractContextManager[object]:
     return jax.enable_x64(True)
 
 
-def _as_torch_has_it(value: Any, node: Node) -> Any:
+def _as_torch_has_it(value: PyTree, node: Node) -> PyTree:
     """Give the results of a node the dtypes that torch has."""
     like = node.meta.get("val")
     if isinstance(like, tuple | list):
@@ -175,11 +178,11 @@ def _as_torch_has_it(value: Any, node: Node) -> Any:
     return _as_dtype(value, like)
 
 
-def _as_dtype(value: Any, like: object) -> Any:
+def _as_dtype(value: PyTree, like: object) -> PyTree:
     return value.astype(JAX.dtype_of(like.dtype)) if isinstance(like, torch.Tensor) else value
 
 
-def _with_bits(value: Any, dtypes: Mapping[np.dtype, np.dtype]) -> Any:
+def _with_bits(value: PyTree, dtypes: Mapping[np.dtype, np.dtype]) -> PyTree:
     return jax.tree.map(
         lambda leaf: (
             leaf.astype(dtypes.get(leaf.dtype, leaf.dtype)) if isinstance(leaf, jax.Array) else leaf

@@ -68,7 +68,7 @@ class EnvPoolAsyncEnvPool(AsyncEnvPool):
 
     backend = "envpool"
 
-    def _visit_transforms(self, visit: Any, given: Any) -> Any:
+    def _visit_transforms(self, visit: object, given: object) -> Any:
         return None  # envs of the library have no transforms
 
     def __init__(
@@ -265,14 +265,14 @@ class EnvPoolRows(Backend[EnvPoolRow]):
     def _call_has_attribute(self, path: tuple[str, ...]) -> bool:
         return False
 
-    def _call_states(self, *given: Any) -> NoReturn:
+    def _call_states(self, *given: object) -> NoReturn:
         raise ResumeError(
             "EnvPool keeps the states of its envs to itself, so there is no state dict of them."
         )
 
     _call_load_states = _call_states
 
-    def _refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
+    def _refuse(self, *args: object, **kwargs: object) -> NoReturn:
         raise UnsupportedError(
             "envs of EnvPool take no options when they are reset, and have no methods. Pass "
             "create_env_kwargs, and set_seed()."

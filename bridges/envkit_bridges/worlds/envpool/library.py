@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from types import ModuleType
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import torch
@@ -36,7 +36,10 @@ from envkit.errors import (
 )
 from envkit_bridges.gym.codecs import Codec
 from envkit_bridges.gym.simulator_rows import DONE
-from envkit_bridges.libraries import require
+from envkit_bridges.libraries import Simulator, require
+
+if TYPE_CHECKING:
+    from envkit_bridges.gym.backend import GymSpace, SpaceValue
 
 __all__ = [
     "PoolCore",
@@ -79,7 +82,7 @@ def import_envpool() -> ModuleType:
 
 def make_pool(
     env_name: str, count: int, kwargs: Mapping[str, Any], *, batch_size: int | None = None
-) -> Any:
+) -> Simulator:
     """Build a pool of ``count`` envs of the library, which gives results of ``batch_size`` (all) at a time.
 
     Raises:
@@ -105,7 +108,7 @@ def make_pool(
     return pool
 
 
-def _unfit(library: Any, name: str, given: Mapping[str, Any], error: TypeError) -> Exception:
+def _unfit(library: ModuleType, name: str, given: Mapping[str, Any], error: TypeError) -> Exception:
     """Name the keyword whose value is of another kind than its default; ``error`` itself where that is none."""
     defaults = library.make_spec(name).config._asdict()
     for key, value in given.items():
@@ -179,7 +182,7 @@ def _drawn_seeds(count: int) -> list[int]:
     return [_as_int32(seed) for seed in seed_chain(drawn_seed(), count)[0]]
 
 
-def built_anew(pool: Any, seeds: Sequence[int]) -> Any:
+def built_anew(pool: Simulator, seeds: Sequence[int]) -> Simulator:
     """Build a pool of the same configuration, row i with the i-th seed."""
     config = pool.spec.config._replace(seed=0, env_seed=[_as_int32(seed) for seed in seeds])
     twin = type(pool)(type(pool.spec)(config))
@@ -203,7 +206,7 @@ def _as_int32(seed: int) -> int:
     return seed - 2**32 if seed >= 2**31 else seed
 
 
-def spaces_of(pool: Any) -> tuple[Any, Any]:
+def spaces_of(pool: Simulator) -> tuple[Any, Any]:
     """Give the spaces of observations and actions of one env.
 
     Where an env says nothing of bounds, the library gives the least positive and the greatest number; that is no
@@ -214,7 +217,7 @@ def spaces_of(pool: Any) -> tuple[Any, Any]:
         return tuple(map(_without_empty_bounds, (pool.observation_space, pool.action_space)))  # type: ignore[return-value]
 
 
-def _without_empty_bounds(space: Any) -> Any:
+def _without_empty_bounds(space: GymSpace) -> GymSpace:
     spaces = require("gymnasium.spaces")
     if isinstance(space, spaces.Dict):
         return spaces.Dict({name: _without_empty_bounds(part) for name, part in space.items()})
@@ -226,7 +229,7 @@ def _without_empty_bounds(space: Any) -> Any:
     return spaces.Box(low, high, dtype=space.dtype) if unsaid.any() else space
 
 
-def require_pool(env: Any) -> None:
+def require_pool(env: object) -> None:
     """Check that an object is a pool that can be stepped by rows.
 
     Raises:
@@ -283,17 +286,17 @@ class RowPool:
         frame_skip: steps of the library per step, rewards summed; a row stops where its episode ends.
     """
 
-    def __init__(self, pool: Any, frame_skip: int = 1):
+    def __init__(self, pool: Simulator, frame_skip: int = 1):
         self.frame_skip, self.count = frame_skip, int(pool.config["num_envs"])
         self._take(pool)
 
-    def _take(self, pool: Any) -> None:
+    def _take(self, pool: Simulator) -> None:
         self.pool = pool
         self._is_new = np.ones(self.count, bool)
         self._ended = np.ones(self.count, bool)
         self._sent: Sent | None = None
 
-    def send(self, actions: Any, rows: Rows = None) -> Sent:
+    def send(self, actions: SpaceValue, rows: Rows = None) -> Sent:
         """Have rows step, and return at once what `recv` gives the outcome for.
 
         Args:
@@ -364,7 +367,7 @@ class RowPool:
         if self._sent is not None:
             self.recv(self._sent)
 
-    def step(self, actions: Any) -> Stepped:
+    def step(self, actions: SpaceValue) -> Stepped:
         """Step all rows."""
         return self.recv(self.send(actions))
 
@@ -412,7 +415,7 @@ class PoolMemory:
         self._observed, self._acted = observed, acted
         self._inputs, self._roots, self._nexts = inputs, roots, nexts
 
-    def actions(self, slot: int, rows: slice = ALL_ROWS) -> Any:
+    def actions(self, slot: int, rows: slice = ALL_ROWS) -> SpaceValue:
         """Give the actions of some rows, as the library takes them."""
         taken = {path: torch.from_numpy(ring[slot, rows]) for path, ring in self._inputs.items()}
         return self._acted.decode_arrays(taken)
@@ -426,7 +429,7 @@ class PoolMemory:
 
     def put_observations(
         self,
-        observations: Any,
+        observations: SpaceValue,
         *,
         to_next: int | None = None,
         to_root: int | None = None,
@@ -477,13 +480,13 @@ class PoolCore:
             memory.put_observations(fresh, to_root=following, rows=ended)
 
 
-def _picked(values: Any, index: np.ndarray) -> Any:
+def _picked(values: SpaceValue, index: np.ndarray) -> SpaceValue:
     if isinstance(values, dict):
         return {name: _picked(value, index) for name, value in values.items()}
     return values[index]
 
 
-def _put(values: Any, index: np.ndarray, into: Any) -> None:
+def _put(values: SpaceValue, index: np.ndarray, into: SpaceValue) -> None:
     """Write arrays into rows of others, which may be nested."""
     if isinstance(into, np.ndarray):
         into[index] = values

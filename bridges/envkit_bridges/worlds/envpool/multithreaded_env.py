@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar, NoReturn, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Unpack
 
 import numpy as np
 import torch
@@ -41,6 +41,7 @@ from envkit_bridges.worlds.envpool.library import (
     PoolCore,
     RowPool,
     Rows,
+    Sent,
     Stepped,
     import_envpool,
     make_pool,
@@ -48,6 +49,10 @@ from envkit_bridges.worlds.envpool.library import (
     require_pool,
     spaces_of,
 )
+
+if TYPE_CHECKING:
+    from envkit_bridges.gym.backend import SpaceValue
+    from envkit_bridges.libraries import Simulator
 
 __all__ = ["MultiThreadedEnv", "MultiThreadedEnvWrapper", "build", "env_names"]
 
@@ -99,7 +104,7 @@ class MultiThreadedEnvWrapper(GymLikeEnv):
 
     def __init__(
         self,
-        env: Any,
+        env: Simulator,
         *,
         categorical_action_encoding: bool = True,
         frame_skip: int = 1,
@@ -120,7 +125,7 @@ class MultiThreadedEnvWrapper(GymLikeEnv):
         super().__init__(env, frame_skip=frame_skip, device=device, **options)
         self._rows = RowPool(env, frame_skip)
 
-    def _make_specs(self, env: Any) -> None:
+    def _make_specs(self, env: Simulator) -> None:
         device, batch = self.device, self._batch_size
         spaces = spaces_of(env)
         encode = partial(codec_of, categorical=self.categorical_action_encoding)
@@ -144,7 +149,7 @@ class MultiThreadedEnvWrapper(GymLikeEnv):
     def _simulator(self) -> RowPool:
         return self._rows
 
-    def read_action(self, action: Value) -> Any:
+    def read_action(self, action: Value) -> SpaceValue:
         """Turn actions, one for each row that is stepped, into arrays, by the codec of the action space."""
         paths = self._acted.leaves
         if isinstance(action, TensorDictBase):
@@ -201,14 +206,16 @@ class MultiThreadedEnvWrapper(GymLikeEnv):
         sent = self._rows.send(self._actions_of(td, mask), _numbers(mask))
         return self._received(td, mask, sent)
 
-    def _actions_of(self, td: TensorDictBase, mask: torch.Tensor | None) -> Any:
+    def _actions_of(self, td: TensorDictBase, mask: torch.Tensor | None) -> SpaceValue:
         """Give the actions of the rows that a mask selects, as the library takes them."""
         if mask is None:
             return self.read_action(self._action_in(td))
         action = self._action_in(td, mask.nonzero()[:, 0].tolist())
         return self.read_action(action[mask])
 
-    def _received(self, td: TensorDictBase, mask: torch.Tensor | None, sent: Any) -> TensorDictBase:
+    def _received(
+        self, td: TensorDictBase, mask: torch.Tensor | None, sent: Sent
+    ) -> TensorDictBase:
         """Wait for a step, and give its ``next``; rows that the mask leaves out keep their root."""
         stepped = self._rows.spread(self._rows.recv(sent), sent.rows)
         outcome = self._output_transform(stepped)
@@ -250,7 +257,7 @@ class MultiThreadedEnvWrapper(GymLikeEnv):
             root.set(as_key(path), torch.zeros_like(over))
         return root
 
-    def _reset(self, td: TensorDictBase | None, **kwargs: Any) -> TensorDictBase:
+    def _reset(self, td: TensorDictBase | None, **kwargs: object) -> TensorDictBase:
         if kwargs:
             raise OptionError(
                 f"reset() was given {sorted(kwargs)}, but envs of EnvPool take no options when they are reset. "
@@ -340,7 +347,7 @@ def _public(infos: Mapping[str, Any]) -> dict[str, Any]:
 class _Names:
     """The ids of EnvPool's envs, read from the library when looked at."""
 
-    def __get__(self, instance: Any, owner: type) -> list[str]:
+    def __get__(self, instance: object, owner: type) -> list[str]:
         try:
             return env_names()
         except ImportError:

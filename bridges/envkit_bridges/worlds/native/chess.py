@@ -25,7 +25,7 @@ import io
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from itertools import product
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -47,6 +47,9 @@ from envkit.errors import (
 from envkit.specs import Binary, Bounded, Categorical, Composite, NonTensor, Unbounded
 from envkit.specs.annotations import Device, EnvData, require_memory
 from envkit_bridges.libraries import require
+
+if TYPE_CHECKING:
+    import chess
 
 __all__ = ["ChessEnv", "san_moves"]
 
@@ -127,7 +130,7 @@ def _name(square: Square) -> str:
 START = "<start>"
 
 
-def board_of(name: str, text: str) -> Any:
+def board_of(name: str, text: str) -> chess.Board:
     """Give the board that a text says.
 
     Args:
@@ -153,7 +156,7 @@ def board_of(name: str, text: str) -> Any:
     return game.end().board()
 
 
-def first_board() -> Any:
+def first_board() -> chess.Board:
     """Give the board a game begins with."""
     return require("chess").Board()
 
@@ -163,7 +166,7 @@ def pgn_of(board: object) -> str:
     return str(require("chess.pgn").Game.from_board(board))
 
 
-def last_san(board: Any) -> str:
+def last_san(board: chess.Board) -> str:
     """Name the last move."""
     if not board.move_stack:
         return START
@@ -171,12 +174,12 @@ def last_san(board: Any) -> str:
     return before.san(before.pop())
 
 
-def is_over(board: Any) -> bool:
+def is_over(board: chess.Board) -> bool:
     """Say whether a game has ended, the fifty-move rule included."""
     return board.is_game_over() or board.is_fifty_moves()
 
 
-def worth(board: Any) -> float:
+def worth(board: chess.Board) -> float:
     """Give what the last move earned: 1 for mate, 0.5 for a draw, else 0."""
     if board.is_checkmate():
         return 1.0
@@ -189,13 +192,13 @@ def index_of() -> dict[str, int]:
     return {san: index for index, san in enumerate(san_moves())}
 
 
-def legal_indices(board: Any) -> list[int]:
+def legal_indices(board: chess.Board) -> list[int]:
     """Number the legal moves, in the order of python-chess."""
     numbers = index_of()
     return [numbers[board.san(move)] for move in board.legal_moves]
 
 
-def played(board: Any, action: int) -> str:
+def played(board: chess.Board, action: int) -> str:
     """Make a move on a board, and name it.
 
     Raises:
@@ -240,7 +243,7 @@ _NOTCHES = {  # (row, column) cells that are cut out of a silhouette, to tell li
 }
 
 
-def picture(board: Any) -> torch.Tensor:
+def picture(board: chess.Board) -> torch.Tensor:
     """Draw a board."""
     drawn = _empty_board().clone()
     for square, piece in board.piece_map().items():
@@ -540,7 +543,7 @@ class ChessEnv(Undrawn, EnvBase):
 
     # ------------------------------------------------------------------------------------ boards
 
-    def _own_board(self) -> Any:
+    def _own_board(self) -> chess.Board:
         if self._board is None:
             raise NotResetError(
                 "ChessEnv keeps its game itself, and has none before the first reset. Call env.reset() first."
@@ -550,7 +553,7 @@ class ChessEnv(Undrawn, EnvBase):
     def _boards_at(self, td: TensorDictBase) -> list[Any]:
         return [self._own_board()] if self.stateful else self._boards_in(td)
 
-    def _one_board(self, td: TensorDictBase | None) -> Any:
+    def _one_board(self, td: TensorDictBase | None) -> chess.Board:
         boards = self._boards_at(TensorDict() if td is None else td)
         if len(boards) != 1:
             raise BatchSizeError(
@@ -599,7 +602,7 @@ class ChessEnv(Undrawn, EnvBase):
             self._repertoires[name].hashed(strings, torch.Size([len(strings)]))
 
 
-def _require_open(board: Any) -> None:
+def _require_open(board: chess.Board) -> None:
     """Check that a game that is to begin is not over."""
     if is_over(board):
         raise ArgumentError(

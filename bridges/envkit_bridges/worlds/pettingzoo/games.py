@@ -16,20 +16,23 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from envkit.errors import ArgumentError, NotResetError, OutputShapeError
 from envkit_bridges.gym.simulator_rows import flags_of
-from envkit_bridges.libraries import no_object_of, require
+from envkit_bridges.libraries import Simulator, no_object_of, require
+
+if TYPE_CHECKING:
+    from envkit_bridges.gym.backend import SpaceValue
 
 __all__ = ["Game", "ParallelGame", "TurnGame", "game_of"]
 
 ByAgent = Mapping[str, Any]
 
 
-def game_of(env: Any) -> Game:
+def game_of(env: Simulator) -> Game:
     """Give an env object of the library the form of a game.
 
     Raises:
@@ -56,7 +59,7 @@ class Game(ABC):
 
     parallel: ClassVar[bool]
 
-    def __init__(self, env: Any):
+    def __init__(self, env: Simulator):
         self.env = env
         self.names: list[str] = list(env.possible_agents)
         self.ends: dict[str, tuple[bool, bool]] = {}
@@ -95,7 +98,7 @@ class Game(ABC):
         }
         return observations, infos
 
-    def step(self, action: Any) -> tuple[ByAgent, ByAgent, ByAgent, ByAgent, ByAgent]:
+    def step(self, action: SpaceValue) -> tuple[ByAgent, ByAgent, ByAgent, ByAgent, ByAgent]:
         """Step: observations, rewards and infos of the agents that lived before, end flags of all.
 
         Raises:
@@ -156,7 +159,7 @@ class Game(ABC):
         """Reset: observations and infos of the living, the ends of others as far as they are known."""
 
     @abstractmethod
-    def _advance(self, action: Any) -> tuple[ByAgent, ByAgent, ByAgent, ByAgent, ByAgent]:
+    def _advance(self, action: SpaceValue) -> tuple[ByAgent, ByAgent, ByAgent, ByAgent, ByAgent]:
         """Step as the library does."""
 
     # ----------------------------------------------------------------------------- random numbers, copies
@@ -227,7 +230,7 @@ class TurnGame(Game):
         self._bury()
         return observations, infos, dead
 
-    def _advance(self, action: Any) -> Any:
+    def _advance(self, action: SpaceValue) -> Any:
         env = self.env
         if not self._is_alive(env.agent_selection):
             raise self._over()
@@ -260,7 +263,7 @@ _WITHOUT_CHANCE = tuple(
 _DEPTH = 3
 
 
-def _generators_in(env: Any) -> list[Any]:
+def _generators_in(env: Simulator) -> list[Any]:
     """Find the generators of random numbers that an env holds, itself or in its parts."""
     found: dict[int, Any] = {}
     for value in _parts_of(env, _DEPTH, set()):
@@ -269,7 +272,7 @@ def _generators_in(env: Any) -> list[Any]:
     return list(found.values())
 
 
-def _parts_of(value: Any, depth: int, seen: set[int]) -> Iterator[Any]:
+def _parts_of(value: object, depth: int, seen: set[int]) -> Iterator[Any]:
     for part in list(getattr(value, "__dict__", {}).values()):
         if id(part) in seen or isinstance(part, type):
             continue

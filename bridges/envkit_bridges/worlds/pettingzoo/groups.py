@@ -63,7 +63,7 @@ def numbers_in(infos: Sequence[Mapping[str, Any]]) -> dict[str, TensorSpec]:
     }
 
 
-def _form(value: Any) -> tuple[Any, Any]:
+def _form(value: object) -> tuple[Any, Any]:
     """Give shape and dtype that a number or an array has as a tensor; no dtype where it has none."""
     try:
         tensor = torch.as_tensor(value)
@@ -193,7 +193,7 @@ class Seat:
             _pay(reward, moment.rewards.get(name, 0), name)
 
 
-def _pay(row: np.ndarray, reward: Any, name: str) -> None:
+def _pay(row: np.ndarray, reward: object, name: str) -> None:
     found = np.asarray(reward)
     if found.size != 1 or not holds_numbers(found, row.dtype):
         raise EncodingError(

@@ -13,6 +13,7 @@ import re
 import warnings
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
+from types import ModuleType
 from typing import Any, ClassVar
 
 from envkit.data.arguments import as_bool
@@ -20,7 +21,7 @@ from envkit.data.keywords import refuse_unknown
 from envkit.env.groups import GroupMap
 from envkit.errors import ArgumentTypeError, OptionError, UnknownEnvError
 from envkit.specs.annotations import BatchSize, Device
-from envkit_bridges.libraries import require
+from envkit_bridges.libraries import Simulator, require
 from envkit_bridges.worlds.pettingzoo.pettingzoo_wrapper import PettingZooWrapper
 
 __all__ = [
@@ -63,7 +64,7 @@ def _modules(families: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def make(task: str, *, parallel: bool, kwargs: Mapping[str, Any]) -> Any:
+def make(task: str, *, parallel: bool, kwargs: Mapping[str, Any]) -> Simulator:
     """Build an env of the library, by its parallel or its turn-based (AEC) function.
 
     Raises:
@@ -122,7 +123,7 @@ def has_parallel(task: str) -> bool:
     return hasattr(_imported(_found(task)[1]), "parallel_env")
 
 
-def _imported(module: str) -> Any:
+def _imported(module: str) -> ModuleType:
     """Import the module of an env without warnings: the library calls its old way of naming envs deprecated."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -148,7 +149,7 @@ def _found(task: str) -> tuple[str, str]:
     raise UnknownEnvError(f"PettingZoo has no env called {task!r}. {guess}")
 
 
-def _require_form(task: str, home: Any, *, parallel: bool) -> None:
+def _require_form(task: str, home: ModuleType, *, parallel: bool) -> None:
     if parallel and not hasattr(home, "parallel_env"):
         raise UnknownEnvError(
             f"the agents of {task!r} take turns, so there is no parallel form of it. Pass parallel=False "
@@ -156,7 +157,7 @@ def _require_form(task: str, home: Any, *, parallel: bool) -> None:
         )
 
 
-def _refuse_unknown(task: str, home: Any, kwargs: Mapping[str, Any]) -> None:
+def _refuse_unknown(task: str, home: ModuleType, kwargs: Mapping[str, Any]) -> None:
     """Check keywords where the library says which it takes."""
     parameters = inspect.signature(home.raw_env).parameters
     if not any(found.kind is found.VAR_KEYWORD for found in parameters.values()):
@@ -166,7 +167,7 @@ def _refuse_unknown(task: str, home: Any, kwargs: Mapping[str, Any]) -> None:
 class _Names:
     """The tasks of PettingZoo, read from the library when looked at."""
 
-    def __get__(self, instance: Any, owner: type) -> list[str]:
+    def __get__(self, instance: object, owner: type) -> list[str]:
         try:
             return names()
         except ImportError:

@@ -11,7 +11,7 @@ Conventions
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn, Unpack
+from typing import TYPE_CHECKING, Any, NoReturn, Unpack
 
 import numpy as np
 import torch
@@ -36,7 +36,7 @@ from envkit.specs.inputs import ActionInput
 from envkit_bridges.gym.codecs import codec_at
 from envkit_bridges.gym.like import GymLikeEnv
 from envkit_bridges.gym.simulator_rows import DONE, SimulatorRows
-from envkit_bridges.libraries import require
+from envkit_bridges.libraries import Simulator, require
 from envkit_bridges.worlds.pettingzoo.games import Game, game_of
 from envkit_bridges.worlds.pettingzoo.groups import (
     FLAGS,
@@ -49,6 +49,9 @@ from envkit_bridges.worlds.pettingzoo.groups import (
     state_codec,
     state_spec,
 )
+
+if TYPE_CHECKING:
+    from envkit_bridges.gym.backend import SpaceValue
 
 __all__ = ["PettingZooWrapper"]
 
@@ -110,7 +113,7 @@ class PettingZooWrapper(GymLikeEnv):
 
     def __init__(
         self,
-        env: Any = None,
+        env: Simulator = None,
         return_state: bool = False,
         group_map: GroupMap | None = None,
         use_mask: bool = False,
@@ -202,16 +205,16 @@ class PettingZooWrapper(GymLikeEnv):
         return [str(self._env)]
 
     @property
-    def unwrapped(self) -> Any:
+    def unwrapped(self) -> Simulator:
         """The innermost env object of PettingZoo."""
         return self._env.env.unwrapped
 
     # ----------------------------------------------------------------------------- resets and steps
 
-    def _reset_simulator(self, mask: torch.Tensor | None, **kwargs: Any) -> Any:
+    def _reset_simulator(self, mask: torch.Tensor | None, **kwargs: object) -> Moment:
         return self._moment(super()._reset_simulator(mask, **kwargs))
 
-    def _reset(self, td: TensorDictBase | None, **kwargs: Any) -> TensorDictBase:
+    def _reset(self, td: TensorDictBase | None, **kwargs: object) -> TensorDictBase:
         self._has_told()
         mask = None if td is None else td.get(rules.RESET, None)
         if td is not None and mask is None:
@@ -233,7 +236,7 @@ class PettingZooWrapper(GymLikeEnv):
             return self._truncated_next(td)
         return self._shown(self._advanced(self._actions_in(td)), rewards=True)
 
-    def _advanced(self, actions: Any) -> Moment:
+    def _advanced(self, actions: SpaceValue) -> Moment:
         observations, rewards, *_, infos = self._simulator.step(actions)
         return self._moment((observations, infos), rewards)
 
@@ -283,7 +286,7 @@ class PettingZooWrapper(GymLikeEnv):
 
     # -------------------------------------------------------------------------------------- actions
 
-    def _actions_in(self, td: TensorDictBase) -> Any:
+    def _actions_in(self, td: TensorDictBase) -> SpaceValue:
         """Take the actions out of a root: of all agents by name, or that of the one whose turn it is."""
         if self.parallel:
             return dict(item for group in self._groups for item in self._actions_of(group, td))
@@ -348,7 +351,7 @@ class PettingZooWrapper(GymLikeEnv):
         )
         return GameCore(self) if is_plain else None
 
-    def _reset_on_row(self, **kwargs: Any) -> Moment:
+    def _reset_on_row(self, **kwargs: object) -> Moment:
         self._has_told()
         return self._whole(self._moment(self._simulator.reset(**kwargs)))
 
@@ -395,7 +398,7 @@ class GameCore:
     def __init__(self, env: PettingZooWrapper):
         self.env = env
 
-    def is_like(self, other: Any) -> bool:
+    def is_like(self, other: object) -> bool:
         """Say whether another core takes its actions, and writes its moments, in the same form."""
         return isinstance(other, GameCore) and self.env.specs == other.env.specs
 
@@ -441,7 +444,7 @@ class GameCore:
 
         return write
 
-    def end(self, info: Any) -> None:
+    def end(self, info: object) -> None:
         """Nothing: infos are in the moment."""
 
 
