@@ -145,6 +145,7 @@ STAND_APART = {
     "envkit.env.from_data",
     "envkit.env.module",
     # envkit.transforms.core
+    "envkit.transforms.core.transformed_rows",
 }
 
 
