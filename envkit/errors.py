@@ -60,6 +60,7 @@ __all__ = [
     "ReservedKeyError",
     "ResetMaskError",
     "ResetOutputError",
+    "ResultTimeoutError",
     "ResumeError",
     "RolloutError",
     "SharedMemoryError",
@@ -426,3 +427,7 @@ class WorkerError(EnvkitError, RuntimeError):
 
 class WorkerTimeoutError(WorkerError, TimeoutError):
     """A worker process did not answer within its deadline."""
+
+
+class ResultTimeoutError(EnvkitError, TimeoutError):
+    """Fewer results of an asynchronous pool came within ``timeout`` than were asked for; none is lost."""

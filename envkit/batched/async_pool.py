@@ -407,7 +407,7 @@ class AsyncEnvPool(BatchedEnv):
 
         Raises:
             BusyEnvError: (a RuntimeError) fewer than ``min_get`` such jobs are under way.
-            TimeoutError: fewer are done in time. No result is lost.
+            ResultTimeoutError: (a TimeoutError) fewer are done in time. No result is lost.
             WorkerError: (a RuntimeError) an env raised or was lost. It is free then, and results of others stay
                 ready.
         """

@@ -37,6 +37,7 @@ from envkit.errors import (
     ClosedEnvError,
     MissingKeyError,
     NotResetError,
+    ResultTimeoutError,
     WorkerError,
 )
 from envkit.transport import Job
@@ -405,7 +406,7 @@ class JobQueues:
         done = set(pool.wait([sent.job for sent in queue], least, timeout))
         ready = [sent for sent in queue if sent.job in done]
         if len(ready) < least:
-            raise TimeoutError(
+            raise ResultTimeoutError(
                 f"{len(ready)} of {least} results came within {timeout} s. They and the others can still be "
                 "received."
             )

@@ -23,7 +23,13 @@ from envkit.data.paths import Key, Path, as_key, as_path
 from envkit.data.resets import collect_reset_masks
 from envkit.data.transition import choose_leaf, leaves
 from envkit.env.base import EnvBase
-from envkit.errors import ArgumentError, ArgumentTypeError, NoParentError, ResetMaskError
+from envkit.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    NoParentError,
+    NotCallableError,
+    ResetMaskError,
+)
 from envkit.specs import Composite, Stacked, StackedComposite, TensorSpec, Unbounded
 from envkit.transforms.core.transform import Transform, TransformLike
 from envkit.transforms.core.transformed_env import TransformedEnv
@@ -99,8 +105,9 @@ class _AutoReset(Transform):
         return rows
 
     def _call(self, next_td: TensorDictBase) -> TensorDictBase:
-        raise NotImplementedError(
-            f"{type(self).__name__} works on the steps of an env and cannot be called on data."
+        raise NotCallableError(
+            f"{type(self).__name__} works on the steps of an env and cannot be called on data. Put it into a "
+            "TransformedEnv."
         )
 
 

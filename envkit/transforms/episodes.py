@@ -35,6 +35,7 @@ from envkit.errors import (
     KeyCollisionError,
     MissingKeyError,
     NoParentError,
+    NotCallableError,
     PlacementError,
     ResetMaskError,
 )
@@ -165,7 +166,7 @@ class EpisodeTransform(Transform):
         return rules.choose(mask, fresh, kept)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        raise NotImplementedError(
+        raise NotCallableError(
             f"{type(self).__name__} follows the steps of an environment and cannot be called on "
             "data. Put it into a TransformedEnv."
         )

@@ -23,7 +23,7 @@ from envkit.data.arguments import as_bool, as_int, require_callable
 from envkit.data.paths import Key, as_key, as_path
 from envkit.data.transition import empty_like, keep_unstepped
 from envkit.env.base import EnvBase
-from envkit.errors import ArgumentError, ArgumentTypeError, MissingKeyError
+from envkit.errors import ArgumentError, ArgumentTypeError, MissingKeyError, NotCallableError
 from envkit.specs import (
     Binary,
     BoundedContinuous,
@@ -101,7 +101,7 @@ class ConditionalSkip(Transform):
         return next_td
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        raise NotImplementedError(
+        raise NotCallableError(
             "ConditionalSkip decides what an environment steps and cannot be called on data. Put it "
             "into a TransformedEnv."
         )

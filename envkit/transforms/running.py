@@ -27,7 +27,7 @@ from envkit.arrays.statistics import Averages, Moments
 from envkit.data.arguments import as_bool, as_number
 from envkit.data.inference import lasting
 from envkit.data.paths import Key, Path, as_key, as_path
-from envkit.errors import ArgumentError, StatisticsError, UnsupportedError
+from envkit.errors import ArgumentError, NotCallableError, StatisticsError, UnsupportedError
 from envkit.specs import Composite, TensorSpec, Unbounded
 from envkit.transforms.core.compose import Compose
 from envkit.transforms.core.coupled import (
@@ -646,7 +646,7 @@ class VecNorm(SkipsRows, CoupledTransform, ArrayTransform):
         return next_td
 
     def _apply_transform(self, value: torch.Tensor) -> torch.Tensor:
-        raise NotImplementedError(
+        raise NotCallableError(
             "VecNorm has statistics for each key and works on TensorDicts. Call it on one."
         )
 

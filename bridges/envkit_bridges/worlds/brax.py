@@ -103,7 +103,7 @@ class BraxWrapper(SimulatorEnv):
         **options: Unpack[JaxOptions],
     ):
         if from_pixels:
-            raise NotImplementedError(
+            raise UnsupportedError(
                 "Brax envs give no pixels here. Draw stored states with env.render(td) instead."
             )
         if not hasattr(env, "action_size"):
