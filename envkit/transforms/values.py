@@ -418,7 +418,7 @@ class LineariseRewards(ArrayTransform):
 
 
 class SuccessReward(Transform):
-    """Give a reward for success, and none else.
+    """Pay a reward for success, and 0 otherwise.
 
     Args:
         success_key: an observation, bool or 0 and 1.

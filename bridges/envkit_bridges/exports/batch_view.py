@@ -641,7 +641,7 @@ def _require_rows(env: EnvBase, whose: str) -> None:
     reward = env.single_full_reward_spec[env.reward_keys[0]]
     if tuple(reward.shape) != (1,):
         raise ArgumentError(
-            f"{whose} knows one number as reward, but {env.reward_keys[0]!r} has shape {tuple(reward.shape)} in "
+            f"{whose} takes one number as reward, but {env.reward_keys[0]!r} has shape {tuple(reward.shape)} in "
             "every row. Add its parts up with LineariseRewards."
         )
     if () not in env.done_levels:

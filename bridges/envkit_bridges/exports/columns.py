@@ -301,9 +301,9 @@ def _text(value: Any, column: Column) -> np.ndarray:
     for text in held.flat:
         if not isinstance(text, str) or not _is_plain(text):
             raise ArgumentError(
-                f"the entry {as_key(column.path)!r} holds {text!r}, of type {type(text).__name__}. Of what is no tensor "
-                "only text is written, in which no null and no half of a surrogate pair is, since reading anything "
-                f"else back could run code. Leave it out: data.exclude({as_key(column.path)!r})."
+                f"the entry {as_key(column.path)!r} holds {text!r}, of type {type(text).__name__}. Files hold tensors, "
+                "and text without null characters and unpaired surrogates. Reading other objects back could run code. "
+                f"Leave the entry out: data.exclude({as_key(column.path)!r})."
             )
     return held
 

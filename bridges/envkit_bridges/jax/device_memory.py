@@ -42,7 +42,7 @@ def configure_gpu(fraction: float = 0.5, *, preallocate: bool = False) -> None:
         )
     if xla_bridge.backends_are_initialized():
         raise StartedError(
-            "JAX has opened its devices already and no longer reads this. Call configure_gpu() before the "
+            "JAX has started already, and reads these settings only when it starts. Call configure_gpu() before the "
             "first env is made and before any other use of JAX."
         )
     os.environ.pop("XLA_PYTHON_CLIENT_MEM_FRACTION", None)  # its old name; JAX refuses both

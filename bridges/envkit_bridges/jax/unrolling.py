@@ -139,9 +139,9 @@ class Unrolling:
         """Refuse memory at the root that is not reset where an episode begins."""
         if keys := [as_key(path) for path in self._actor.carries if path in self._actor.writes]:
             raise PolicyError(
-                f"the policy reads {keys} and writes them at the root, where a reset leaves alone what the env "
-                "does not show: an episode would go on with what the one before it remembered. Write them "
-                "under 'next', or append a TensorDictPrimer, which says what an episode begins with."
+                f"the policy reads {keys} and writes them at the root. A reset does not change entries there that the env "
+                "does not declare, so a new episode would begin with the memory of the last one. Write them under "
+                "'next', or append a TensorDictPrimer, which says what an episode begins with."
             )
 
     def _repeat_ended(self, before: TensorDict, piece: TensorDict) -> None:

@@ -188,9 +188,8 @@ class BufferExchange(RowMemory):
         """
         if sent.number != self._rounds:
             raise StaleDataError(
-                "this step is not the newest thing that its env was asked for, so what it gave is gone "
-                "from the rows that the sub-envs write. Receive a step before the next one, or a reset, "
-                "is begun."
+                "the env was stepped or reset again before the result of this step was received, so that result is "
+                "overwritten. Receive each step before you begin the next step or a reset."
             )
         rows = slice(None) if sent.rows is None else sent.rows
         self.newest_is_next[rows] = not sent.advance  # also where others fail, or Ctrl-C comes
