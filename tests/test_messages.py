@@ -373,7 +373,7 @@ CASES: list[tuple[str, Callable[[], Any]]] = [
     ("w is 0", lambda: Crop(0, 4)),
     ("shape ()", lambda: played_with(GrayScale(in_keys=["th"]))),
     ("no batch axis", lambda: RandomCropTensorDict(2)(root())),
-    ("sub_seq_len is 0", lambda: RandomCropTensorDict(0)),
+    ("sub_seq_len is -1", lambda: RandomCropTensorDict(-1)),
     ("init_key is ('a', 'b')", lambda: InitTracker(init_key=("a", "b"))),
     ("scale is 'b'", lambda: RewardScaling(1, "b")),
     ("loc is 'a'", lambda: ObservationNorm("a", 1, in_keys=["th"])),

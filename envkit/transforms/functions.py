@@ -60,7 +60,8 @@ class UnaryTransform(LeafTransform):
         use_raw_nontensor: bool = False,
     ):
         super().__init__(in_keys, out_keys, in_keys_inv, out_keys_inv)
-        require_callable("fn", fn)
+        is_inverse_alone = inv_fn is not None and not self.in_keys
+        require_callable("fn", fn, is_optional=is_inverse_alone)
         require_callable("inv_fn", inv_fn, is_optional=True)
         self.fn: Callable[..., Any] = fn
         self.inv_fn = fn if inv_fn is None else inv_fn

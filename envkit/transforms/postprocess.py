@@ -69,7 +69,7 @@ class RandomCropTensorDict(RecordedTransform):
             alone are taken. Ignored where data has no such entry.
 
     Raises:
-        ArgumentError: (a ValueError) ``sub_seq_len`` is below 1.
+        ArgumentError: (a ValueError) ``sub_seq_len`` is below 0.
         PlacementError: (a RuntimeError, from forward) a sequence is shorter than the stretch, or data has
             no batch axis.
 
@@ -87,7 +87,7 @@ class RandomCropTensorDict(RecordedTransform):
     def __init__(self, sub_seq_len: int, sample_dim: int = -1, mask_key: Key | None = None):
         super().__init__()
         meaning = "the steps of a stretch"
-        self.sub_seq_len = as_int("sub_seq_len", sub_seq_len, least=1, meaning=meaning)
+        self.sub_seq_len = as_int("sub_seq_len", sub_seq_len, least=0, meaning=meaning)
         self.sample_dim = as_int("sample_dim", sample_dim, least=None, meaning="an axis")
         self.mask_key = mask_key
 

@@ -48,7 +48,7 @@ def test_all_differences_between_members_are_listed():
     assert "observation 'count': member 0 has absent" in message
     assert "action 'action'" in message
     assert "done 'truncated'" in message
-    assert "wrappers" in message
+    assert "DoubleToFloat" in message
 
 
 def test_actions_of_unlike_choices_are_a_difference():

@@ -27,10 +27,10 @@ both = pytest.mark.parametrize(
 
 @pytest.fixture
 def soon() -> Iterator:
-    """Fail a test whose body took 2 s or more, the fork server being up."""
+    """Fail a test that waited for a deadline, all of which are 60 s, instead of being told at once."""
     began = time.monotonic()
     yield
-    assert time.monotonic() - began < 2.0
+    assert time.monotonic() - began < 30.0
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -84,7 +84,7 @@ def test_only_specs_dicts_and_none_can_be_children(tree):
         tree["bad"] = 3
     with pytest.raises(KeyError, match="leads through 'pos'"):
         tree["pos", "x"] = Unbounded((4,))
-    with pytest.raises(ValueError, match="no key"):
+    with pytest.raises(ValueError, match="a key is 3, but must be"):
         tree.set(3, Unbounded((4,)))
 
 

@@ -328,9 +328,9 @@ def test_an_id_of_another_form_is_told_before_anything_is_collected(folder, data
         pytest.fail("collected")
         yield
 
-    with pytest.raises(error, match=r"dataset_id is .*, but must be"):
+    with pytest.raises(error, match=r"dataset_id is .*, but must have"):
         to_minari(batches(), dataset_id)
-    with pytest.raises(error, match=r"dataset_id is .*, but must be"):
+    with pytest.raises(error, match=r"dataset_id is .*, but must have"):
         from_minari(dataset_id)
 
     assert not folder.exists()
@@ -417,7 +417,7 @@ def test_what_minari_cannot_hold_is_refused(folder):
         to_minari(played_wrong, "mine-v0", env=env)
     with pytest.raises(OptionError, match="Did you mean 'author'"):
         to_minari(data, "mine-v0", autor="me")
-    with pytest.raises(ArgumentTypeError, match=r"env is of type TimeLimit.*GymWrapper"):
+    with pytest.raises(ArgumentTypeError, match=r"env is .*, of type TimeLimit.*GymWrapper"):
         to_minari(data, "mine-v0", env=gymnasium.make("CartPole-v1"))
 
     assert os.listdir(folder) == []

@@ -673,14 +673,17 @@ USED = {
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ({"reward": None}, r"returned the reward None, a NoneType, but must return a number"),
-        ({"reward": "1.5"}, r"returned the reward '1.5', a str, but must return a number"),
+        ({"reward": None}, r"returned the reward None, of type NoneType, but must return a number"),
+        ({"reward": "1.5"}, r"returned the reward '1.5', of type str, but must return a number"),
         ({"reward": -(10**400)}, r"a whole number as reward that is too large for float32"),
-        ({"terminated": "yes"}, r"returned terminated='yes', a str, but must return a bool"),
-        ({"terminated": None}, r"returned terminated=None, a NoneType, but must return a bool"),
-        ({"truncated": 0.5}, r"returned truncated=0.5, a float, but must return a bool"),
-        ({"truncated": []}, r"returned truncated=\[\], a list, but must return a bool"),
-        ({"terminated": np.array([True, False])}, r"a ndarray, but must return a bool"),
+        ({"terminated": "yes"}, r"returned terminated='yes', of type str, but must return a bool"),
+        (
+            {"terminated": None},
+            r"returned terminated=None, of type NoneType, but must return a bool",
+        ),
+        ({"truncated": 0.5}, r"returned truncated=0.5, of type float, but must return a bool"),
+        ({"truncated": []}, r"returned truncated=\[\], of type list, but must return a bool"),
+        ({"terminated": np.array([True, False])}, r"of type ndarray, but must return a bool"),
     ],
 )
 def test_what_is_no_number_or_no_flag_is_refused(use, given, told):

@@ -168,7 +168,7 @@ def test_what_cannot_be_drawn_says_why(painted, env):
         JaxEnv(Countdown(3), device="cpu").render(data)
     with pytest.raises(UnsupportedError, match=r"Sled cannot be drawn.*render\(states\) -> frames"):
         env.render(data)
-    with pytest.raises(ArgumentError, match=r"render of Painted gave \['int32"):
+    with pytest.raises(ArgumentError, match=r"render of Painted returned \['int32"):
         odd.render(data)
 
 

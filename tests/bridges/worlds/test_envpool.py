@@ -450,7 +450,7 @@ def test_a_pool_that_exists_is_wrapped():
         (
             lambda: MultiThreadedEnv(2, "CartPole-v1", create_env_kwargs=[3]),  # type: ignore[arg-type]
             ArgumentTypeError,
-            r"create_env_kwargs are \[3\], of type list, but must be a dict",
+            r"create_env_kwargs are \[3\], of type list, but must be one dict",
         ),
     ],
 )

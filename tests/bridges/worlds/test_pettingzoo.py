@@ -771,8 +771,8 @@ def test_a_step_that_does_not_tell_all_of_the_living_is_refused(change, message)
         (1, None, r"reward of 'agent_0' is None, but must be a number"),
         (1, "1.5", r"reward of 'agent_0' is '1.5', but must be a number"),
         (1, 10**400, r"reward of 'agent_0' is a whole number too large for float32"),
-        (2, "no", r"terminated='no', a str, but must return a bool"),
-        (3, None, r"truncated=None, a NoneType, but must return a bool"),
+        (2, "no", r"terminated='no', of type str, but must return a bool"),
+        (3, None, r"truncated=None, of type NoneType, but must return a bool"),
     ],
 )
 def test_rewards_and_flags_that_a_cast_would_change_are_refused(place, value, told):
@@ -804,9 +804,9 @@ def telling_in_turns(call, part, value):
 @pytest.mark.parametrize(
     ("part", "value", "told"),
     [
-        ("terminations", "no", r"terminated='no', a str, but must return a bool"),
-        ("truncations", None, r"truncated=None, a NoneType, but must return a bool"),
-        ("truncations", 0.5, r"truncated=0.5, a float, but must return a bool"),
+        ("terminations", "no", r"terminated='no', of type str, but must return a bool"),
+        ("truncations", None, r"truncated=None, of type NoneType, but must return a bool"),
+        ("truncations", 0.5, r"truncated=0.5, of type float, but must return a bool"),
     ],
 )
 def test_flags_of_turns_that_are_none_are_refused(call, part, value, told):
