@@ -110,7 +110,7 @@ def _held(env: Any) -> tuple[Any, str | None]:
         return None, told
     if kind:
         return held, (
-            f"{kind} does not say where an episode is, by get_extra_state and set_extra_state."
+            f"{kind} does not save its episode: it lacks get_extra_state and set_extra_state."
         )
     return held, None
 

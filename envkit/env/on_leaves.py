@@ -25,7 +25,7 @@ from envkit.data.paths import Key, Path, as_key, as_path
 from envkit.data.transition import leaves
 from envkit.env.stepping import Stepping
 from envkit.errors import PolicyError
-from envkit.specs import TensorSpec
+from envkit.specs import Categorical, OneHot, TensorSpec
 
 __all__ = [
     "HOW_CALLED",
@@ -188,8 +188,19 @@ class ActionWriter:
         if action.numel() != shape.numel() or action.shape[: len(batch)] != batch:
             raise PolicyError(
                 f"{self.given_by} a tensor of shape {tuple(action.shape)} as {key!r}, but the "
-                f"env takes {tuple(shape)}: {spec}. {self.cure} one value for each element."
+                f"env takes {tuple(shape)}: {spec}. {self._advice(action, spec, shape)}"
             )
+
+    def _advice(self, action: torch.Tensor, spec: TensorSpec, shape: torch.Size) -> str:
+        """Say how an action gets the shape that the env takes."""
+        if isinstance(spec, OneHot) and action.shape == shape[:-1]:
+            return (
+                f"For option numbers, make the env with categorical_action_encoding=True. {self.cure} "
+                f"torch.nn.functional.one_hot(action, {spec.n}) otherwise."
+            )
+        if isinstance(spec, Categorical) and action.shape == (*shape, spec.n):
+            return f"If these are scores of the options, {self.cure.lower()} scores.argmax(-1), or a sample."
+        return f"{self.cure} one value for each element."
 
 
 # ------------------------------------------------------------------------------- TensorDictModules

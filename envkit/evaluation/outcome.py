@@ -92,7 +92,7 @@ class Evaluation:
 
     @cached_property
     def ci95(self) -> tuple[float, float]:
-        """Interval of 95 % for the mean return; the bootstrap over episodes takes part from 8 of them on."""
+        """Give the 95 % interval of the mean return: Student's, from 8 episodes on widened by a bootstrap over them."""
         return _interval_of_mean(self.returns)
 
     @property

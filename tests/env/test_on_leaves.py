@@ -13,7 +13,7 @@ from torch import nn
 from envkit import GymEnv, SerialEnv, StepCounter, TransformedEnv
 from envkit.env import on_leaves
 from envkit.env.policy import as_policy
-from envkit.errors import MissingKeyError
+from envkit.errors import MissingKeyError, PolicyError
 from tests.bridges.compare import assert_same
 
 
@@ -230,3 +230,27 @@ def test_a_release_of_tensordict_that_keeps_something_else_is_left_to_itself(mon
     as_policy(env, policy)(env.reset())
 
     assert len(called) == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "encoding", "advice"),
+    [
+        (
+            torch.ones(2, dtype=torch.int64),
+            False,
+            r"categorical_action_encoding=True\. Return torch",
+        ),
+        (
+            torch.zeros(2, 2),
+            True,
+            r"If these are scores of the options, return scores\.argmax\(-1\)",
+        ),
+        (torch.zeros(2, 5), True, "Return one value for each element"),
+    ],
+)
+def test_the_shape_of_an_action_tells_what_to_return_instead(given, encoding, advice):
+    with (
+        SerialEnv(2, lambda: GymEnv("CartPole-v1", categorical_action_encoding=encoding)) as env,
+        pytest.raises(PolicyError, match=advice),
+    ):
+        env.rollout(2, lambda observation: given)
