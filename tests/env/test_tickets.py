@@ -141,7 +141,7 @@ def test_a_step_of_rows_that_others_have_written_since_is_refused(meanwhile):
     left = env._send(td)
     env._send(td.clone()).recv() if meanwhile == "step" else env.reset()
 
-    with pytest.raises(StaleDataError, match="Receive a step before the next one"):
+    with pytest.raises(StaleDataError, match="Receive each step before you begin"):
         left.recv()
 
 
