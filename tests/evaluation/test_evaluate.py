@@ -347,7 +347,7 @@ def test_a_class_of_ones_own_that_does_not_say_where_it_is_is_told():
     env.reset()
 
     with pytest.warns(
-        UserWarning, match=r"put SerialEnv back .*Count does not say.*get_extra_state"
+        UserWarning, match=r"put SerialEnv back .*Count does not save.*get_extra_state"
     ):
         evaluate(env, None, 1)
 
