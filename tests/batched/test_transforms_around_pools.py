@@ -233,3 +233,25 @@ def test_a_pool_that_is_started_again_records_again(recordings):
         env.close()
 
     assert shapes == [(2, 5, 1)] * 2 and recordings == [True, True]
+
+
+def test_another_default_device_changes_nothing(pools):
+    def chain():
+        return [RewardSum(), StepCounter(4)]
+
+    fast, slow = pools[SerialEnv]
+    fast.set_seed(2), slow.set_seed(2)
+    wanted = behind(slow, chain).rollout(9, OfPlace(), break_when_any_done=False)
+
+    with torch.device("meta"):
+        data = behind(fast, chain).rollout(9, OfPlace(), break_when_any_done=False)
+
+    assert_same(data, wanted)
+
+
+class OfPlace:
+    """Acts without making a tensor where the default device says."""
+
+    def __call__(self, td):
+        up = (td["place"].sum(-1, keepdim=True) > 0).long()
+        return td.set("action", torch.cat([1 - up, up], -1))

@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from envkit.data.arguments import as_int
 from envkit.errors import ArgumentError
 from envkit.functional import Discrete, Timestep
 from envkit.specs.annotations import Device
@@ -187,6 +188,9 @@ class NavixEnv(NavixWrapper):
         **options: Unpack[JaxOptions],
     ):
         require_name("Navix", env_name, env_names())
+        as_int(
+            "max_steps", max_steps, least=1, meaning="the steps after which an episode is truncated"
+        )
         make = partial(_environment, env_name, max_steps, observation_fn)
         super().__init__(make(), device=device, _make=make, **options)
         self.env_name = env_name

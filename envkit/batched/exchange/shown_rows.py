@@ -33,11 +33,9 @@ class SeenThrough(Protocol):
 
     Attributes:
         memory: entries of the root that they read.
-        untouched: entries of each region that come out as they went in.
     """
 
     memory: list[Path]
-    untouched: dict[str, set[Path]]
 
     def through(
         self, leaves: dict[Path, torch.Tensor], root: dict[Path, torch.Tensor] | None
@@ -71,7 +69,7 @@ class ShownRows(RowMemory):
         def rings(moments: int, *kinds: str) -> dict[Path, torch.Tensor]:
             leaves = own.paths(*kinds)
             return {
-                path: torch.zeros((moments, *leaf.shape), dtype=leaf.dtype)
+                path: torch.zeros((moments, *leaf.shape), dtype=leaf.dtype, device="cpu")
                 for path, leaf in leaves.items()
             }
 
@@ -95,7 +93,9 @@ class ShownRows(RowMemory):
         self._roots, self._fresh = (
             [_arrays(moment) for moment in moments[1:]] for moments in (self.roots, exchange.roots)
         )
-        self._resets_inside = core.untouched["next"] >= set(self._flags)
+        self._resets_inside = (
+            False  # whether workers reset what ends: the transforms leave all flags alone
+        )
 
     @classmethod
     def of(cls, env: Any, exchange: BufferExchange) -> ShownRows | None:
@@ -119,6 +119,7 @@ class ShownRows(RowMemory):
     def select_all(self) -> None:
         """Have steps move every row; a run that is under way is left."""
         self.exchange.select_all()
+        self._resets_inside = False  # limits may have been set since the last run
 
     @contextmanager
     def recording(self, leave: Callable[[], None]) -> Generator[None]:
@@ -142,7 +143,6 @@ class ShownRows(RowMemory):
             np.copyto(memory, _array_of(shown.get(path), self.nexts[slot][path], path))
         if advances:
             self._advance(slot, inner if begun.advance else None)
-            # a limit may be set between two steps
             self._resets_inside = all(shown[path] is inner[path] for path in self._flags)
 
     def _advance(self, slot: int, begun_in: Mapping[Path, torch.Tensor] | None) -> None:

@@ -192,6 +192,8 @@ def test_wrong_names_keywords_and_objects_are_refused():
         NavixEnv("Navix-Empty-5x5-v0", num_envs=3)
     with pytest.raises(ArgumentTypeError, match=r"NavixEnv\('Navix-Empty-5x5-v0'\)"):
         NavixWrapper("Navix-Empty-5x5-v0")
+    with pytest.raises(ArgumentError, match="max_steps is 0, but must be"):
+        NavixEnv("Navix-Empty-5x5-v0", max_steps=0)
     with pytest.raises(ArgumentError, match=r"observation_fn is 'pixels', but must be one of none"):
         NavixEnv("Navix-Empty-5x5-v0", observation_fn="pixels")
     wrapped = NavixWrapper(navix.make("Navix-Empty-5x5-v0"), batch_size=[2])
