@@ -37,7 +37,7 @@ def print_ids(pattern: str | None, world: str | None) -> None:
     found = envkit.list_envs(pattern, world)
     if not found:
         asked = "no env can be made here" if pattern is None else f"no id here matches {pattern!r}"
-        where = "" if world is None else f" in the world {world!r}"
+        where = "" if world is None else f" in the library {world!r}"
         raise ArgumentError(
             f"{asked}{where}. Try a part of the name; envkit list --worlds shows which libraries are installed."
         )
@@ -46,8 +46,8 @@ def print_ids(pattern: str | None, world: str | None) -> None:
 
 
 def print_worlds() -> None:
-    """Print a table of the worlds, installed or not."""
-    table = Table("world", "kind", "library", "version", "envs", box=None)
+    """Print a table of the libraries, installed or not."""
+    table = Table("in ids", "kind", "library", "version", "envs", box=None)
     for world in envkit.worlds():
         missing = install_command(str(world.extra))
         version = world.version or missing

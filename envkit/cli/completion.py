@@ -1,4 +1,4 @@
-"""Completions that a shell offers for the word under the cursor: ids of envs, worlds, works.
+"""Completions that a shell offers for the word under the cursor: ids of envs, libraries, works.
 
 A shell asks again at each press of Tab, and to import the library of a world takes seconds. So only the world that the
 word begins with is read, and what it lists is kept in a file until something is installed. A library that cannot be
@@ -20,12 +20,12 @@ __all__ = ["ids", "works", "worlds"]
 
 
 def worlds(incomplete: str) -> list[str]:
-    """Name the worlds that begin so."""
+    """Name the libraries that begin so."""
     return [name for name in envkit.world_names() if name.startswith(incomplete)]
 
 
 def ids(incomplete: str) -> list[str]:
-    """Give the ids that begin so, or, where several worlds begin so, these with a "/" behind them."""
+    """Give the ids that begin so, or, where several libraries begin so, these with a "/" behind them."""
     world, slash, _ = incomplete.partition("/")
     begun = [world] if slash else worlds(incomplete)
     if len(begun) > 1:
@@ -38,7 +38,7 @@ def ids(incomplete: str) -> list[str]:
 
 
 def _ids_of(world: str) -> list[str]:
-    """List the ids of a world, as they are kept if nothing was installed since."""
+    """List the ids of a library, as they are kept if nothing was installed since."""
     file = cache_folder() / "ids" / f"{world}.json"
     installed = Path(sysconfig.get_path("purelib")).stat().st_mtime_ns
     of = [envkit.__version__, installed]

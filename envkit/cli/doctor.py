@@ -275,12 +275,12 @@ def _worlds() -> Iterator[Finding]:
     for world in envkit.worlds():
         if world.version is None:
             told = "not installed"
-            yield Finding(f"world {world.name}", "note", told, install_hint(str(world.extra)))
+            yield Finding(f"library {world.name}", "note", told, install_hint(str(world.extra)))
         elif world.problem:
-            yield Finding(f"world {world.name}", "broken", world.problem)
+            yield Finding(f"library {world.name}", "broken", world.problem)
         else:
             told = f"{world.num_envs} envs of {world.library} {world.version}"
-            yield Finding(f"world {world.name}", "ok", told)
+            yield Finding(f"library {world.name}", "ok", told)
 
 
 _CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (

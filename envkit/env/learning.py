@@ -62,8 +62,8 @@ def left_as_it_was(
     held, reason = _held(env)
     if reason is not None and warns_as is not None and moves:  # else no episode is lost
         warnings.warn(
-            f"{warns_as} cannot put {type(env).__name__} back where it is: {reason} Reset it before the next step, "
-            "or use its own env.",
+            f"{warns_as} ends the episodes under way in {type(env).__name__}, because it cannot return to them: {reason} "
+            "Reset the env before its next step, or pass an env that is used for nothing else.",
             stacklevel=stacklevel,
         )
     of_transforms = _held_by_transforms(env) if held is None else None

@@ -153,7 +153,7 @@ def test_an_episode_that_does_not_end_is_told_as_reward_a_step(run):
         (("list", "--world"), "--world"),
         (("nonsense",), "nonsense"),
         (("lst",), "Did you mean 'list'? See: envkit --help"),
-        (("list", "nosuch", "--world", "gym"), "no id here matches 'nosuch' in the world 'gym'"),
+        (("list", "nosuch", "--world", "gym"), "no id here matches 'nosuch' in the library 'gym'"),
         (("--nonsense",), "--nonsense"),
         (("demo", "--device", "gpu"), "Pass cpu, cuda"),
     ],
@@ -426,7 +426,7 @@ def test_the_doctor_finds_a_sound_machine_sound(run):
         "JAX",
         "shared memory",
         "worker processes",
-        "world gym",
+        "library gym",
     ):
         assert what in printed
     assert "broken" not in printed

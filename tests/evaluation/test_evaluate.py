@@ -338,7 +338,7 @@ def test_an_env_that_cannot_go_on_is_told():
     env = make_cart_pole()
     env.reset()
 
-    with pytest.warns(UserWarning, match=r"cannot put GymEnv back .*written down.*own env\."):
+    with pytest.warns(UserWarning, match=r"ends the episodes under way in GymEnv.*written down.*nothing else\."):
         evaluate(env, lean, 1)
 
 
@@ -439,7 +439,7 @@ def test_what_cannot_be_evaluated_is_refused(arguments, told):
         evaluate(**{"env": Count(), "policy": None, **arguments})
 
 
-@pytest.mark.filterwarnings("ignore:.*cannot put .* back where it is")
+@pytest.mark.filterwarnings("ignore:.*ends the episodes under way")
 def test_objectives_that_are_weighed_make_one_reward():
     found = evaluate(TransformedEnv(Rewarded((3,)), LineariseRewards(["reward"])), None, 2)
 
@@ -457,7 +457,7 @@ class Team(Count):
         return super()._step(td).set("reward", torch.tensor([[1.0], [3.0]]))
 
 
-@pytest.mark.filterwarnings("ignore:.*cannot put .* back where it is")
+@pytest.mark.filterwarnings("ignore:.*ends the episodes under way")
 @pytest.mark.parametrize(("agents", "paid"), [("sum", 4.0), ("mean", 2.0)])
 def test_what_agents_are_paid_becomes_one_number(agents, paid):
     found = evaluate(Team(), None, 2, agents=agents)
@@ -468,7 +468,7 @@ def test_what_agents_are_paid_becomes_one_number(agents, paid):
     assert torch.equal(recorded.returns, paid * recorded.lengths)
 
 
-@pytest.mark.filterwarnings("ignore:.*cannot put .* back where it is")
+@pytest.mark.filterwarnings("ignore:.*ends the episodes under way")
 def test_a_reward_is_chosen_by_its_name():
     env = Several()
     for key in env.reward_keys:
@@ -493,7 +493,7 @@ def test_the_interval_of_a_share_holds_it_and_is_no_point(count):
     assert low == pytest.approx(count / (count + 1.959964**2), rel=1e-5)
 
 
-@pytest.mark.filterwarnings("ignore:.*cannot put .* back where it is")
+@pytest.mark.filterwarnings("ignore:.*ends the episodes under way")
 def test_one_of_several_rewards_counts_where_the_others_are_left_out():
     env = Several()
     first, *others = env.reward_keys

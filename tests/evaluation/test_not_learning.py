@@ -84,7 +84,7 @@ def kind(request):
     return request.param
 
 
-@pytest.mark.filterwarnings("ignore:evaluate.. cannot put")
+@pytest.mark.filterwarnings("ignore:evaluate.. ends the episodes")
 @pytest.mark.parametrize("place", PLACES)
 def test_one_policy_is_judged_alike_twice_and_statistics_stay_where_they_were(place, kind, opened):
     env = opened(PLACES[place](kind))
@@ -107,7 +107,7 @@ def shown_after(env):
         return env.reset()["observation"].clone()
 
 
-@pytest.mark.filterwarnings("ignore:evaluate.. cannot put")
+@pytest.mark.filterwarnings("ignore:evaluate.. ends the episodes")
 def test_statistics_learn_if_that_is_asked_for_and_again_afterwards(opened):
     env = opened(behind(pendulum, VecNormV2))
     env.rollout(5)
@@ -254,14 +254,14 @@ def test_an_env_in_an_episode_that_was_not_written_down_gives_one_warning():
     env = counted()
     env.rollout(3)
 
-    with pytest.warns(UserWarning, match=r"evaluate\(\) cannot put TransformedEnv back") as told:
+    with pytest.warns(UserWarning, match=r"evaluate\(\) ends the episodes under way in TransformedEnv") as told:
         evaluate(env, env.rand_action, 2, seed=9, max_steps=5)
 
     assert len(told) == 1
 
 
 @pytest.mark.parametrize("place", PLACES)
-@pytest.mark.filterwarnings("ignore:evaluate.. cannot put")
+@pytest.mark.filterwarnings("ignore:evaluate.. ends the episodes")
 def test_what_was_learnt_stays_if_that_was_asked_for(place, kind, opened):
     env = opened(PLACES[place](kind))
     env.set_seed(0)

@@ -1,21 +1,22 @@
-"""The worlds that envkit knows, and what an id means: which world, which env in it, and what to say of an id that means nothing.
+"""The libraries that envkit knows, and what an id means: which library, which env in it, and what to say of an id that means nothing.
 
 To add a library of envs, write its module in ``bridges/envkit_bridges/worlds`` and a line in `WORLDS`. Somebody else's package adds
-a world through an entry point, see `registered`.
+one through an entry point, see `registered`.
 
 Conventions
     world  a library of envs behind one name: the part of an id before its first "/".
     kind   "stateless": one env steps any batch, so many envs are one env with a batch size. "stateful": one env is
            one simulator, so many envs are a pool. "batched": the library itself steps many.
-    id     "world/name"; the name may have more "/". A world's name in front may be left out where one installed
-           world alone has the env.
-    name   what a world calls an env.
+    id     "library/name"; the name may have more "/". What is before the first "/" may be left out where one
+           installed library alone has the env.
+    name   what a library calls an env.
 """
 
 from __future__ import annotations
 
 import fnmatch
 import importlib
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -258,7 +259,7 @@ def register(id: str, factory: Factory, *, kind: Kind = "stateful") -> None:
     """Give an env of one's own an id, by which `make` builds it and `list_envs` lists it.
 
     Args:
-        id: "world/name", a world that no other package has.
+        id: "library/name", with a library name that no other package has.
         factory: makes one env; takes the keywords that `make` is given. A "stateless" one takes ``batch_size`` too.
         kind: "stateful" (many envs are a pool of the factory's) or "stateless" (one env that steps any batch).
 
@@ -268,7 +269,7 @@ def register(id: str, factory: Factory, *, kind: Kind = "stateful") -> None:
 
     Raises:
         ArgumentTypeError: (a TypeError) the factory cannot be called.
-        ArgumentError: (a ValueError) the id has no world, its world is one of envkit's, it is taken, or ``kind`` is
+        ArgumentError: (a ValueError) the id names no library, or one that envkit has already, it is taken, or ``kind`` is
             another.
 
     Example:
@@ -290,11 +291,11 @@ def register(id: str, factory: Factory, *, kind: Kind = "stateful") -> None:
     world, _, name = id.partition("/")
     if not (world and name):
         raise ArgumentError(
-            f"id is {id!r}, but must have the form 'world/name'. Pass 'lab/Arm-v0', for example."
+            f"id is {id!r}, but must have the form 'library/name'. Pass 'lab/Arm-v0', for example."
         )
     if world in WORLDS:
         raise ArgumentError(
-            f"id is {id!r}, but {world!r} is one of envkit's own worlds. Choose another name in front of the '/'."
+            f"id is {id!r}, but {world!r} is a library that envkit has already. Choose another name in front of the '/'."
         )
     if id in _REGISTERED:
         raise ArgumentError(f"{id!r} is registered already. Choose another id.")
@@ -326,8 +327,8 @@ def find(id: str) -> Found:
 
     Raises:
         ArgumentTypeError: (a TypeError) it is no string.
-        ArgumentError: (a ValueError) nothing, or something in several worlds.
-        MissingLibraryError, BrokenLibraryError: (an ImportError) of the world that it names.
+        ArgumentError: (a ValueError) nothing, or something in several libraries.
+        MissingLibraryError, BrokenLibraryError: (an ImportError) of the library that it names.
     """
     _require_id(id)
     if id in _REGISTERED:
@@ -359,7 +360,7 @@ def _anywhere(name: str) -> Found:
     candidates = [*(f"{world}/{name}" for world in holders), *own]
     if len(candidates) > 1:
         raise ArgumentError(
-            f"{name!r} is in several worlds. Say which one: {', '.join(map(repr, candidates))}."
+            f"{name!r} is in several libraries. Say which one: {', '.join(map(repr, candidates))}."
         )
     if holders:
         return _in_world(_all_worlds()[holders[0]], name)
@@ -377,19 +378,26 @@ def _names(world: World) -> frozenset[str]:
 
 
 def _unknown(id: str, readable: Mapping[str, frozenset[str]]) -> str:
-    listed = [f"{world}/{name}" for world, names in readable.items() for name in names]
-    short = {one.rpartition("/")[2].lower(): one for one in sorted(listed, reverse=True)}
-    asked = id.rpartition("/")[2].lower()
-    near = dict.fromkeys(get_close_matches(id, listed, 3))
+    listed = sorted(f"{world}/{name}" for world, names in readable.items() for name in names)
+    asked, library = _without_version(id).rpartition("/")[2], id.partition("/")[0]
+    newest = {_without_version(one): one for one in listed}
+    same = [one for name, one in newest.items() if name.rpartition("/")[2] == asked]
+    same.sort(key=lambda one: (_all_worlds()[one.partition("/")[0]].library != library, len(one)))
+    short = {one.rpartition("/")[2].lower(): one for one in reversed(listed)}
+    near = dict.fromkeys(same + get_close_matches(id, listed, 3))
     near |= dict.fromkeys(short[one] for one in get_close_matches(asked, short, 3))
     told = [f"there is no env {id!r} here."]
     if near:
         told.append(f"Did you mean {' or '.join(map(repr, list(near)[:3]))}?")
-    missing = [world.extra for world in _all_worlds().values() if world.name not in readable]
     told.append("envkit.list_envs() lists what can be made.")
-    if extras := [extra for extra in missing if extra]:
-        told.append(f"Worlds that are not installed may have it. {install_hint(*extras)}")
+    missing = [world.extra for world in _all_worlds().values() if world.name not in readable]
+    if not same and (extras := [extra for extra in missing if extra]):
+        told.append(f"Libraries that are not installed may have it. {install_hint(*extras)}")
     return " ".join(told)
+
+
+def _without_version(id: str) -> str:
+    return re.sub(r"-v\d+$", "", id.lower())
 
 
 # ---------------------------------------------------------------------------------------- listing
@@ -400,15 +408,15 @@ def list_envs(pattern: str | None = None, world: str | None = None) -> list[EnvI
 
     Args:
         pattern: part of an id, in any case, or with ``*``, ``?`` or ``[]`` a shell pattern for the whole of it.
-        world: of this world only.
+        world: of this library only, by its name in ids.
 
     Returns:
         Strings; ``needs_network`` of each says whether building it fetches something. No file is fetched now.
-        Worlds that are not installed are left out (`worlds` names them).
+        Libraries that are not installed are left out (`worlds` names them).
 
     Raises:
         ArgumentTypeError: (a TypeError) an argument is no string.
-        ArgumentError: (a ValueError) there is no such world.
+        ArgumentError: (a ValueError) there is no such library.
         MissingLibraryError, BrokenLibraryError: (an ImportError) of ``world``.
 
     Example:
@@ -422,7 +430,7 @@ def list_envs(pattern: str | None = None, world: str | None = None) -> list[EnvI
     if world is not None and world not in known:
         near = get_close_matches(world, known, 1)
         guess = f" Did you mean {near[0]!r}?" if near else ""
-        raise ArgumentError(f"there is no world {world!r}.{guess} There are: {', '.join(known)}.")
+        raise ArgumentError(f"there is no library {world!r}.{guess} There are: {', '.join(known)}.")
     if world is None:
         listed = [id for one in _all_worlds().values() for id in _ids(one, strict=False)]
     else:
@@ -458,7 +466,7 @@ def _matches(id: str, pattern: str) -> bool:
 
 
 def world_names() -> list[str]:
-    """Name all worlds, installed or not, sorted; no library is imported for it.
+    """Name all libraries as ids do, installed or not, sorted; nothing is imported for it.
 
     Example:
         >>> from envkit import world_names
@@ -469,7 +477,7 @@ def world_names() -> list[str]:
 
 
 def worlds() -> list[WorldInfo]:
-    """Say of every world which library brings it, whether that is installed, and how many envs it has here.
+    """Say of every library whether it is installed, and how many envs it has here.
 
     Example:
         >>> from envkit import worlds

@@ -42,30 +42,30 @@ def make(
     """Make an env, or many, by id.
 
     Args:
-        id: "world/name", as "brax/ant" or "gym/CartPole-v1", see `list_envs`. The world may be left out where one
-            installed world alone has the env.
-        num_envs: None for one env, batch size ``()``; n for n of them, batch size ``(n,)``. For a stateless world
+        id: "library/name", as "brax/ant" or "gym/CartPole-v1", see `list_envs`. The library may be left out where
+            one that is installed alone has the env.
+        num_envs: None for one env, batch size ``()``; n for n of them, batch size ``(n,)``. For a stateless library
             it is one env that steps them as one program; for a stateful one a pool; for EnvPool the library's own.
-        backend: the kind of pool for a stateful world. "process", also the meaning of None, is a `ParallelEnv`.
+        backend: the kind of pool for a stateful library. "process", also the meaning of None, is a `ParallelEnv`.
             "serial" is a `SerialEnv`. "async" is an `AsyncEnvPool` of processes (for EnvPool, of its threads). "ray"
-            is a `ParallelEnv` on a Ray cluster. "vector" is Gymnasium's own vector env, for the world "gym". Stateless
-            worlds need no
+            is a `ParallelEnv` on a Ray cluster. "vector" is Gymnasium's own vector env, for the library "gym". Stateless
+            libraries need no
             pool: there it goes to the class, as Brax's ``backend="spring"``.
-        device: where data is delivered and, for stateless worlds, computed; None is the CPU.
+        device: where data is delivered and, for stateless libraries, computed; None is the CPU.
         transforms: one, or several in their order, appended to the env.
         max_episode_steps: truncate episodes after so many steps, in place of the limit that an env has by itself
-            where its world lets that be chosen. Where it does not, a `StepCounter` adds the limit, and its
+            where its library lets that be chosen. Where it does not, a `StepCounter` adds the limit, and its
             entry ``step_count``, or ``elapsed`` where the env has a state of that name.
         seed: given to `set_seed`. None: a stateless env draws one from torch's global generator, and simulators seed
             themselves, so that ``torch.manual_seed`` does not fix what they do.
-        **kwargs: go to the class of the world.
+        **kwargs: go to the class of the library.
 
     Returns:
         The env; a `TransformedEnv` where something is appended to it.
 
     Raises:
         ArgumentTypeError: (a TypeError) ``id`` is no string, or ``transforms`` are none.
-        ArgumentError: (a ValueError) no env, or several, have this id; ``num_envs`` is below 1; the world has no
+        ArgumentError: (a ValueError) no env, or several, have this id; ``num_envs`` is below 1; the library has no
             such ``backend``.
         OptionError: (a TypeError) a keyword is unknown, or a limit is given twice.
         MissingLibraryError, BrokenLibraryError: (an ImportError) the library is not installed, or fails.

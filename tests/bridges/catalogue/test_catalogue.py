@@ -146,7 +146,7 @@ def test_a_name_that_several_worlds_have_is_told_with_their_ids(registry):
     register("lab/CartPole-v1", Count)
 
     with pytest.raises(
-        ArgumentError, match=r"several worlds.*'gym/CartPole-v1'.*'lab/CartPole-v1'"
+        ArgumentError, match=r"several libraries.*'gym/CartPole-v1'.*'lab/CartPole-v1'"
     ):
         make("CartPole-v1")
 
@@ -157,6 +157,8 @@ def test_a_name_that_several_worlds_have_is_told_with_their_ids(registry):
         ("gym/CartPol-v1", "'CartPole-v1'"),
         ("HalfCheeta-v5", "'gym/HalfCheetah-v5'"),
         ("braxx/ant", "'brax/ant'"),
+        ("cartpole", "Did you mean 'gym/CartPole-v1' or"),
+        ("gymnasium/CartPole-v1", "Did you mean 'gym/CartPole-v1' or"),
         ("brax/antt", "ant, fast"),
         ("gym/Nothing-like-it", "gymnasium.registry"),
         ("nothing of this kind", "list_envs"),
@@ -280,9 +282,9 @@ def test_a_stateless_env_of_ones_own_is_given_its_batch(opened, registry):
 @pytest.mark.parametrize(
     ("id", "factory", "options", "told"),
     [
-        ("Count", Count, {}, "'world/name'"),
-        ("lab/", Count, {}, "'world/name'"),
-        ("brax/ant2", Count, {}, "own worlds"),
+        ("Count", Count, {}, "'library/name'"),
+        ("lab/", Count, {}, "'library/name'"),
+        ("brax/ant2", Count, {}, "has already"),
         ("lab/Count", Count, {"kind": "odd"}, "'stateful' or 'stateless'"),
         ("lab/Count", 3, {}, "callable"),
         ("lab/There", Count, {}, "registered already"),
