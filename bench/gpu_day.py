@@ -68,7 +68,7 @@ PARTS = {
 }
 
 CARRIED = (
-    "array-api-compat", "brax", "farama-notifications", "gymnasium", "gymnax", "importlib-metadata", "jaxopt", "mujoco",
+    "array-api-compat", "brax", "farama-notifications", "glfw", "gymnasium", "gymnax", "importlib-metadata", "jaxopt", "mujoco",
     "mujoco-mjx", "orjson", "pyvers", "tensordict", "trimesh",
 )  # fmt: skip
 """Packages that the machine lacks. They travel as wheels, in the versions of constraints.txt."""
