@@ -129,15 +129,14 @@ class ActionInput:
         if not self.takes_as_is or value is None:
             return None
         if type(value) is Tensor:
-            if value.dtype is not self.dtype or not value.is_cpu or value.is_neg():
+            try:
+                value = (value.detach() if value.requires_grad else value).numpy()
+            except (RuntimeError, TypeError):  # on an accelerator, or in a form that NumPy lacks
                 return None
-            value = (value.detach() if value.requires_grad else value).numpy()
-        elif not isinstance(value, np.ndarray) or value.dtype != self._own:
-            return None
-        if value.shape != shape:
+        if not isinstance(value, np.ndarray) or value.dtype != self._own or value.shape != shape:
             return None
         rows = value if len(shape) == len(self.shape) + 1 else value.reshape(-1, *self.shape)
-        return rows if self._holds(rows) else None
+        return rows if self._test(rows) else None
 
     def converted(
         self,

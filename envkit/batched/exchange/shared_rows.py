@@ -53,6 +53,7 @@ class Input(NamedTuple):
 
     Attributes:
         rows, memory: its rows, as a tensor and, if it has a rule, as an array.
+        shape: of these.
         is_action: it is converted to what its spec says; all else must be that.
         rule: of an action, see `ActionRows.rule_of_all`.
     """
@@ -60,6 +61,7 @@ class Input(NamedTuple):
     path: Path
     rows: torch.Tensor
     memory: Any
+    shape: tuple[int, ...]
     is_action: bool
     rule: ActionInput | None
 
@@ -118,7 +120,7 @@ class BufferExchange(RowMemory):
     def _input(self, path: Path, rows: torch.Tensor) -> Input:
         rule = self._actions.rule_of_all(path)
         memory = None if rule is None else rows.numpy()
-        return Input(path, rows, memory, path in self._actions.paths, rule)
+        return Input(path, rows, memory, tuple(rows.shape), path in self._actions.paths, rule)
 
     # --------------------------------------------------------------------------------------- step
 
@@ -139,11 +141,11 @@ class BufferExchange(RowMemory):
             The rows that are stepped, for `wake`; None: all.
         """
         rows = None if mask is None else rows_of(mask, len(mask))
-        for path, own, memory, is_action, rule in self._filled[
+        for path, own, memory, shape, is_action, rule in self._filled[
             self.slots[0] if slot is None else slot
         ]:
             value = given.get(path, None)
-            found = None if rule is None else rule.values_of(value, own.shape)
+            found = None if rule is None else rule.values_of(value, shape)
             if found is not None:
                 np.copyto(memory, found)
             elif is_action:
