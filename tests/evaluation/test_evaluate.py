@@ -338,7 +338,9 @@ def test_an_env_that_cannot_go_on_is_told():
     env = make_cart_pole()
     env.reset()
 
-    with pytest.warns(UserWarning, match=r"ends the episodes under way in GymEnv.*written down.*nothing else\."):
+    with pytest.warns(
+        UserWarning, match=r"ends the episodes under way in GymEnv.*written down.*nothing else\."
+    ):
         evaluate(env, lean, 1)
 
 
@@ -347,7 +349,7 @@ def test_a_class_of_ones_own_that_does_not_say_where_it_is_is_told():
     env.reset()
 
     with pytest.warns(
-        UserWarning, match=r"put SerialEnv back .*Count does not save.*get_extra_state"
+        UserWarning, match=r"under way in SerialEnv.*Count does not save.*get_extra_state"
     ):
         evaluate(env, None, 1)
 

@@ -254,7 +254,9 @@ def test_an_env_in_an_episode_that_was_not_written_down_gives_one_warning():
     env = counted()
     env.rollout(3)
 
-    with pytest.warns(UserWarning, match=r"evaluate\(\) ends the episodes under way in TransformedEnv") as told:
+    with pytest.warns(
+        UserWarning, match=r"evaluate\(\) ends the episodes under way in TransformedEnv"
+    ) as told:
         evaluate(env, env.rand_action, 2, seed=9, max_steps=5)
 
     assert len(told) == 1

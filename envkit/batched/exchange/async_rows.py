@@ -92,7 +92,7 @@ class BufferJobs(_Recovering, BufferExchange):
             self._write_states(row, td)
             return
         is_left_out = _is_left_out(td)
-        for path, rows, _, is_action, _ in self._filled[self.slot]:
+        for path, rows, _, _, is_action, _ in self._filled[self.slot]:
             value = td.get(path, None)
             if is_action and is_left_out:
                 self._actions.require_form(path, value, row)
@@ -109,7 +109,7 @@ class BufferJobs(_Recovering, BufferExchange):
         """
         if kind == "reset":
             return False
-        for path, memory, _, is_action, _ in self._filled[self.slot]:
+        for path, memory, _, _, is_action, _ in self._filled[self.slot]:
             value = given.get(path)
             if not is_action or value is None or not self._actions.are_alike:
                 return False

@@ -349,7 +349,7 @@ def test_envs_are_listed_by_world_and_by_pattern():
 
 
 def test_an_unknown_world_is_told_with_the_closest():
-    with pytest.raises(ArgumentError, match=r"no world 'bra'.*'brax'"):
+    with pytest.raises(ArgumentError, match=r"no library 'bra'.*'brax'"):
         list_envs(world="bra")
 
 

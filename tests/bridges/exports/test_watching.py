@@ -261,7 +261,9 @@ def test_an_episode_under_way_that_cannot_be_put_back_is_told_once(tmp_path):
     env = TransformedEnv(GymWrapper(Lamp()), StepCounter())
     env.rollout(1)
 
-    with pytest.warns(UserWarning, match=r"record\(\) ends the episodes under way .* Reset the env before") as told:
+    with pytest.warns(
+        UserWarning, match=r"record\(\) ends the episodes under way .* Reset the env before"
+    ) as told:
         record(env, None, tmp_path / "lamp.gif", steps=1)
 
     assert len(told) == 1
