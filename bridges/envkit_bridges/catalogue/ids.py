@@ -7,8 +7,8 @@ Conventions
     world  a library of envs behind one name: the part of an id before its first "/".
     kind   "stateless": one env steps any batch, so many envs are one env with a batch size. "stateful": one env is
            one simulator, so many envs are a pool. "batched": the library itself steps many.
-    id     "library/name"; the name may have more "/". What is before the first "/" may be left out where one
-           installed library alone has the env.
+    id     "library/name"; the name may have more "/". The library may be left out where one that is installed
+           alone has the env.
     name   what a library calls an env.
 """
 
