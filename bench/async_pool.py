@@ -169,7 +169,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="fewer steps and rounds")
     quick = parser.parse_args().quick
     torch.set_num_threads(1)  # small work; the cores are for the envs
-    slow_envs(800 if quick else 3200, 5 if quick else 7)
+    slow_envs(800 if quick else 1600, 5 if quick else 7)
     fast_envs(20 if quick else 100, 5 if quick else 7)
 
 

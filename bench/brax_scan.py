@@ -32,13 +32,10 @@ from envkit_bridges.worlds.brax import import_brax
 
 WORKS = (
     ("fast", 64, 2000),
-    ("fast", 1024, 1000),
     ("fast", 4096, 500),
     ("inverted_pendulum", 64, 500),
-    ("inverted_pendulum", 1024, 200),
     ("inverted_pendulum", 4096, 100),
     ("ant", 64, 100),
-    ("ant", 1024, 10),
     ("ant", 4096, 5),
 )
 EPISODE = 50

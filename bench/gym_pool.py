@@ -168,10 +168,7 @@ def measure(
     quick: bool,
     together: bool = False,
 ) -> None:
-    """Compare all pools on one env.
-
-    With ``together`` the reference is as many bare loops as there are processes, at the same time.
-    """
+    """Compare all pools on one env; with ``together`` also as many bare loops as there are processes, at the same time."""
     discrete = isinstance(gymnasium.make(name).action_space, gymnasium.spaces.Discrete)
     space = _observations(name)
     width = 2 if discrete else gymnasium.spaces.flatdim(gymnasium.make(name).action_space)
@@ -187,12 +184,13 @@ def measure(
     for env in (serial, parallel):
         env.set_seed(0)
         opened.callback(env.close)
-    reference = "bare loop, one process"
-    works: dict[str, Callable[[], object]] = {reference: bare_loop(name, count, steps, policy)}
+    works: dict[str, Callable[[], object]] = {
+        "bare loop, one process": bare_loop(name, count, steps, policy)
+    }
     if together:
         assert processes is not None
-        reference = f"{processes} bare loops at the same time"
-        works[reference] = loops = BareLoops(name, count, steps, policy, processes)
+        loops = BareLoops(name, count, steps, policy, processes)
+        works[f"{processes} bare loops at the same time"] = loops
         opened.callback(loops.close)
     works |= {
         "envkit ParallelEnv": envkit_pool(parallel, steps, policy),
@@ -208,7 +206,7 @@ def measure(
         f"{name} x {count}, {steps} steps a round",
         works,
         steps=steps * count,
-        reference=reference,
+        reference="bare loop, one process",
         rounds=5 if quick else 7,
     )
     speed = {row.work: row.steps_per_s for row in rows}

@@ -58,6 +58,8 @@ class Figure:
     low: float
     high: float
     reference: str | None
+    whole: str = ""  # when the run of `make bench` began that recorded it; empty outside of one
+    cpu: str | None = None
 
     @property
     def date(self) -> str:
@@ -94,12 +96,14 @@ def _figures(bench: str, line: dict[str, Any]) -> Iterator[Figure]:
         return
     machine = line.get("accelerator") or f"{line.get('cores')} cores"
     where = (bench, _STEPS.sub("", line["title"]), machine, line["date"])
+    whole = line.get("run", ""), line.get("cpu")
     for row in line.get("works", line.get("rows", [])):
         name = row.get("work") or row["env"]
         if "ratio" in row:
             spread = row.get("ratio_low", row["ratio"]), row.get("ratio_high", row["ratio"])
             reference = line.get("reference", "")
-            yield Figure(*where, name, row.get("steps_per_s"), row["ratio"], *spread, reference)
+            speed = row.get("steps_per_s")
+            yield Figure(*where, name, speed, row["ratio"], *spread, reference, *whole)
         else:
             yield from _numbers(where, row, f"{name}: ")
     yield from _numbers(where, line, "")
@@ -275,7 +279,7 @@ _README_ROWS = (
     ("CartPole, one env", "gym_pool", "one CartPole-v1, a policy acts",
      "bare loop", "envkit GymEnv", "", "TorchRL GymEnv"),
     ("HalfCheetah × 8, 2 worker processes", "gym_pool", "HalfCheetah-v5 x 8",
-     "2 bare loops at the same time", "envkit ParallelEnv", "gymnasium AsyncVectorEnv", "TorchRL ParallelEnv"),
+     "bare loop, one process", "envkit ParallelEnv", "gymnasium AsyncVectorEnv", "TorchRL ParallelEnv"),
     ("2 collectors × 16 CartPole, policy in the workers", "collect", "2 workers x 16 CartPole-v1, policy in the workers",
      "bare loops", "MultiSyncDataCollector", "", "TorchRL's MultiSyncCollector"),
     ("8 CartPoles, asynchronous, in processes", "async_pool", "8 CartPoles, min_get=8, multiprocessing",
@@ -299,7 +303,7 @@ _README_ROWS = (
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table of speeds: a run, and the figures of the works that the table shows of it."""
+    """One line of the table of speeds."""
 
     label: str
     cells: tuple[Figure | None, ...]  # the simulator alone, envkit, gymnasium, TorchRL
@@ -307,42 +311,44 @@ class Row:
 
 
 def rows_of_table(figures: list[Figure]) -> list[Row]:
-    """Choose the figures of the table of speeds, on the machine without a GPU that measured most.
+    """Choose the figures of the table of speeds: those of the last run of `make bench`, without a GPU, that measured every row.
 
-    The cells of a row come from one run, the newest of those that measured most of its works. A cell is None where
-    that run did not measure it.
+    A cell is None where that run did not measure it.
+
+    Raises:
+        SystemExit: no run measured every row.
     """
-    cores = [f.machine for f in figures if f.machine.endswith(" cores")]
-    machine = max(dict.fromkeys(cores), key=cores.count)
-    rows = []
-    for label, bench, title, *works in _README_ROWS:
-        runs: dict[str, dict[str, Figure]] = {}
-        for figure in figures:
-            if (figure.bench, figure.title, figure.machine) == (bench, title, machine):
-                runs.setdefault(figure.run, {})[figure.work] = figure
-        _, found = max(
-            runs.items(),
-            key=lambda run: (len(run[1].keys() & set(works)), run[0]),
-            default=("", {}),
-        )
-        if works[1] not in found:
-            raise SystemExit(
-                f"README's table wants {works[1]!r} of {title!r}: run python -m bench.{bench}, or change _README_ROWS."
-            )
-        rows.append(Row(label, tuple(found.get(work) for work in works), found[works[1]]))
-    return rows
+    runs: dict[tuple[str, str], dict[tuple[str, str, str], Figure]] = {}
+    for figure in figures:
+        if figure.whole and figure.machine.endswith(" cores"):
+            found = runs.setdefault((figure.whole, figure.machine), {})
+            found[figure.bench, figure.title, figure.work] = figure
+    for _, found in sorted(runs.items(), reverse=True):
+        rows = []
+        for label, bench, title, *works in _README_ROWS:
+            cells = tuple(found.get((bench, title, work)) for work in works)
+            if ours := cells[1]:
+                rows.append(Row(label, cells, ours))
+        if len(rows) == len(_README_ROWS):
+            return rows
+    raise SystemExit(
+        "No recorded run measured every row of README's table: run make bench, or change _README_ROWS."
+    )
 
 
 def table(figures: list[Figure]) -> str:
-    """Write the table of speeds; a target is judged by the run of its row."""
+    """Write the table of speeds, and below it the run that it shows."""
+    rows = rows_of_table(figures)
     lines = [
-        "| steps per second | bare simulator | envkit | gymnasium | TorchRL | target of envkit | measured |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
+        "| steps per second | bare simulator | envkit | gymnasium | TorchRL | target of envkit |",
+        "| --- | --- | --- | --- | --- | --- |",
     ]
-    for row in rows_of_table(figures):
-        cells = [*map(_cell, row.cells), _aim(row.ours), f"{row.ours.date}, {row.ours.machine}"]
+    for row in rows:
+        cells = [*map(_cell, row.cells), _aim(row.ours)]
         lines.append(f"| {row.label} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+    ours = rows[0].ours
+    cpu = f" ({ours.cpu})" if ours.cpu else ""
+    return "\n".join((*lines, "", f"Measured on {ours.whole[:10]} with {ours.machine}{cpu}."))
 
 
 def _aim(figure: Figure) -> str:

@@ -35,7 +35,7 @@ def _unrolls() -> list[Target]:
     return [
         Target("brax_scan", f"{env} x {rows} on cpu, {how}", work, 0.95)
         for env in ("fast", "inverted_pendulum spring", "ant spring")
-        for rows in (64, 1024, 4096)
+        for rows in (64, 4096)
         for how, work in (
             ("random actions", "envkit unroll"),
             *(("a small network acts", work) for work in acting),

@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -144,40 +143,45 @@ def test_a_figure_of_a_short_run_does_not_hide_what_it_left_out(tmp_path):
     }
 
 
-def test_a_row_of_the_readme_takes_its_cells_from_one_run(monkeypatch):
-    def figures(run: str, **speeds: float) -> list[report.Figure]:
-        return [
-            report.Figure("pool", "work", "2 cores", run, name, speed, 0.5, 0.5, 0.5, "bare")
-            for name, speed in speeds.items()
-        ]
+def measured(whole: str, **ratios: float) -> list[report.Figure]:
+    """Give the figures of a comparison that one run of `make bench` recorded: works with their ratios."""
+    return [
+        report.Figure(
+            "gym_pool", "CartPole-v1 x 32", "2 cores", whole, work, 1e6 * ratio, ratio, 0.1, 2.0, "bare",
+            whole, "some CPU",
+        )
+        for work, ratio in ratios.items()
+    ]  # fmt: skip
 
-    monkeypatch.setattr(
-        report, "_README_ROWS", (("label", "pool", "work", "bare", "ours", "", "peer"),)
-    )
-    both = figures("2026-01-01T10", bare=1e6, ours=2e6, peer=3e6)
-    newer = figures("2026-01-02T10", bare=4e6, ours=5e6)
 
-    assert report.table(both + newer).endswith(
-        "| label | 1.0 M | 2.0 M (0.50) |  | 3.0 M (0.50) |  | 2026-01-01, 2 cores |"
-    )
-    assert report.table(newer).endswith(
-        "| label | 4.0 M | 5.0 M (0.50) |  |  |  | 2026-01-02, 2 cores |"
-    )
+def test_the_table_of_speeds_shows_the_last_run_that_measured_every_row(monkeypatch):
+    rows = [
+        ("first", "gym_pool", "CartPole-v1 x 32", "bare", "ours", "", "peer"),
+        ("second", "gym_pool", "CartPole-v1 x 32", "bare", "others", "", ""),
+    ]
+    monkeypatch.setattr(report, "_README_ROWS", rows)
+    whole = measured("2026-01-01T10", bare=1.0, ours=2.0, others=3.0)
+    newer = measured("2026-01-02T10", bare=4.0, ours=5.0, peer=6.0)
+    alone = measured("", bare=4.0, ours=5.0, others=6.0)
+
+    assert report.table(whole + newer + alone).splitlines()[2:] == [
+        "| first | 1.0 M (1.00) | 2.0 M (2.00) |  |  |  |",
+        "| second | 1.0 M (1.00) | 3.0 M (3.00) |  |  |  |",
+        "",
+        "Measured on 2026-01-01 with 2 cores (some CPU).",
+    ]
+    with pytest.raises(SystemExit, match="run make bench"):
+        report.table(newer + alone)
 
 
 def test_a_row_of_the_readme_says_that_its_run_missed_the_target(monkeypatch):
-    monkeypatch.setattr(
-        report,
-        "_README_ROWS",
-        (("label", "gym_pool", "CartPole-v1 x 32", "bare", "envkit ParallelEnv", "", ""),),
-    )
-    figure = report.Figure(
-        "gym_pool", "CartPole-v1 x 32", "2 cores", "2026-01-01T10", "envkit ParallelEnv",
-        1e6, 0.79, 0.7, 0.9, "bare",
-    )  # fmt: skip
+    row = ("label", "gym_pool", "CartPole-v1 x 32", "bare", "envkit ParallelEnv", "", "")
+    monkeypatch.setattr(report, "_README_ROWS", (row,))
 
-    assert "| ≥ 0.8 **missed** |" in report.table([figure])
-    assert "| ≥ 0.8 met |" in report.table([replace(figure, value=0.81)])
+    assert "| ≥ 0.8 **missed** |" in report.table(
+        measured("2026-01-01", **{"envkit ParallelEnv": 0.79})
+    )
+    assert "| ≥ 0.8 met |" in report.table(measured("2026-01-01", **{"envkit ParallelEnv": 0.81}))
 
 
 def test_lines_that_compare_nothing_give_their_numbers(tmp_path):
