@@ -170,7 +170,7 @@ def main() -> None:
     quick = parser.parse_args().quick
     torch.set_num_threads(1)  # small work; the cores are for the envs
     slow_envs(800 if quick else 1600, 5 if quick else 7)
-    fast_envs(20 if quick else 100, 5 if quick else 7)
+    fast_envs(20, 5 if quick else 7)
 
 
 if __name__ == "__main__":

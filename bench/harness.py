@@ -172,7 +172,7 @@ def rolled_out(env: Any, steps: int) -> Callable[[], None]:
     def run() -> None:
         td = state["td"]
         data = env.rollout(steps, auto_reset=False, tensordict=td, break_when_any_done=False)
-        state["td"] = env.step_mdp(data[..., -1])
+        state["td"] = env.maybe_reset(env.step_mdp(data[..., -1]))
 
     return run
 

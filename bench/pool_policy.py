@@ -64,7 +64,7 @@ def rolled(env: EnvBase, shared: dict[str, Any], steps: int, policy: Any) -> Cal
             tensordict=shared["root"],
             break_when_any_done=False,
         )
-        root = env.step_mdp(data[..., -1])
+        root = env.maybe_reset(env.step_mdp(data[..., -1]))
         shared["root"] = root.select(*env.observation_keys, *env.done_keys)
 
     return run
