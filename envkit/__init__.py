@@ -42,7 +42,7 @@ class _NameOfBefore:
             raise ModuleNotFoundError(
                 f"there is no module {name!r}. If a pickle names it: envkit 0.1.0 wrote that, and modules have moved and "
                 "been renamed since (`bridges` is `envkit_bridges`). Load the pickle with envkit 0.1.0, or make what it "
-                "holds again; files of envkit.save are read by all versions.",
+                "holds again; this version still reads files of envkit.save.",
                 name=name,
             )
 

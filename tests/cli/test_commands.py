@@ -496,11 +496,16 @@ def test_a_library_that_crashes_its_process_does_not_crash_the_doctor():
     assert not works and "signal 4" in told
 
 
-def test_little_shared_memory_is_broken_and_names_the_option_of_docker(monkeypatch):
+def test_little_shared_memory_is_broken_where_pools_use_it_and_names_the_option_of_docker(
+    monkeypatch,
+):
     monkeypatch.setattr(doctor, "_LEAST_SHARED_MIB", 10**9)
+    (unused,) = doctor._memory()
+    monkeypatch.delattr(os, "memfd_create")
 
     (finding,) = doctor._memory()
 
+    assert unused.state == "ok"
     assert finding.state == "broken" and "--shm-size" in finding.fix
 
 
