@@ -47,7 +47,7 @@ def print_ids(pattern: str | None, world: str | None) -> None:
 
 def print_worlds() -> None:
     """Print a table of the libraries, installed or not."""
-    table = Table("in ids", "kind", "library", "version", "envs", box=None)
+    table = Table("prefix", "kind", "library", "version", "envs", box=None)
     for world in envkit.worlds():
         missing = install_command(str(world.extra))
         version = world.version or missing
