@@ -187,7 +187,7 @@ def test_the_doctor_finds_what_pip_installs_sound(installed, tmp_path):
     shown = printed(installed / "bin" / "envkit", "doctor", folder=tmp_path, timeout_s=300)
 
     assert "broken" not in shown
-    assert "ok     world brax" in shown and "ok     world gym:" in shown
+    assert "ok     library brax" in shown and "ok     library gym:" in shown
     assert re.search(
         r" mujoco ([\d.]+), mujoco-mjx \1,", shown
     )  # there is no mujoco-mjx 4 beside MuJoCo 4
