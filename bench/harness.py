@@ -46,7 +46,7 @@ _ROUND = 0.2  # seconds: shorter ones show what else the machine did
 RESULTS = Path(__file__).parent / "results"
 INTO = "BENCH_RESULTS"  # environment variable: the folder that lines go to instead
 REHEARSAL = "BENCH_REHEARSAL"  # environment variable: set where `bench.gpu_day` rehearses on a CPU
-RUN = "BENCH_RUN"  # environment variable: when `make bench` began, which measures everything in one go
+RUN = "BENCH_RUN"  # environment variable: when `make bench` began; lines of one run show it
 _LIBRARIES = (DISTRIBUTION, "jax", "torch", "tensordict", "numpy", "brax", "gymnasium", "mujoco")
 _LIBRARIES += ("torchrl",)
 

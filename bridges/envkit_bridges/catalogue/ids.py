@@ -380,8 +380,8 @@ def _names(world: World) -> frozenset[str]:
 def _unknown(id: str, readable: Mapping[str, frozenset[str]]) -> str:
     listed = sorted(f"{world}/{name}" for world, names in readable.items() for name in names)
     asked, library = _without_version(id).rpartition("/")[2], id.partition("/")[0]
-    newest = {_without_version(one): one for one in listed}
-    same = [one for name, one in newest.items() if name.rpartition("/")[2] == asked]
+    one_version = {_without_version(one): one for one in listed}
+    same = [one for name, one in one_version.items() if name.rpartition("/")[2] == asked]
     same.sort(key=lambda one: (_all_worlds()[one.partition("/")[0]].library != library, len(one)))
     short = {one.rpartition("/")[2].lower(): one for one in reversed(listed)}
     near = dict.fromkeys(same + get_close_matches(id, listed, 3))
