@@ -10,7 +10,7 @@
 # make picture  train the policy of README's animated picture, and draw it (2 minutes)
 # make gallery  draw an environment of each library into the picture of docs/worlds.md
 # make docs   build the site into .cache/docs, offline; warnings are errors
-# make bench  measure beside the peers in 40 minutes, and renew the pages that show it (make report: only the pages)
+# make bench  measure beside the peers in half an hour, and renew the pages that show it (make report: only the pages)
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -92,7 +92,7 @@ docs: $(STAMP)
 	$(BIN)/python -m bench.report --check
 	$(BIN)/python -m sphinx -q -W --keep-going docs .cache/docs
 
-# What README's table and docs/benchmarks.md show, in one run of 40 minutes. Each other module of bench/ measures one thing,
+# What README's table and docs/benchmarks.md show, in one run of half an hour. Each other module of bench/ measures one thing,
 # see docs/benchmark_log.md: python -m bench.pool_policy
 WORKS := gym_pool collect async_pool brax_step brax_scan gradient worlds scaling
 
