@@ -33,10 +33,11 @@ def few_objects_to_look_through() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def workers_find_what_tests_import() -> None:
-    """Have the fork server import pytest once: a worker whose maker is in a file of tests would take 0.1 s for it."""
+    """Have the fork server import once what a worker whose maker is in a file of tests would take 0.9 s for."""
     from envkit.transport import shared_fork_server
 
-    shared_fork_server().warm_up(("pytest", "psutil", "hypothesis"))
+    libraries = ("pytest", "psutil", "hypothesis", "jax.numpy", "torchrl.envs")
+    shared_fork_server().warm_up((*libraries, "tests.zoo.envs"))
 
 
 @pytest.fixture

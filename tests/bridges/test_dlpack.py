@@ -18,6 +18,7 @@ from hypothesis.extra import numpy as hnp
 from envkit.errors import DeviceNameError, HandoffError
 from envkit_bridges import dlpack
 from envkit_bridges.dlpack import (
+    adopted,
     jax_device_of,
     to_jax,
     to_jit,
@@ -471,6 +472,11 @@ def test_beside_a_card_each_argument_says_where_a_program_runs(monkeypatch):
     assert (lent["b"] == 7).all() and (copied["b"] == 1).all()
     result = jax.jit(lambda tree: tree["c"] + 1)(copied)  # the others are left out of the program
     assert result.committed and (result == 3).all()
+
+
+@pytest.mark.parametrize("leaf", [None, jnp.ones(2), np.ones(2)], ids=["empty", "jax", "numpy"])
+def test_what_lies_on_the_host_is_adopted_as_it_is(leaf):
+    assert adopted({"leaf": leaf})["leaf"] is leaf
 
 
 @pytest.mark.parametrize("array", [np.float32([1, 2]), np.array(3.0)], ids=["row", "number"])

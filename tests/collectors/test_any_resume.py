@@ -10,7 +10,7 @@ import envkit
 from envkit import Transform
 from tests.zoo.random_resumes import TRANSFORMS, Run, differs
 
-FEW, MANY, PIECES = 20, 500, 20
+FEW, MANY, PIECES = 8, 500, 20
 
 OTHERWISE = {
     "AutoResetTransform": "needs an env that resets by itself; test_autoreset",

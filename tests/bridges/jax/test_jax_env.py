@@ -816,9 +816,10 @@ def test_no_two_leaves_of_a_result_share_memory(walker, nested_walker, layout):
     assert_same(root, given)
 
 
-def test_refilling_the_action_during_and_after_a_step_changes_nothing():
-    env = seeded(JaxEnv(Pendulum(), batch_size=[8192]))
-    root = env.reset()
+@pytest.mark.parametrize("own", [8192, 4096], ids="env of {} rows".format)
+def test_refilling_the_action_during_and_after_a_step_changes_nothing(own):
+    env = seeded(JaxEnv(Pendulum(), batch_size=[own]))
+    root = env.reset(TensorDict(batch_size=[8192]))
     wanted = env.step(root.clone().set("action", torch.ones(8192, 1)))
 
     for _ in range(20):
