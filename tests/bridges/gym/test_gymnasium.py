@@ -509,6 +509,21 @@ def test_pixels_come_out_of_batches_of_envs(batched):
     assert "observation" in data
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("num_envs", [None, 2])
+def test_an_action_with_a_graph_is_stepped_as_its_value(opened, num_envs, dtype):
+    make = partial(GymEnv, "Pendulum-v1")
+    env = opened(make() if num_envs is None else SerialEnv(num_envs, make))
+    outs = []
+    for requires_grad in (False, True):
+        env.set_seed(0)
+        action = torch.full((*env.batch_size, 1), 0.5, dtype=dtype, requires_grad=requires_grad)
+        outs.append(env.step(env.reset().set("action", action * 2))["next"])
+
+    assert (outs[0] == outs[1]).all()
+    assert not outs[1]["observation"].requires_grad
+
+
 # -------------------------------------------------------------------------------- masks and life
 
 
