@@ -112,7 +112,8 @@ def _draw_ratios(rows: list[Row], mode: str, text: str, bare: str) -> None:
             label=name,
         )
     axes.axvline(1.0, color=bare, linewidth=1, linestyle="--")
-    axes.set(xscale="log", xlim=(0.01, 2.5), xlabel="1 is the bare simulator")
+    axes.set(xscale="log", xlabel="1 is the bare simulator")
+    axes.set_xlim(left=0.01)
     axes.set_xticks([0.01, 0.1, 0.5, 1, 2], ["0.01", "0.1", "0.5", "1", "2"])
     axes.minorticks_off()
     axes.set_yticks(range(len(shown)), [row.label.replace("`", "") for row in shown], fontsize=8)
