@@ -6,6 +6,7 @@ import gc
 import os
 import resource
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
@@ -22,13 +23,16 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
 # In /dev/shm: of multiprocessing, torch, Ray and EnvPool, in whatever program.
 FOREIGN = ("sem.mp-", "torch_", "plasma", "ViZDoom")
 
+_frozen = {"blocks": 0}  # of memory, when objects were last taken out of garbage collection
+
 
 @pytest.fixture(scope="module", autouse=True)
 def few_objects_to_look_through() -> None:
     """Take what earlier modules have left out of garbage collection: of a million objects each one takes 0.4 s."""
-    if len(gc.get_objects()) > 150_000:
+    if sys.getallocatedblocks() - _frozen["blocks"] > 300_000:
         gc.collect()
         gc.freeze()
+        _frozen["blocks"] = sys.getallocatedblocks()
 
 
 @pytest.fixture(scope="session", autouse=True)
