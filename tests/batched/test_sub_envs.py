@@ -366,9 +366,8 @@ def test_a_jax_env_runs_in_a_worker_on_the_cpu():
 
 def test_jax_in_a_worker_uses_the_cpu_whatever_the_parent_uses(monkeypatch):
     monkeypatch.setenv("JAX_PLATFORMS", "cuda")
-    env = ParallelEnv(
-        1, Platform, mp_start_method="spawn"
-    )  # the tests' fork server has imported jax
+    # spawned, since the tests' fork server has imported jax
+    env = ParallelEnv(1, Platform, mp_start_method="spawn")
     env.start()
 
     platforms = env.platform()
