@@ -266,7 +266,7 @@ def _noted(file: str) -> Path:
 def plan(mutant: Mutant, tests: dict[str, dict], budget_s: float) -> list[str]:
     """Choose tests for a mutant: those that run its statement, the quickest first, while the budget lasts.
 
-    The budget is of seconds as the survey took them.
+    The budget is of seconds as the survey took them. Files of tests that are called like the module come first.
 
     A statement that runs at import alone concerns all tests that run the module.
     """
@@ -275,7 +275,8 @@ def plan(mutant: Mutant, tests: dict[str, dict], budget_s: float) -> list[str]:
         name for name, test in tests.items() if lines & set(test["lines"].get(mutant.module, ()))
     ]
     running = running or [name for name, test in tests.items() if mutant.module in test["lines"]]
-    running.sort(key=lambda name: tests[name]["seconds"])
+    own = f"test_{Path(mutant.module).stem}.py"
+    running.sort(key=lambda name: (own not in name, tests[name]["seconds"]))
     if mutant.module.startswith(TRACED):
         files = {name.partition("::")[0] for name in running}
         beside = [name for name in tests if name.partition("::")[0] in files]

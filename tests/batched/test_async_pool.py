@@ -246,16 +246,30 @@ def test_rows_do_not_pass_by_a_transform_around_a_pool(new_pool):
         env.async_step_send(root)  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("kind", ["step", "step_and_maybe_reset"])
+@pytest.mark.parametrize("shape", [(2,), (2, 1)])
+def test_a_reset_mask_may_have_the_shape_of_the_batch(new_pool, shape):
+    pool = new_pool([Count, Count])
+    pool.async_step_send(acting(pool.reset()))
+    td = pool.step_mdp(pool.async_step_recv(min_get=2))
+
+    pool.async_reset_send(td.set("_reset", torch.tensor([True, False]).reshape(shape)))
+
+    assert pool.async_reset_recv(min_get=2)["count"].flatten().tolist() == [0, 1]
+
+
+STEPS = ["step"], ["step_and_maybe_reset"], ["step", "step_and_maybe_reset"]
+
+
+@pytest.mark.parametrize("kinds", STEPS, ids=["step", "step and reset", "both in turn"])
 @pytest.mark.parametrize("seed", range(4))
-def test_gymnasium_envs_that_are_left_out_do_not_move(new_pool, kind, seed):
+def test_gymnasium_envs_that_are_left_out_do_not_move(new_pool, kinds, seed):
     pool, singles = new_pool([partial(make_gym, 3)] * 2), [make_gym(3), make_gym(3)]
     pool.set_seed(seed)
     singles[1].set_seed(singles[0].set_seed(seed))
     roots, alone = pool.reset(), [single.reset() for single in singles]
     generator = torch.Generator().manual_seed(seed)
 
-    for _ in range(12):
+    for kind in kinds * (12 // len(kinds)):
         given = {
             "action": torch.rand(2, 1, generator=generator),
             "_step": torch.rand(2, generator=generator) < 0.6,

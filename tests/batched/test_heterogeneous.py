@@ -7,8 +7,16 @@ from functools import partial
 import pytest
 import torch
 from tensordict import LazyStackedTensorDict, TensorDict
+from tensordict.nn import TensorDictModule
 
-from envkit import ParallelEnv, SerialEnv, StepCounter, TransformedEnv, check_env_specs
+from envkit import (
+    ParallelEnv,
+    SerialEnv,
+    StepCounter,
+    TransformedEnv,
+    check_env_specs,
+    compile_policy,
+)
 from envkit.env.base import EnvBase
 from envkit.errors import InputError, OutOfSpecError, SpecError, WorkerError
 from envkit.specs import (
@@ -447,6 +455,45 @@ def test_an_action_is_held_to_the_kind_of_its_row_where_rows_share_a_form(choice
     with pytest.raises(InputError, match=r"the env takes torch\.int64"):
         env.step(td)
     env.close()
+
+
+class Seated(Takes):
+    """Takes actions of a spec, and shows ``seat``."""
+
+    def __init__(self, seat, spec):
+        self.seat = torch.tensor([float(seat)])
+        super().__init__(spec)
+        self.observation_spec = Composite(
+            count=self.observation_spec["count"], seat=Unbounded((1,))
+        )
+
+    def _out(self):
+        return super()._out().set("seat", self.seat)
+
+
+class BySeat(torch.nn.Module):
+    """Gives a row of integers, in one-hot form where the seat is 1."""
+
+    def forward(self, seat):
+        return torch.cat([torch.zeros_like(seat), 3 - 2 * seat, torch.zeros_like(seat)], -1).long()
+
+
+@pytest.mark.parametrize("choice_row", [0, 1])
+def test_what_a_compiled_policy_writes_is_held_to_the_kind_of_its_row(choice_row):
+    specs = [Bounded(0, 5, (3,), dtype=torch.int64)] * 2
+    specs[choice_row] = OneHot(3, dtype=torch.int64)
+    policy = compile_policy(TensorDictModule(BySeat(), ["seat"], ["action"]))
+
+    def rolled(seats):
+        env = SerialEnv(2, [*map(partial(partial, Seated), seats, specs)], use_buffers=True)
+        return env.rollout(3, policy, break_when_any_done=False)["action"]
+
+    seats = [float(row == choice_row) for row in range(2)]
+    actions = rolled(seats)
+    assert actions[choice_row].tolist() == [[0, 1, 0]] * 3
+    assert actions[1 - choice_row].tolist() == [[0, 3, 0]] * 3
+    with pytest.raises(InputError, match=rf"'action' of row {choice_row} .* must be one-hot"):
+        rolled([0.0, 0.0])
 
 
 class Own(EnvBase):

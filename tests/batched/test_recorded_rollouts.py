@@ -18,7 +18,7 @@ from envkit import GymEnv, ParallelEnv, SerialEnv
 from envkit.batched.batched_env import BatchedEnv
 from envkit.batched.exchange.shared_rows import BufferExchange
 from envkit.errors import InputError, OptionError, WorkerError
-from envkit.specs import Bounded, Unbounded
+from envkit.specs import Bounded, Composite, Unbounded
 from tests.batched.test_faults import interrupt_at_random
 from tests.bridges.compare import assert_same
 from tests.zoo.envs import Chaos, Count
@@ -230,13 +230,25 @@ class Large(Count):
         return super()._out().set("view", torch.full((self.size,), float(self.c)))
 
 
-@pytest.fixture(scope="module")
-def large_envs():
+class LargeAndRead(Large):
+    """Counts on from what it is given."""
+
+    def __init__(self):
+        super().__init__()
+        self.state_spec = Composite(count=self.observation_spec["count"])
+
+    def _step(self, td):
+        self.c = int(td["count"])
+        return super()._step(td)
+
+
+@pytest.fixture(scope="module", params=[Large, LargeAndRead])
+def large_envs(request):
     """Give an env without rows, and envs with large rows, by name."""
     made = {
-        "slow": SerialEnv(2, Large, use_buffers=False),
-        "serial": SerialEnv(2, Large),
-        "parallel": ParallelEnv(2, Large, num_processes=2),
+        "slow": SerialEnv(2, request.param, use_buffers=False),
+        "serial": SerialEnv(2, request.param),
+        "parallel": ParallelEnv(2, request.param, num_processes=2),
     }
     yield made
     for env in made.values():

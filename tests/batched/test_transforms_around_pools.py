@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tensordict import TensorDict
 
 from envkit import (
     Compose,
@@ -27,6 +28,7 @@ from tests.batched.test_faults import interrupt_at_random
 from tests.batched.test_transforms_in_workers import CHAINS, ROWS, Walk, assert_told_the_same, play
 from tests.bridges.compare import assert_same
 from tests.transforms.chains import Opaque
+from tests.zoo.envs import Count
 
 
 @pytest.fixture
@@ -146,6 +148,14 @@ def test_a_limit_that_is_set_between_steps_ends_episodes(pools, recordings):
     assert (data["step_count"][:, 1:][data["next", "done"][:, :-1]] == 0).all()
 
 
+class Remembered(Count):
+    """A count that its caller keeps."""
+
+    def __init__(self):
+        super().__init__()
+        self.state_spec = self.observation_spec.clone()
+
+
 def test_what_cannot_be_shown_stacked_rows_goes_step_by_step(pools, recordings):
     pool = pools[SerialEnv][0]
 
@@ -158,6 +168,7 @@ def test_what_cannot_be_shown_stacked_rows_goes_step_by_step(pools, recordings):
         TransformedEnv(pool, Compose(StepCounter(), Opaque())),
         Overriding(pool, StepCounter()),
         TransformedEnv(TransformedEnv(pool, Opaque()), StepCounter()),
+        TransformedEnv(SerialEnv(ROWS, Remembered, use_buffers=True), StepCounter()),
     ):
         assert env.rollout(3, break_when_any_done=False).shape == (ROWS, 3)
     assert not recordings
@@ -196,6 +207,22 @@ def test_a_policy_that_uses_the_env_changes_no_step_before(pools, use, calls):
     fast, slow = pools[SerialEnv]
 
     assert_same(played(behind(fast, chain)), played(behind(slow, chain, Opaque())))
+
+
+def test_a_reset_of_one_row_by_a_policy_leaves_the_others_in_the_episode_just_begun(pools):
+    pool, calls = pools[SerialEnv][0], []
+    env = behind(pool, lambda: [RewardSum(), StepCounter(1)])  # each step begins all rows again
+    first_row = TensorDict({"_reset": torch.arange(ROWS) == 0}, [ROWS])
+
+    def act(td):
+        calls.append(td["place"].clone())
+        if len(calls) == 2:
+            assert pool.reset(first_row)["place"][1:].equal(td["place"][1:])
+        return env.rand_action(td)
+
+    env.rollout(3, act, break_when_any_done=False)
+
+    assert len(calls) == 3 and not calls[0].equal(calls[1])
 
 
 def test_ctrl_c_at_any_moment_leaves_a_pool_that_goes_on(pools):

@@ -187,6 +187,14 @@ def test_a_wrapper_that_stands_around_an_env_twice_is_refused():
         BatchedEnv(TimeLimit(TimeLimit(Pendulum(), 3), 5)).packing  # noqa: B018
 
 
+def test_an_entry_that_is_called_like_the_node_of_others_is_refused():
+    def around(inner, field):
+        return EpisodeState(inner=inner, key=field)
+
+    with pytest.raises(KeyCollisionError, match="two entries of the state are called 'key'"):
+        StatePacking(around(around({"place": 0.0}, {"seed": 0.0}), 0.0))
+
+
 def test_fields_describe_where_each_leaf_lies():
     env = BatchedEnv(TimeLimit(Zoo(), 5))
     state, _ = begin(env, 4)

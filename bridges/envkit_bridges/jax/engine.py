@@ -506,16 +506,23 @@ class ProgramEngine:
             value = value.to(torch.int32)
         return self.own_rows(batch, value)
 
-    def require_choices(self, data: TensorDictBase) -> None:
-        """Check that floats which a policy wrote as choices in a program are one-hot; the program took their largest.
+    def require_actions(self, data: TensorDictBase) -> None:
+        """Check actions that a policy wrote in a program, as those of single steps are checked; none on an accelerator.
+
+        The program went on with them: it took the largest of scores, and the nearest option to a number out of range.
 
         Raises:
-            InputError: they are not.
+            InputError: one is no value of the action space.
         """
         for key, rule in self._action_rules.items():
             value = data.get(key)
-            if rule.spells_choices and value.is_floating_point() and value.device.type == "cpu":
+            if not value.is_cpu:
+                continue
+            try:
                 rule.take(value.detach(), data.batch_size)
+            except InputError as error:
+                error.add_note("The last number of the row is the step of the run.")
+                raise
 
     def require_legal(
         self, data: TensorDictBase, following: TensorDictBase, mask: torch.Tensor | None = None

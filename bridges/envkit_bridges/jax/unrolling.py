@@ -132,7 +132,8 @@ class Unrolling:
 
     def _require_right(self, data: TensorDict) -> None:
         """Check what a policy chose in a program, which went on with it."""
-        self._engine.require_choices(data)
+        if self._actor.function is not None:
+            self._engine.require_actions(data)
         self._engine.require_legal(data, data.get("next"))
 
     def _refuse_leaks(self) -> None:

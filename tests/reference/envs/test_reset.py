@@ -121,6 +121,7 @@ def test_a_reset_may_be_shown_its_mask_alone():
         vars(env)["_reset"] = lambda td, **kw: (seen.append(sorted(td.keys())), reset(td, **kw))[1]
         td = env.reset(TensorDict(batch_size=[2])).set("_reset", torch.tensor([[True], [False]]))
         env.reset(td, select_reset_only=True)
+        env.reset(td.exclude("_reset"), select_reset_only=True)
         return seen
 
     check_works_alike(shown)

@@ -19,6 +19,7 @@ from envkit.data.transition import leaves
 from envkit.env.spec_names import SpecNames
 from envkit.errors import (
     ArgumentError,
+    InputError,
     KeyCollisionError,
     MissingKeyError,
     PolicyError,
@@ -245,6 +246,42 @@ def test_discrete_actions_are_recorded_as_the_policy_writes_them(chooser):
     chosen = data["action"] if categorical else data["action"].argmax(-1)
     assert torch.equal(data["next", "observation"].argmax(-1), chosen)
     assert len(chosen.unique()) == 3
+
+
+class Writes(nn.Module):
+    """Writes a number wherever there is an action, in a dtype."""
+
+    def __init__(self, number, dtype, *, is_index):
+        super().__init__()
+        self.number, self.dtype, self.is_index = number, dtype, is_index
+
+    def forward(self, shown):
+        action = torch.full_like(shown, self.number).to(self.dtype)
+        return action[..., 0] if self.is_index else action
+
+
+@pytest.mark.parametrize("stops", [True, False])
+@pytest.mark.parametrize("number", [3, -1])
+def test_a_choice_that_there_is_not_is_refused_as_in_single_steps(chooser, number, stops):
+    categorical = chooser.categorical_action_encoding
+    dtype = torch.int64 if categorical or number > 0 else torch.float32
+    writes = Writes(number, dtype, is_index=categorical)
+    module = TensorDictModule(writes, ["observation"], ["action"])
+    with pytest.raises(InputError, match=r"'action' of row \d is .*, but"):
+        chooser.step(module(chooser.reset()))
+
+    with pytest.raises(InputError, match=r"'action' of row \(0, 0\) is .*, but") as caught:
+        chooser.rollout(3, compile_policy(module), break_when_any_done=stops)
+
+    assert caught.value.__notes__ == ["The last number of the row is the step of the run."]
+
+
+def test_an_action_that_is_no_number_is_refused_as_in_single_steps(walker):
+    def act(params, observation, key):
+        return observation["place"] * jnp.nan
+
+    with pytest.raises(InputError, match="NaN and infinity come from the policy"):
+        walker.rollout(3, JaxPolicy(act), break_when_any_done=False)
 
 
 @pytest.mark.rounding
