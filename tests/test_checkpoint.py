@@ -25,13 +25,12 @@ from tests.zoo.training import train
 cartpole = partial(GymEnv, "CartPole-v1", max_episode_steps=9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind",
     [
-        *(
-            pytest.param(kind, marks=pytest.mark.slow)
-            for kind in ("serial", "parallel", "mixed", "fast", "inverted_pendulum")
-        ),
+        *("serial", "parallel", "mixed", "fast"),
+        pytest.param("inverted_pendulum", marks=pytest.mark.sweep),
     ],
 )
 def test_a_killed_training_goes_on_to_the_same_parameters(kind, tmp_path):

@@ -164,6 +164,7 @@ def test_the_whole_job_balances_and_leaves_its_results(tmp_path, capsys):
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
+@pytest.mark.sweep
 def test_training_reaches_the_goal_on_a_cpu_of_another_instruction_set():
     outcome = train_once(seed=3, caps="sse4_2")
 

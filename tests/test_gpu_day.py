@@ -198,6 +198,7 @@ def test_without_a_gpu_a_day_is_refused():
 
 
 @pytest.mark.slow
+@pytest.mark.sweep
 @pytest.mark.timeout(900)
 def test_a_rehearsal_runs_every_part(tmp_path):
     variables = {**os.environ, "PYTHONPATH": harness.python_path(ROOT)}

@@ -613,7 +613,8 @@ def interrupt_at_random(call: Callable, times: int) -> int:
     [
         (True, 200),
         pytest.param(True, 500, marks=[slow, sweep]),
-        pytest.param(False, 500, marks=slow),
+        pytest.param(False, 100, marks=slow),
+        pytest.param(False, 500, marks=[slow, sweep]),
     ],
 )
 def test_an_interrupt_at_any_moment_leaves_the_workers_usable(opened, tmp_path, use_buffers, times):

@@ -384,7 +384,13 @@ TRAINING = Path(__file__).parent / "resumed_training.py"
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("kind", ["brax", "serial", "parallel", "mixed", "multi_sync"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("serial", "parallel", "multi_sync"),
+        *(pytest.param(kind, marks=pytest.mark.sweep) for kind in ("brax", "mixed")),
+    ],
+)
 def test_a_training_that_is_killed_goes_on_to_the_same_bits(kind, tmp_path):
     def run(name: str, *more: str) -> subprocess.CompletedProcess:
         return subprocess.run(

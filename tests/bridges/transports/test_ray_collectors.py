@@ -188,8 +188,8 @@ def judged_in_actors(collector, learns: bool) -> None:
 @pytest.mark.parametrize(
     ("make", "backend", "judge"),
     [
-        (on_actors, "direct", judged_here),
-        (on_actors_that_learn, "direct", judged_here),
+        pytest.param(on_actors, "direct", judged_here, marks=pytest.mark.sweep),
+        pytest.param(on_actors_that_learn, "direct", judged_here, marks=pytest.mark.sweep),
         ([make_that_learns] * 2, "ray", judged_in_actors),
     ],
     ids=["statistics here", "statistics in actors", "collector in actors"],
@@ -217,6 +217,7 @@ def test_an_evaluation_between_batches_changes_none_of_them(built, make, backend
 
 
 @pytest.mark.slow
+@pytest.mark.sweep
 def test_an_evaluation_elsewhere_leaves_a_collector_in_actors_alone(built):
     runs = []
     for judges in (False, True):

@@ -37,6 +37,9 @@ make_cartpole = partial(GymEnv, "CartPole-v1", max_episode_steps=5)
 with_and_without_buffers = pytest.mark.parametrize(
     "use_buffers", [True, False], ids=["buffers", "tds"]
 )
+in_one_way = pytest.mark.parametrize(
+    "use_buffers", [True, pytest.param(False, marks=pytest.mark.sweep)], ids=["buffers", "tds"]
+)
 
 
 def faults(*names: str) -> torch.Tensor:
@@ -143,7 +146,7 @@ def test_an_env_starts_again_after_close_and_after_a_journey_as_a_pickle(opened)
 # ------------------------------------------------------------------------------------------ faults
 
 
-@with_and_without_buffers
+@in_one_way
 def test_an_env_that_raises_is_named_with_its_seed(opened, use_buffers):
     env = opened(on_ray(3, Chaos, num_processes=2, use_buffers=use_buffers))
     env.set_seed(SEED)
@@ -177,8 +180,8 @@ def test_an_env_that_hangs_meets_the_deadline(opened):
         env.step(td)
 
 
-@pytest.mark.parametrize("fault", ["raise", "kill"])
-@with_and_without_buffers
+@pytest.mark.parametrize("fault", [pytest.param("raise", marks=pytest.mark.sweep), "kill"])
+@in_one_way
 def test_with_restart_a_lost_row_is_truncated_and_no_other_row_notices(opened, fault, use_buffers):
     options = {"on_worker_failure": "restart", "num_processes": 2, "use_buffers": use_buffers}
     env, calm = opened(on_ray(2, Chaos, **options)), SerialEnv(2, Chaos)

@@ -119,6 +119,7 @@ def test_achievements_are_there_at_the_end_of_an_episode_and_time_truncates_it(
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+@pytest.mark.sweep
 def test_params_are_arguments_and_rows_may_have_their_own(classic, default_params):
     classic.set_seed(0)
     classic.rollout(9, break_when_any_done=False)
@@ -156,6 +157,7 @@ def test_a_compiled_policy_and_a_copy_from_another_process(classic, default_para
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+@pytest.mark.sweep
 def test_pixels_are_observed_and_stored_states_are_drawn(classic, default_params):
     env = CraftaxEnv("Craftax-Classic-Pixels-v1", batch_size=[ROWS])
     env.set_seed(0)
@@ -178,6 +180,7 @@ def test_pixels_are_observed_and_stored_states_are_drawn(classic, default_params
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+@pytest.mark.sweep
 def test_an_object_with_auto_reset_is_stepped_without():
     from craftax.craftax_env import make_craftax_env_from_name
 

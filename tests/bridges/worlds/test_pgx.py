@@ -195,6 +195,7 @@ def test_a_game_that_is_over_stays_as_it_is_whatever_is_played(tictactoe):
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
+@pytest.mark.sweep
 def test_dice_are_drawn_from_the_state_and_a_player_may_move_several_times():
     env = PgxEnv("backgammon", batch_size=[8])
     env.set_seed(0)

@@ -164,6 +164,7 @@ def test_stored_states_are_drawn_by_the_library(cartpole, rendering, capfd):
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
+@pytest.mark.sweep
 def test_rows_draw_models_with_the_librarys_kind_of_randomizer(monkeypatch):
     monkeypatch.setitem(
         playground._library().manipulation._randomizer, "LeapCubeReorient", _heavier_batch

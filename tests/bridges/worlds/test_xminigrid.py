@@ -239,6 +239,7 @@ def test_wrappers_that_change_what_is_observed_are_taken():
 
 
 @pytest.mark.slow
+@pytest.mark.sweep
 def test_pixels_are_observed_through_the_library_s_wrapper(monkeypatch, tmp_path):
     monkeypatch.setenv("XLAND_MINIGRID_CACHE", str(tmp_path))
     from xminigrid import make
