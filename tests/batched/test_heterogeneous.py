@@ -386,6 +386,16 @@ def test_unlike_sub_envs_may_have_a_batch_of_their_own(make):
     assert following[1]["next", "x"][0, :, 2].tolist() == [1, 2, 3, 1]
 
 
+def test_masks_of_unlike_sub_envs_with_a_batch_pass_transforms():
+    env = TransformedEnv(SerialEnv(2, [partial(Deep, 1), partial(Deep, 3)]), lambda td: td)
+
+    out = env.step(env.rand_action(env.reset()).set("_step", torch.tensor([[T, F], [T, T]])))
+
+    assert out["next"].batch_size == (2, 2)
+    assert out[0]["next", "x"].tolist() == [[1], [0]]
+    assert out[1]["next", "x"].tolist() == [[1, 1, 1], [1, 1, 1]]
+
+
 @pytest.mark.parametrize("where", ON_BOTH)
 def test_gradients_flow_through_unlike_sub_envs_in_this_process_only(where):
     env = ON_BOTH[where](2, OTHER_KEYS)

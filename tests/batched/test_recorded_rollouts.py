@@ -13,8 +13,9 @@ from functools import partial
 import pytest
 import torch
 from tensordict import TensorDictBase
+from tensordict.nn import TensorDictModule
 
-from envkit import GymEnv, ParallelEnv, SerialEnv
+from envkit import GymEnv, ParallelEnv, SerialEnv, compile_policy
 from envkit.batched.batched_env import BatchedEnv
 from envkit.batched.exchange.shared_rows import BufferExchange
 from envkit.errors import InputError, OptionError, WorkerError
@@ -137,6 +138,25 @@ def test_what_a_root_asks_for_is_obeyed(envs, name, prepare, policy):
 
 
 # --------------------------------------------------------------------------------- what policies do
+
+
+class Leans(torch.nn.Module):
+    """Leans to the side that a goal says."""
+
+    def forward(self, observation, goal):
+        return (observation[..., 2] > goal[..., 0]).long()
+
+
+@in_all_ways
+def test_a_compiled_policy_may_read_what_lies_beside_the_rows(envs, name):
+    policy = compile_policy(TensorDictModule(Leans(), ["observation", "goal"], ["action"]))
+
+    def towards(root: TensorDictBase) -> None:
+        root["goal"] = torch.linspace(-0.1, 0.1, ROWS)[:, None]
+
+    data = rolled(envs[name], policy, towards)
+
+    assert_same(data, rolled(envs["slow"], policy, towards))
 
 
 def halve(td: TensorDictBase) -> TensorDictBase:
@@ -279,14 +299,14 @@ def test_rows_as_large_as_pictures_are_recorded_alike(large_envs, name, policy, 
         assert_same(own, other)
 
 
-@pytest.mark.parametrize("length", [59, 62, 64, 65])
+@pytest.mark.parametrize("length", [59, 62, 64, 65, 300])
 def test_as_many_actions_are_drawn_as_steps_are_made_wherever_a_run_stops(opened, length):
     """Memory for about 40 moments: a window lies across the 64 actions that are drawn at first."""
     runs = []
     for use_buffers in (True, False):
         env = opened(SerialEnv(2, partial(Large, length, 6500), use_buffers=use_buffers))
         env.set_seed(SEED)
-        runs.append([env.rollout(100), env.rand_action()])
+        runs.append([env.rollout(length + 35), env.rand_action()])
 
     assert runs[0][0].shape == (2, length)
     for own, other in zip(*runs, strict=True):

@@ -242,7 +242,6 @@ def test_64_bits_stay_with_x64():
 
 def test_a_dtype_can_be_asked_for():
     assert to_jax(torch.tensor([1, 2]), dtype=jnp.float32).dtype == jnp.float32
-    assert to_jit(torch.tensor([1.0, 2.0]), dtype=jnp.int8).dtype == jnp.int8
     assert to_jax(torch.tensor([0.0, 2.0]), dtype=jnp.bool_).tolist() == [False, True]
 
 

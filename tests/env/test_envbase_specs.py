@@ -535,6 +535,13 @@ def test_one_reset_key_a_level_by_depth():
     assert Count(5).done_keys_groups == [["done", "terminated"]]
 
 
+def test_an_outer_level_comes_first_however_many_flags_it_has():
+    own = {name: FLAG.clone() for name in ("done", "terminated", "truncated")}
+    env = Declared(done_spec=Composite({**own, "agent": {"done": FLAG.clone()}}))
+
+    assert env.reset_keys == ["_reset", ("agent", "_reset")]
+
+
 def test_key_lists_are_kept_while_specs_are_locked():
     env = Count(5)
 
