@@ -43,10 +43,19 @@ def run(notebook) -> None:
     NotebookClient(notebook, kernel_name="python3", timeout=900, resources=resources).execute()
 
 
+LONG = ("03_gradients", "09_sim_to_sim")  # several trainings each
+
+
 @pytest.mark.slow
 @pytest.mark.rounding
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, marks=pytest.mark.sweep if path.stem in LONG else (), id=path.stem)
+        for path in NOTEBOOKS
+    ],
+)
 def test_a_notebook_runs_from_top_to_bottom(path, monkeypatch):
     monkeypatch.setenv("JUPYTER_PREFER_ENV_PATH", "1")  # not a kernel of the user's
     notebook = nbformat.read(path, as_version=4)
