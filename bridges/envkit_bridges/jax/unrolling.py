@@ -120,13 +120,14 @@ class Unrolling:
             engine.without_shared(last)
             count = int(stopped.made)
             piece = self._recorded(run, capacity).exclude(*hidden)[..., :count]
-            self._require_right(piece)
             if pieces:
                 self._repeat_ended(pieces[-1], piece)
             pieces.append(piece)
             made += count
             if made == steps or bool(stopped.ended):
-                return pieces[0] if len(pieces) == 1 else TensorDict.cat(pieces, self._root.ndim)
+                data = pieces[0] if len(pieces) == 1 else TensorDict.cat(pieces, self._root.ndim)
+                self._require_right(data)
+                return data
             self._root = self._following(last, run)
             self._free = self._specs.free_entries(self._root)
 

@@ -126,7 +126,7 @@ def test_a_rule_that_stops_nothing_is_not_asked(walker):
 @pytest.mark.parametrize(
     "policy", [None, JaxPolicy(lambda params, shown, key: 0.1 + shown["place"])]
 )
-def test_programs_ask_as_seldom_and_keep_nothing_of_what_is_too_much(walker, policy, stop, every):
+def test_programs_that_ask_seldom_keep_nothing_of_what_is_too_much(walker, policy, stop, every):
     rules = {"break_when_any_done": stop == "any", "break_when_all_done": stop == "all"}
     results = []
     for how in ({}, {"check_every": every}):

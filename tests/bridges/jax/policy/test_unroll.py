@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 import pickle
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
+import jax
 import jax.numpy as jnp
 import pytest
 import torch
@@ -25,6 +26,7 @@ from envkit.errors import (
     PolicyError,
     TranslationError,
 )
+from envkit.functional import Discrete, Timestep
 from envkit.specs import Unbounded
 from envkit.transforms.core.transformed_env import TransformedEnv
 from envkit.transforms.episodes import InitTracker, StepCounter
@@ -274,6 +276,46 @@ def test_a_choice_that_there_is_not_is_refused_as_in_single_steps(chooser, numbe
         chooser.rollout(3, compile_policy(module), break_when_any_done=stops)
 
     assert caught.value.__notes__ == ["The last number of the row is the step of the run."]
+
+
+@dataclass(frozen=True)
+class Fuse:
+    """Burns down from a random length."""
+
+    action_space = Discrete(2)
+
+    def reset(self, key):
+        left = jax.random.randint(key, (), 3, 150)
+        return left, Timestep(left.astype(jnp.float32)[None])
+
+    def step(self, state, action):
+        return state - 1, Timestep((state - 1).astype(jnp.float32)[None], 1.0, state <= 1)
+
+
+class OneHotOf(nn.Module):
+    """Writes an option in one-hot form, and no option where fewer than ``least`` are left."""
+
+    def __init__(self, least):
+        super().__init__()
+        self.least = least
+
+    def forward(self, left):
+        hot = nn.functional.one_hot((left[..., 0] > 5).long(), 2)
+        return torch.where(left < self.least, 0, hot)
+
+
+def test_rows_that_ended_programs_ago_have_no_choice_to_be_checked():
+    env = seeded(JaxEnv(Fuse(), batch_size=[3]))
+
+    def burnt(least):
+        module = TensorDictModule(OneHotOf(least), ["observation"], ["action"])
+        return seeded(env).rollout(200, compile_policy(module), break_when_all_done=True)
+
+    data = burnt(0)
+    ends = data["next", "done"].squeeze(-1).int().argmax(-1)
+    assert ends.min() < 64 < ends[0]  # a program makes 64 steps
+    with pytest.raises(InputError, match=rf"of row \(0, {int(ends[0]) - 8}\)"):
+        burnt(10)
 
 
 def test_an_action_that_is_no_number_is_refused_as_in_single_steps(walker):
