@@ -348,7 +348,7 @@ def test_every_program_takes_a_tensor_and_nothing_that_the_host_brings_to_a_card
     called = Program.__call__
     monkeypatch.setattr(Program, "__call__", call)
 
-    def lent(leaf, copy, dtype, detach):
+    def lent(leaf, copy, detach):
         return leaf if isinstance(leaf, jax.Array) else to_jax(leaf, copy=copy, detach=detach)
 
     monkeypatch.setattr(dlpack, "_lent", lent)  # arrays, as on a card
