@@ -2,22 +2,29 @@
 
 Each command is a module, imported when it runs: ``envkit --help`` loads neither torch nor
 JAX. A mistake of the user's ends with one line and exit status 2; ``--traceback`` shows where it was found.
+
+A shell asks for completions at each press of Tab, and to import the library of an env takes seconds. So only the
+library that the word begins with is read, and what it lists is kept in a file until something is installed. A library
+that cannot be read offers nothing, since a shell has no place for errors.
 """
 
 from __future__ import annotations
 
+import json
 import sys
+import sysconfig
+from contextlib import suppress
 from pathlib import Path
 from traceback import print_exception
 from typing import Annotated, NoReturn
 
 import typer
 
-from envkit.cli import completion
+import envkit
 from envkit.errors import ArgumentError, EnvkitError
-from envkit.installing import DISTRIBUTION, install_hint
+from envkit.installing import DISTRIBUTION, cache_folder, install_hint
 
-__all__ = ["app", "main"]
+__all__ = ["app", "complete_ids", "complete_libraries", "complete_works", "main"]
 
 app = typer.Typer(
     name="envkit",
@@ -29,10 +36,54 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+
+def complete_libraries(incomplete: str) -> list[str]:
+    """Name the libraries that begin so."""
+    return [name for name in envkit.world_names() if name.startswith(incomplete)]
+
+
+def complete_ids(incomplete: str) -> list[str]:
+    """Give the ids that begin so, or, where several libraries begin so, these with a "/" behind them."""
+    world, slash, _ = incomplete.partition("/")
+    begun = [world] if slash else complete_libraries(incomplete)
+    if len(begun) > 1:
+        return [f"{name}/" for name in begun]
+    try:
+        listed = [id for name in begun for id in _ids_of(name)]
+    except EnvkitError:
+        return []
+    return [id for id in listed if id.startswith(incomplete)]
+
+
+def _ids_of(world: str) -> list[str]:
+    """List the ids of a library, as they are kept if nothing was installed since."""
+    file = cache_folder() / "ids" / f"{world}.json"
+    installed = Path(sysconfig.get_path("purelib")).stat().st_mtime_ns
+    of = [envkit.__version__, installed]
+    with suppress(OSError, ValueError, LookupError, TypeError):  # there is none, or it is damaged
+        kept = json.loads(file.read_text())
+        if kept["of"] == of:
+            return kept["ids"]
+    ids = [str(id) for id in envkit.list_envs(world=world)]
+    with suppress(OSError):  # a folder that cannot be written: the next call lists them again
+        file.parent.mkdir(parents=True, exist_ok=True)
+        whole = file.with_suffix(".new")
+        whole.write_text(json.dumps({"of": of, "ids": ids}))
+        whole.replace(file)
+    return ids
+
+
+def complete_works(incomplete: str) -> list[str]:
+    """Name the works of ``bench`` that begin so."""
+    from envkit.cli.bench import WORKS
+
+    return [name for name in WORKS if name.startswith(incomplete)]
+
+
 Id = Annotated[
     str,
     typer.Argument(
-        help="Id of the environment, as brax/ant or gym/CartPole-v1.", autocompletion=completion.ids
+        help="Id of the environment, as brax/ant or gym/CartPole-v1.", autocompletion=complete_ids
     ),
 ]
 NumEnvs = Annotated[
@@ -90,7 +141,7 @@ def list_ids(
         str | None,
         typer.Option(
             help="Library whose environments are listed, e.g. brax.",
-            autocompletion=completion.worlds,
+            autocompletion=complete_libraries,
         ),
     ] = None,
     worlds: Annotated[
@@ -146,7 +197,7 @@ def rollout(
 def bench(
     work: Annotated[
         str | None,
-        typer.Argument(help="Benchmark to run: cartpole or brax.", autocompletion=completion.works),
+        typer.Argument(help="Benchmark to run: cartpole or brax.", autocompletion=complete_works),
     ] = None,
     seconds: Annotated[float, typer.Option(min=0.1, help="Approximate seconds of a round.")] = 1.0,
 ) -> None:

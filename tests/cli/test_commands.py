@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import envkit
-from envkit.cli import bench, completion, doctor
+from envkit.cli import app, bench, doctor
 from envkit.cli.app import main
 
 ROOT = Path(__file__).parents[2]
@@ -299,10 +299,10 @@ def test_ids_of_one_world_are_completed_and_where_several_begin_so_the_worlds(
 ):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
-    assert completion.ids("gym/CartP") == ["gym/CartPole-v0", "gym/CartPole-v1"]
-    assert completion.ids("envk") == list(envkit.list_envs(world="envkit"))
-    assert completion.ids("") == [f"{name}/" for name in envkit.world_names()]
-    assert completion.ids("chess/") == completion.ids("gym/no such env") == []
+    assert app.complete_ids("gym/CartP") == ["gym/CartPole-v0", "gym/CartPole-v1"]
+    assert app.complete_ids("envk") == list(envkit.list_envs(world="envkit"))
+    assert app.complete_ids("") == [f"{name}/" for name in envkit.world_names()]
+    assert app.complete_ids("chess/") == app.complete_ids("gym/no such env") == []
 
 
 def test_the_worlds_are_named_without_torch():
@@ -320,7 +320,7 @@ def test_a_world_that_is_broken_completes_to_nothing(monkeypatch, tmp_path):
     monkeypatch.setattr(envkit, "list_envs", fails)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
-    assert completion.ids("gym/") == []
+    assert app.complete_ids("gym/") == []
 
 
 def test_ids_are_kept_until_something_is_installed(monkeypatch, tmp_path):
@@ -329,16 +329,16 @@ def test_ids_are_kept_until_something_is_installed(monkeypatch, tmp_path):
     monkeypatch.setattr(envkit, "list_envs", lambda world: next(listed))
     site = tmp_path / "site"
     site.mkdir()
-    monkeypatch.setattr(completion.sysconfig, "get_path", lambda name: str(site))
+    monkeypatch.setattr(app.sysconfig, "get_path", lambda name: str(site))
 
-    assert completion.ids("gym/") == completion.ids("gym/") == ["gym/a"]
+    assert app.complete_ids("gym/") == app.complete_ids("gym/") == ["gym/a"]
 
     (site / "a_new_package").mkdir()
-    assert completion.ids("gym/") == ["gym/b"]
+    assert app.complete_ids("gym/") == ["gym/b"]
 
     (kept,) = (tmp_path / "cache" / "envkit" / "ids").iterdir()
     kept.write_text('{"of": ')
-    assert completion.ids("gym/") == ["gym/c"]
+    assert app.complete_ids("gym/") == ["gym/c"]
 
 
 @pytest.mark.slow

@@ -19,6 +19,8 @@ Conventions
 # (tensordict ships no types)
 from __future__ import annotations
 
+import math
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager
@@ -29,7 +31,6 @@ import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from envkit.batched.exchange.buffer_reuse import LentMemory
 from envkit.batched.metadata import HasLeaves
 from envkit.data.paths import Axes, Path, as_key, node_of, shaped
 from envkit.errors import SpecError
@@ -38,12 +39,15 @@ from envkit.specs import TensorSpec
 from envkit.specs.inputs import has_array
 from envkit.transport import Field
 
-__all__ = ["SLOT", "BufferPlan", "Leaves", "Moment", "Rings", "RowMemory", "can_wait"]
+__all__ = ["SLOT", "BufferPlan", "Leaves", "LentMemory", "Moment", "Rings", "RowMemory", "can_wait"]
 
 
 SLOT = Field("slot", (), "int64")
 _MOST_SLOTS, _RING_BYTES = 64, 4 * 2**20  # what stays in a processor's cache
 _LEAST_SLOTS = 2  # what lies in one is copied while another is written
+_LARGE_BYTES = (
+    32 * 2**20
+)  # glibc maps blocks from here on again each time (mallopt(3), M_MMAP_THRESHOLD)
 
 
 @dataclass(frozen=True)
@@ -346,3 +350,53 @@ def _by_slot(region: Leaves, slots: int) -> list[Moment]:
 def can_wait(device: torch.device | None, non_blocking: bool) -> bool:
     """Say whether a copy to ``device`` may end after the call: what reads it there is queued too."""
     return non_blocking and device is not None and device.type == "cuda"
+
+
+class LentMemory:
+    """Allocate tensors, the large ones on memory of earlier ones that are gone.
+
+    The system takes large blocks back when they are freed, and clears each page of a new one when it is first written:
+    that took as long as the copies of a rollout of pictures. Small blocks are kept by the allocator anyway. A block is
+    the bytes of one tensor, lent from `empty` until the last tensor on it is gone.
+    No more is kept than was lent since `begin`, and that until this object and all it has lent are gone.
+
+    Args:
+        large_bytes: smaller tensors are left to torch, as are those elsewhere than on the CPU.
+    """
+
+    def __init__(self, large_bytes: int = _LARGE_BYTES):
+        self._large_bytes = large_bytes
+        self._idle: list[torch.Tensor] = []
+        self._lent_bytes = 0
+
+    def begin(self) -> None:
+        """Begin another result, which decides how much is kept."""
+        self._lent_bytes = 0
+
+    def empty(
+        self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | None
+    ) -> torch.Tensor:
+        """Give a tensor of any values, which belongs to who holds it; None is the CPU, whatever torch's default is."""
+        size_bytes = math.prod(shape) * dtype.itemsize
+        device = torch.device("cpu") if device is None else device
+        if size_bytes < self._large_bytes or device.type != "cpu":
+            return torch.empty(shape, dtype=dtype, device=device)
+        self._lent_bytes += size_bytes
+        block = self._idle_of(size_bytes)
+        if block is None:
+            block = torch.empty(size_bytes, dtype=torch.uint8, device=device)
+        lent: np.ndarray = block.numpy()[:]
+        weakref.finalize(lent, self._take_back, block).atexit = False
+        return torch.from_numpy(lent).view(dtype).view(shape)
+
+    def _idle_of(self, size_bytes: int) -> torch.Tensor | None:
+        """Take a block of a size out of those that are idle."""
+        for index, block in enumerate(self._idle):
+            if len(block) == size_bytes:
+                return self._idle.pop(index)
+        return None
+
+    def _take_back(self, block: torch.Tensor) -> None:
+        """Keep a block for later, unless enough are kept; other threads may call this at any time."""
+        if sum(map(len, self._idle)) + len(block) <= self._lent_bytes:
+            self._idle.append(block)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from envkit.errors import RenderingError
-from envkit_bridges.jax.svg import frame_of
+from envkit_bridges.worlds.pgx import frame_of
 
 RED, WHITE = [255, 0, 0], [255, 255, 255]
 
