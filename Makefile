@@ -1,7 +1,8 @@
 # make demo   install what the demo needs into .venv, and run it
-# make test   install the rest, and run the tests
+# make test   install the rest, and run the quick tests: of each test six cases at most
 # make isa    run the tests that depend on rounding, with older CPU instruction sets
-# make slow   run the slow tests (ant, other physics backends, the whole demo); SLOW='slow and not sweep' leaves the longest out
+# make slow   run the slow tests (ant, other physics backends, the whole demo) and all cases of the others beyond six;
+#             SLOW='(slow or more) and not sweep' leaves the longest out
 # make check  check format, lint, types, layers and plain English
 # make demo-matrix  repeat the demo's training with 4 seeds and 3 instruction sets
 # make matrix  run the core tests with the Python of a Debian release and the newest libraries (as root; RELEASE=trixie, ROOT=folder)
@@ -44,7 +45,7 @@ test isa slow: export PYTHONDONTWRITEBYTECODE =
 
 # A file of tests stays in one process, with the envs it has compiled.
 test: $(STAMP)
-	$(BIN)/python -m pytest -m 'not slow' -n 2 --dist loadfile
+	$(BIN)/python -m pytest -m 'not slow and not more' -n 2 --dist loadfile
 
 # XLA, torch and MKL keep to SSE4.2; what is compiled for it has a cache of its own.
 isa: export JAX_COMPILATION_CACHE_DIR = $(CURDIR)/.cache/jax-sse4_2
@@ -54,7 +55,7 @@ isa: export MKL_CBWR = COMPATIBLE
 isa: $(STAMP)
 	$(BIN)/python -m pytest -m 'rounding and not slow' -n 2 --dist loadfile
 
-SLOW ?= slow
+SLOW ?= slow or more
 slow: $(STAMP)
 	$(BIN)/python -m pytest -m '$(SLOW)' --timeout 900 -n 2 --dist loadfile
 

@@ -7,8 +7,10 @@ import os
 import resource
 import signal
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from zlib import crc32
 
 import psutil
 import pytest
@@ -23,7 +25,21 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
 # In /dev/shm: of multiprocessing, torch, Ray and EnvPool, in whatever program.
 FOREIGN = ("sem.mp-", "torch_", "plasma", "ViZDoom")
 
+CASES = 6  # of one test, among the quick ones
+
 _frozen = {"blocks": 0}  # of memory, when objects were last taken out of garbage collection
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m selects
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the cases of a test but for six as further ones: six that a hash of their names chooses."""
+    cases = defaultdict[str, list[pytest.Item]](list)
+    for item in items:
+        cases[item.nodeid.partition("[")[0]].append(item)
+    for of_one in cases.values():
+        of_one.sort(key=lambda item: crc32(item.nodeid.encode()))
+        for item in of_one[CASES:]:
+            item.add_marker("more")
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ from unittest.mock import patch
 import pytest
 
 from envkit import EnvBase
+from tests import conftest
 from tests.zoo.ray_cluster import begin_ray
 
 ROOT = Path(__file__).parent.parent
@@ -231,3 +233,39 @@ def test_make_finds_all_that_each_target_of_the_makefile_needs():
             ["make", "--dry-run", target], cwd=ROOT, capture_output=True, text=True
         )
         assert planned.returncode == 0, planned.stderr
+
+
+@pytest.mark.parametrize("marks", [(), ("slow",), ("more",), ("slow", "more"), ("slow", "sweep")])
+def test_ci_runs_each_test_once_but_for_sweeps(marks):
+    """By the expressions of the targets, one of which runs a part of them again with other instruction sets."""
+    commands = re.findall("^make (?:test|slow).*", (ROOT / ".ci" / "run").read_text(), re.MULTILINE)
+    is_marked = {name: name in marks for name in ("slow", "more", "sweep")}
+
+    chosen = 0
+    for command in commands:
+        words = [*shlex.split(command), "--dry-run"]
+        planned = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
+        (expression,) = re.findall("pytest -m '(.*?)'", planned.stdout)
+        chosen += eval(expression, {}, is_marked)
+
+    assert chosen == (not is_marked["sweep"])
+
+
+def test_of_a_test_with_many_cases_six_are_quick_and_they_are_the_same_each_time():
+    class Case:
+        def __init__(self, name):
+            self.nodeid, self.marks = f"tests/test_a.py::test_{name}", []
+            self.add_marker = self.marks.append
+
+    def quick(names):
+        cases = [Case(name) for name in names]
+        conftest.pytest_collection_modifyitems(cases)
+        assert all(case.marks in ([], ["more"]) for case in cases)
+        return {case.nodeid for case in cases if not case.marks}
+
+    many, few = [f"many[{n}]" for n in range(40)], [f"few[{n}]" for n in range(6)]
+    kept = quick([*many, "one", *few])
+
+    assert len(kept) == 6 + 1 + 6
+    assert quick([*few, *reversed(many), "one"]) == kept
+    assert {name for name in kept if "many" in name} & quick(many[:20])
