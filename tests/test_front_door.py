@@ -172,6 +172,7 @@ def test_a_missing_library_is_an_import_error_that_names_the_extra(library, uses
         assert f"pip install -e '.[{extra}]'" in line
 
 
+@pytest.mark.slow  # starts a process without the libraries
 def test_envkit_works_without_what_an_env_does_not_need():
     done = run_without(
         *("jax", "brax", "gymnasium", "matplotlib"),

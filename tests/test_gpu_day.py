@@ -134,6 +134,7 @@ record("work", {"reference": "a", "works": [{"work": "a", "steps_per_s": 1.0, "r
 """
 
 
+@pytest.mark.slow  # starts processes
 @pytest.mark.parametrize("mark", [False, True])
 def test_lines_go_to_the_folder_and_the_report_of_speeds_reads_no_rehearsal(tmp_path, mark):
     before = {file: file.stat().st_size for file in harness.RESULTS.iterdir()}

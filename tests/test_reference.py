@@ -52,6 +52,7 @@ def test_examples_print_what_they_show(module, opened, tmp_path, monkeypatch):
     assert not runner.failures, "".join(report)
 
 
+@pytest.mark.slow  # starts processes
 def test_examples_that_set_up_a_process_print_what_they_show(tmp_path):
     pytest.importorskip("jax")
     program = f"""

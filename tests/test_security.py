@@ -305,6 +305,7 @@ def printed(program: str) -> str:
     ).stdout
 
 
+@pytest.mark.slow  # four seconds to start its processes
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_workers_listen_on_nothing_and_import_no_ray():
     assert printed(LISTENING).splitlines() == ["True [] False", "['tcp', 'unix']"]
@@ -322,6 +323,7 @@ print("ray" in sys.modules)
 """
 
 
+@pytest.mark.slow  # imports every module in a process of its own
 def test_no_other_module_imports_ray():
     """Those for TorchRL do, because TorchRL does."""
     assert printed(IMPORTING).split()[-1] == "False"

@@ -90,6 +90,7 @@ def ran(folder: Path, **more: str) -> list[str]:
     return printed(sys.executable, script, folder=folder, **more).strip().rsplit(maxsplit=2)
 
 
+@pytest.mark.slow  # starts processes that import everything
 def test_a_wheel_runs_in_workers_away_from_the_repository(built, tmp_path):
     with zipfile.ZipFile(built[0]) as wheel:
         wheel.extractall(tmp_path / "site")
@@ -100,6 +101,7 @@ def test_a_wheel_runs_in_workers_away_from_the_repository(built, tmp_path):
     assert Path(place).is_relative_to(tmp_path)
 
 
+@pytest.mark.slow  # the same
 def test_an_editable_install_runs_in_workers_of_another_folder(tmp_path):
     assert ran(tmp_path)[0] == "(2, 3)"
 

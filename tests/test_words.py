@@ -1,4 +1,4 @@
-"""Plain English: `tests.words` finds nothing, and what it must find it finds."""
+"""Plain English: what `tests.words` must find it finds. `make check` runs it over all texts."""
 
 from __future__ import annotations
 
@@ -9,12 +9,6 @@ import pytest
 from tests import words
 
 LONG = "This sentence goes on " + "and on " * 20 + "to its end."
-
-
-def test_no_text_breaks_a_rule():
-    found = words.findings()
-
-    assert not found, "\n".join(map(str, found))
 
 
 @pytest.mark.parametrize(

@@ -65,6 +65,7 @@ def drawn_by_turns(names: list[str], steps: int = 3) -> list[torch.Tensor]:
     return [torch.stack(each) for each in frames]
 
 
+@pytest.mark.slow  # draws for five seconds
 def test_envs_that_draw_in_turn_draw_what_each_draws_alone(rendering):
     alone = [drawn_by_turns([name])[0] for name in DRAWING]
 

@@ -54,7 +54,7 @@ def pyright() -> Errors:
 
 CHECKERS = pytest.mark.parametrize(
     "checker",
-    [pytest.param(mypy, id="mypy", marks=pytest.mark.slow), pytest.param(pyright, id="pyright")],
+    [pytest.param(run, id=run.__name__, marks=pytest.mark.slow) for run in (mypy, pyright)],
 )
 
 

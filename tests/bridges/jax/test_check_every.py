@@ -121,6 +121,7 @@ def test_a_rule_that_stops_nothing_is_not_asked(walker):
     assert data.shape == (ROWS, 11) and calls == 11
 
 
+@pytest.mark.slow  # compiles eight programs
 @pytest.mark.parametrize("every", [3, 100])
 @pytest.mark.parametrize("stop", ["any", "all"])
 @pytest.mark.parametrize(

@@ -102,6 +102,7 @@ def assert_equals_jaxmarl(env, steps):
     )
 
 
+@pytest.mark.slow  # compiles for twelve seconds
 def test_two_games_equal_jaxmarl_stepped_by_hand(spread):
     riddle = JaxMARLEnv("switch_riddle", batch_size=[ROWS])
 

@@ -68,6 +68,7 @@ def assert_equals_xminigrid(env, steps):
     return assert_equals_bare(env, steps, jax.jit(jax.vmap(reset)), jax.jit(jax.vmap(step)))
 
 
+@pytest.mark.slow  # compiles 46 programs
 def test_two_grids_equal_the_library_stepped_by_hand(grid):
     short = XMiniGridEnv(XLAND).params.replace(max_steps=10)
     tasks = benchmark(1).get_ruleset(0)
@@ -111,6 +112,7 @@ def test_a_grid_shows_its_symbols_and_takes_integers_or_one_hot(grid):
     )
 
 
+@pytest.mark.slow  # compiles for nine seconds
 def test_the_time_limit_truncates_and_the_goal_terminates(grid):
     forward, right = 0, 1
     way = [forward] * 5 + [right] + [forward] * 5
