@@ -61,6 +61,7 @@ def make_transformed() -> TransformedEnv:
     return TransformedEnv(SerialEnv(3, make_count), transforms)
 
 
+# Rollouts of the tests below have few lengths, 3, 12 and 60 steps: a JAX env compiles a program for each.
 KINDS = {
     "count": make_count,
     "stateless count": partial(StatelessCount, 5, batch_size=[3]),
@@ -251,7 +252,7 @@ def test_the_next_root_has_neither_reward_nor_action(env):
 def test_a_fake_step_has_the_layout_of_a_real_one(env):
     fake = env.fake_tensordict()
 
-    real = env.rollout(1)
+    real = env.rollout(3)
 
     dims = len(env.batch_size)
     assert layout(fake, dims) == layout(real, dims + 1)
@@ -425,10 +426,8 @@ def test_masks_are_in_no_output(env):
         env.step(env.rand_action(root.clone()).set("_step", mask)),
         *env.step_and_maybe_reset(env.rand_action(root.clone()).set("_step", ~mask)),
         env.reset(root.clone().set("_reset", ~mask)),
-        *(
-            env.rollout(12, **stop)
-            for stop in ({"break_when_any_done": False}, {"break_when_all_done": True})
-        ),
+        env.rollout(12, break_when_any_done=False),
+        env.rollout(60, break_when_all_done=True),
     ]
 
     assert [private_keys(td) for td in outputs] == [[]] * len(outputs)
@@ -462,10 +461,10 @@ def test_a_rollout_can_be_cut_short(env):
     levels = [level for level, names in env.done_levels.items() if "truncated" in names]
     if not levels:
         with pytest.raises(DoneError, match="add_truncated_keys"):
-            env.rollout(2, set_truncated=True)
+            env.rollout(3, set_truncated=True)
         return
 
-    last = env.rollout(2, set_truncated=True)["next"][..., -1]
+    last = env.rollout(3, set_truncated=True)["next"][..., -1]
 
     for level in levels:
         assert last[(*level, "truncated")].all() and last[(*level, "done")].all()
@@ -505,7 +504,7 @@ def test_types_that_are_as_declared_pass_the_checks(env):
     assert not env.run_type_checks
 
     env.run_type_checks = True
-    data = env.rollout(2)
+    data = env.rollout(3)
     env.run_type_checks = False
 
     assert data.shape[:-1] == env.batch_size
@@ -622,7 +621,7 @@ def test_moving_returns_the_env_and_decides_where_data_goes(spare):
     assert spare.to("cpu") is spare
 
     assert spare.device == spare.action_spec.device == torch.device("cpu")
-    assert spare.rollout(1).device == torch.device("cpu")
+    assert spare.rollout(3).device == torch.device("cpu")
 
 
 def test_truncated_keys_are_added_where_the_env_decides_on_them(spare):
