@@ -57,7 +57,7 @@ isa: $(STAMP)
 
 SLOW ?= slow or more
 slow: $(STAMP)
-	$(BIN)/python -m pytest -m '$(SLOW)' --timeout 900 -n 2 --dist loadfile
+	$(BIN)/python -m pytest -m '$(SLOW)' --timeout 900 -n 2 --dist loadfile --no-loadscope-reorder
 
 check: $(STAMP)
 	$(BIN)/ruff format --check .

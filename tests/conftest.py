@@ -7,7 +7,7 @@ import os
 import resource
 import signal
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from zlib import crc32
@@ -30,9 +30,23 @@ CASES = 6  # of one test, among the quick ones
 _frozen = {"blocks": 0}  # of memory, when objects were last taken out of garbage collection
 
 
-@pytest.hookimpl(tryfirst=True)  # before -m selects
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the cases of a test but for six as further ones: six that a hash of their names chooses."""
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> Iterator[None]:
+    """Mark further cases before -m selects, and order the files where processes take them as they come.
+
+    Files with the fewest tests come first then: each of theirs takes long, and the last of them would be waited for.
+    """
+    mark_further_cases(items)
+    yield
+    if not config.getoption("loadscopereorder", True):
+        tests = Counter(item.path for item in items)
+        items.sort(key=lambda item: (tests[item.path], str(item.path)))
+
+
+def mark_further_cases(items: list[pytest.Item]) -> None:
+    """Mark the cases of a test as further ones, but for six that a hash of their names chooses."""
     cases = defaultdict[str, list[pytest.Item]](list)
     for item in items:
         cases[item.nodeid.partition("[")[0]].append(item)

@@ -259,7 +259,7 @@ def test_of_a_test_with_many_cases_six_are_quick_and_they_are_the_same_each_time
 
     def quick(names):
         cases = [Case(name) for name in names]
-        conftest.pytest_collection_modifyitems(cases)
+        conftest.mark_further_cases(cases)
         assert all(case.marks in ([], ["more"]) for case in cases)
         return {case.nodeid for case in cases if not case.marks}
 
