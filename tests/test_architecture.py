@@ -48,9 +48,9 @@ def modules(root: Path) -> dict[str, Path]:
     return found
 
 
-def imports(source: str, known: set[str]) -> Iterator[str]:
+def imports(tree: ast.Module, known: set[str]) -> Iterator[str]:
     """Name the modules that a source imports, in whatever way."""
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"relative import in line {node.lineno}"
             for alias in node.names:
@@ -65,8 +65,9 @@ def imports(source: str, known: set[str]) -> Iterator[str]:
 def import_graph(root: Path) -> dict[str, set[str]]:
     """Read which module imports which; those that look up by name are left out."""
     files = modules(root)
+    known = set(files)
     return {
-        name: set(imports(file.read_text(), set(files))) - {name}
+        name: set(imports(ast.parse(file.read_text()), known)) - {name}
         for name, file in files.items()
         if name not in LOOKS_UP
     }
@@ -160,23 +161,24 @@ def pieces(root: Path) -> set[str]:
     for name, used in import_graph(root).items():
         for other in used - {name} if name not in faces else ():
             importers[other].add(name)
-    tests = {file: file.read_text() for file in (root / "tests").rglob("*.py")}
-    tests.pop(Path(__file__), None)  # it names modules for another reason
-    tested = {name for source in tests.values() for name in imports(source, set(files))}
-    tested |= {envkit._HOME_OF[name] for source in tests.values() for name in _taken(source)}
+    tests = set((root / "tests").rglob("*.py")) - {Path(__file__)}  # names them for another reason
+    tested, known = set[str](), set(files)
+    for file in tests:
+        tree = ast.parse(file.read_text())
+        tested |= set(imports(tree, known)) | {envkit._HOME_OF[name] for name in _taken(tree)}
     return {
         name
         for name, by in importers.items()
         if len(by) == 1
         and {other.rpartition(".")[0] for other in by} == {name.rpartition(".")[0]}
         and name not in faces | tested
-        and not _test_files(root, name) & set(tests)
+        and not _test_files(root, name) & tests
     }
 
 
-def _taken(source: str) -> Iterator[str]:
+def _taken(tree: ast.Module) -> Iterator[str]:
     """Name what a source imports from the front door."""
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module == "envkit":
             yield from {alias.name for alias in node.names} & set(envkit._HOME_OF)
 

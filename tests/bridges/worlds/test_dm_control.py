@@ -162,6 +162,7 @@ def lean(td: TensorDict) -> TensorDict:
 
 
 @pytest.mark.slow
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", OF_THE_SUITE)
 def test_every_task_gives_the_bits_of_the_bare_suite_copies_and_resumes(name, request, opened):
     if name == "quadruped/escape":  # its terrain is uploaded to the renderer at each reset

@@ -18,7 +18,7 @@ from envkit_bridges.worlds.pettingzoo.pettingzoo_env import build, env_names, ha
 from tests.zoo.pettingzoo_by_hand import play_beside_the_library
 from tests.zoo.resumed import same, twice
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.sweep]
 
 SEEDED = ("classic/hanabi_v5",)
 NOT_SAVED = {
