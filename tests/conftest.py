@@ -36,13 +36,14 @@ def pytest_collection_modifyitems(
 ) -> Iterator[None]:
     """Mark further cases before -m selects, and order the files where processes take them as they come.
 
-    Files with the fewest tests come first then: each of theirs takes long, and the last of them would be waited for.
+    Files with slow tests come first then, and of them those with the fewest: the last one would be waited for.
     """
     mark_further_cases(items)
     yield
     if not config.getoption("loadscopereorder", True):
         tests = Counter(item.path for item in items)
-        items.sort(key=lambda item: (tests[item.path], str(item.path)))
+        slow = {item.path for item in items if item.get_closest_marker("slow")}
+        items.sort(key=lambda item: (item.path not in slow, tests[item.path], str(item.path)))
 
 
 def mark_further_cases(items: list[pytest.Item]) -> None:
