@@ -45,10 +45,9 @@ class OnCpu(Count):
 
 @pytest.fixture
 def elsewhere() -> Iterator[None]:
-    previous = torch.get_default_device()
     torch.set_default_device("meta")
     yield
-    torch.set_default_device(previous)
+    torch.set_default_device(None)  # naming "cpu" would keep a mode on, in which torch.tensor fails
 
 
 def cartpole() -> GymEnv:

@@ -89,49 +89,48 @@ def _zeros(tensor: torch.Tensor) -> np.ndarray:
 
 
 def _play_torch(patch: pytest.MonkeyPatch, card: PlayedCard) -> None:
-    """Replace what torch does in C++ before it asks a mode, for which it wants CUDA's own library."""
-    kind, made = torch.Tensor, torch.Generator
-    own = {name: getattr(kind, name) for name in ("__getitem__", "copy_", "numpy", "data_ptr")}
+    """Replace what torch does in C++ before it asks a mode, for which it wants CUDA's own library.
 
-    def is_played(tensor: torch.Tensor) -> bool:
-        return isinstance(tensor, FakeTensor) and tensor.device.type != "cpu"
+    Of fake tensors alone: a class that has had a ``__getitem__`` in Python counts as a sequence for good, and
+    ``torch.tensor([value])`` would then refuse each scalar tensor in this process.
+    """
+    on_cpu_too = {name: getattr(FakeTensor, name) for name in ("__getitem__", "copy_")}
+    made = torch.Generator
 
-    def part(self: torch.Tensor, index: Any) -> torch.Tensor:
+    def is_played(tensor: FakeTensor) -> bool:
+        return tensor.device.type != "cpu"
+
+    def part(self: FakeTensor, index: Any) -> torch.Tensor:
         if not is_played(self):
-            return own["__getitem__"](self, index)
+            return on_cpu_too["__getitem__"](self, index)
         if isinstance(index, torch.Tensor):
             return aten.index.Tensor(self, [index])
         with torch.utils._python_dispatch._disable_current_modes():
             blank = torch.empty_strided(self.shape, self.stride(), dtype=self.dtype, device="meta")
-            like = own["__getitem__"](blank, index)
+            like = blank[index]
             place = like.shape, like.stride(), self.storage_offset() + like.storage_offset()
         return self.as_strided(*place)
 
-    def write(self: torch.Tensor, index: Any, value: Any) -> None:
+    def write(self: FakeTensor, index: Any, value: Any) -> None:
         found = self[index]
         found.copy_(value) if isinstance(value, torch.Tensor) else found.fill_(value)
 
-    def copy_(self: torch.Tensor, value: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+    def copy_(self: FakeTensor, value: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
         if not is_played(self):
-            return own["copy_"](self, value, non_blocking)
+            return on_cpu_too["copy_"](self, value, non_blocking)
         if value.device != self.device:
             card.reads.append(f"to {self.device.type}")
         value.expand(self.shape)
         return self.fill_(0)
 
-    def numpy(self: torch.Tensor, *, force: bool = False) -> np.ndarray:
-        if not isinstance(self, FakeTensor):
-            return own["numpy"](self, force=force)
+    def numpy(self: FakeTensor, *, force: bool = False) -> np.ndarray:
         card.note("numpy", self)
         return _zeros(self)
 
-    def data_ptr(self: torch.Tensor) -> int:
-        return 0 if isinstance(self, FakeTensor) else own["data_ptr"](self)
-
     replaced = {"__getitem__": part, "__setitem__": write, "copy_": copy_, "numpy": numpy}
     for name, function in replaced.items():
-        patch.setattr(kind, name, function)
-    patch.setattr(kind, "data_ptr", data_ptr)
+        patch.setattr(FakeTensor, name, function)
+    patch.setattr(FakeTensor, "data_ptr", lambda self: 0)
     patch.setattr(FakeTensor, "tolist", lambda self: self.numpy().tolist())
-    patch.setattr(kind, "__invert__", lambda self: torch.bitwise_not(self))
+    patch.setattr(FakeTensor, "__invert__", lambda self: torch.bitwise_not(self))
     patch.setattr(torch, "Generator", lambda device="cpu": made("cpu"))
