@@ -2,7 +2,7 @@
 # make test   install the rest, and run the quick tests: of each test four cases at most
 # make isa    run the tests that depend on rounding, with older CPU instruction sets
 # make slow   run the slow tests (ant, other physics backends, the whole demo) and all cases of the others beyond four;
-#             SLOW='slow and not sweep' leaves these and the longest out
+#             SLOW='(slow or more) and not sweep' leaves the longest out
 # make check  check format, lint, types, layers and plain English
 # make demo-matrix  repeat the demo's training with 4 seeds and 3 instruction sets
 # make matrix  run the core tests with the Python of a Debian release and the newest libraries (as root; RELEASE=trixie, ROOT=folder)
@@ -57,7 +57,7 @@ isa: $(STAMP)
 
 SLOW ?= slow or more
 slow: $(STAMP)
-	$(BIN)/python -m pytest -m '$(SLOW)' --timeout 900 -n 2 --dist loadfile
+	$(BIN)/python -m pytest -m '$(SLOW)' --timeout 900 -n 2 --dist loadfile --no-loadscope-reorder
 
 check: $(STAMP)
 	$(BIN)/ruff format --check .

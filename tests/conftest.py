@@ -7,7 +7,7 @@ import os
 import resource
 import signal
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from zlib import crc32
@@ -30,10 +30,20 @@ CASES = 4  # of one test, among the quick ones
 _frozen = {"blocks": 0}  # of memory, when objects were last taken out of garbage collection
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark further cases before -m selects."""
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> Iterator[None]:
+    """Mark further cases before -m selects, and order the files where processes take them as they come.
+
+    Files with slow tests come first then, and of them those with the fewest: the last one would be waited for.
+    """
     mark_further_cases(items)
+    yield
+    if not config.getoption("loadscopereorder", True):
+        tests = Counter(item.path for item in items)
+        slow = {item.path for item in items if item.get_closest_marker("slow")}
+        items.sort(key=lambda item: (item.path not in slow, tests[item.path], str(item.path)))
 
 
 def mark_further_cases(items: list[pytest.Item]) -> None:
