@@ -9,7 +9,6 @@ import types
 from functools import partial
 
 import gymnasium
-import psutil
 import pytest
 import torch
 from gymnasium.envs.classic_control import CartPoleEnv
@@ -259,12 +258,12 @@ def test_the_newest_limit_that_is_left_holds():
 # --------------------------------------------------------------------------------------- processes
 
 
-def test_a_serial_env_starts_no_process():
-    before = psutil.Process().children(recursive=True)
+def test_a_serial_env_starts_no_process(holdings):
+    _, children, _ = holdings()
 
     SerialEnv(3, lambda: GymEnv("CartPole-v1")).rollout(5)
 
-    assert psutil.Process().children(recursive=True) == before
+    assert holdings()[1] == children
 
 
 def test_a_fork_server_is_the_default_where_there_is_one(monkeypatch):
