@@ -1,7 +1,7 @@
 # make demo   install what the demo needs into .venv, and run it
-# make test   install the rest, and run the quick tests: of each test four cases at most
+# make test   install the rest, and run the quick tests: of each test two cases at most
 # make isa    run the tests that depend on rounding, with older CPU instruction sets
-# make slow   run the slow tests (ant, other physics backends, the whole demo) and all cases of the others beyond four;
+# make slow   run the slow tests (ant, other physics backends, the whole demo) and all cases of the others beyond two;
 #             SLOW='(slow or more) and not sweep' leaves the longest out
 # make check  check format, lint, types, layers and plain English
 # make demo-matrix  repeat the demo's training with 4 seeds and 3 instruction sets

@@ -25,7 +25,7 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
 # In /dev/shm: of multiprocessing, torch, Ray and EnvPool, in whatever program.
 FOREIGN = ("sem.mp-", "torch_", "plasma", "ViZDoom")
 
-CASES = 4  # of one test, among the quick ones
+CASES = 2  # of one test, among the quick ones
 
 _frozen = {"blocks": 0}  # of memory, when objects were last taken out of garbage collection
 
@@ -47,7 +47,7 @@ def pytest_collection_modifyitems(
 
 
 def mark_further_cases(items: list[pytest.Item]) -> None:
-    """Mark the quick cases of a test as further ones, but for four that a hash of their names chooses."""
+    """Mark the quick cases of a test as further ones, but for two that a hash of their names chooses."""
     cases = defaultdict[str, list[pytest.Item]](list)
     for item in items:
         if item.get_closest_marker("slow") is None:

@@ -98,7 +98,7 @@ class Stepping(SpecNames, ABC):
 
         Returns:
             A new TensorDict with observations, states and done flags. The entries of parts that
-            were not selected is ignored.
+            were not selected are ignored.
         """
 
     @abstractmethod

@@ -27,13 +27,12 @@ from tests.zoo.envs import Chaos, fail, obey, order_fault
 from tests.zoo.policies import Replay
 
 ROWS, LENGTH = 3, 4
-slow, sweep = pytest.mark.slow, pytest.mark.sweep
 BLOCKS, BLOCK = 5, 100  # of sequences, for each of two ways to exchange data
 SHARING = 2  # processes, where rows share one
 PATIENCE_S = 2.0  # with a row that hangs
 FATAL = ("exit", "kill", "hang")  # for the process
 
-pytestmark = pytest.mark.usefixtures("warm_fork_server")
+pytestmark = [pytest.mark.usefixtures("warm_fork_server"), pytest.mark.slow]
 
 
 class GymChaos(gymnasium.Env):
@@ -282,10 +281,7 @@ KINDS = {
 }
 
 
-@pytest.fixture(
-    scope="module",
-    params=[kind if kind == "buffers" else pytest.param(kind, marks=slow) for kind in KINDS],
-)
+@pytest.fixture(scope="module", params=KINDS)
 def twins(request, tmp_path_factory):
     twins = Twins(tmp_path_factory.mktemp("orders"), **KINDS[request.param])
     yield twins
@@ -294,7 +290,7 @@ def twins(request, tmp_path_factory):
 
 @pytest.mark.parametrize(
     "block",
-    [pytest.param(block, marks=[slow, sweep][: min(block, 2)]) for block in range(BLOCKS)],
+    [pytest.param(block, marks=pytest.mark.sweep if block > 1 else ()) for block in range(BLOCKS)],
 )
 def test_random_calls_and_faults_give_the_data_of_the_serial_twin(twins, block):
     count = BLOCK if len(twins.groups) == ROWS else BLOCK // 4
@@ -309,7 +305,6 @@ def test_random_calls_and_faults_give_the_data_of_the_serial_twin(twins, block):
     assert twins.serial._recovery.restarts > 0
 
 
-@slow
 def test_rows_of_a_process_that_hangs_are_those_of_rows_that_raise(twins):
     twins.parallel.timeout = PATIENCE_S
     try:

@@ -158,7 +158,9 @@ def test_the_nested_layout_obeys_both_masks(step, reset):
     assert_same(*outcomes)
 
 
-@pytest.mark.parametrize("batch", [pytest.param((), marks=pytest.mark.slow), (2, 3), (0,)])
+@pytest.mark.parametrize(
+    "batch", [(2, 3), *(pytest.param(batch, marks=pytest.mark.slow) for batch in ((), (0,)))]
+)
 def test_data_of_another_batch_size_is_treated_alike(batch):
     outcomes = []
     for env in pair("entries"):
@@ -175,7 +177,7 @@ def test_data_without_memory_is_completed_alike(lacking):
     assert_same(*steps)
 
 
-@pytest.mark.parametrize("name", CHAINS)
+@pytest.mark.parametrize("name", ["entries", pytest.param("values", marks=pytest.mark.slow)])
 def test_specs_follow_data(name):
     inside, _ = pair(name)
 
@@ -196,7 +198,7 @@ def test_what_stands_under_next_already_wins():
 # -------------------------------------------------------------------------------------- whole rollouts
 
 
-@pytest.mark.parametrize("name", CHAINS)
+@pytest.mark.parametrize("name", ["entries", pytest.param("values", marks=pytest.mark.slow)])
 def test_unrolled_data_is_that_of_single_steps(name):
     inside, outside = pair(name)
     inside.set_seed(1)

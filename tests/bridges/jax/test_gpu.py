@@ -95,6 +95,7 @@ class OfPlace(torch.nn.Module):
         return self.layer(place)
 
 
+@pytest.mark.slow
 def test_products_have_the_precision_that_jax_is_asked_for_and_those_of_compiled_policies_all(
     monkeypatch,
 ):

@@ -87,6 +87,7 @@ def test_tic_tac_toe_equals_pgx_stepped_by_hand(tictactoe):
     assert ended > 10
 
 
+@pytest.mark.slow
 def test_leduc_holdem_equals_pgx_stepped_by_hand():
     ended = assert_equals_pgx(PgxEnv("leduc_holdem", batch_size=[ROWS]), steps=20)
 

@@ -865,7 +865,10 @@ def bounded_normal():
     )
 
 
-@pytest.mark.parametrize("make", [Held, MadeInside, bounded_normal])
+@pytest.mark.parametrize(
+    "make",
+    [Held, *(pytest.param(make, marks=pytest.mark.slow) for make in (MadeInside, bounded_normal))],
+)
 def test_one_compiled_policy_serves_several_programs(make):
     policy = compile_policy(make())
     small = JaxEnv(Pendulum(), batch_size=[3])
