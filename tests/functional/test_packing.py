@@ -111,7 +111,9 @@ def test_wide_leaves_survive_with_x64():
 
 
 @pytest.mark.rounding
-@pytest.mark.parametrize("name", ["fast", "inverted_pendulum"])
+@pytest.mark.parametrize(
+    "name", ["fast", pytest.param("inverted_pendulum", marks=pytest.mark.slow)]
+)
 def test_a_brax_state_survives(name):
     options = {} if name == "fast" else {"backend": "spring"}
     core = BraxCore(import_brax().get_environment(name, **options))

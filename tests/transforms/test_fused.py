@@ -314,6 +314,7 @@ def test_what_a_subclass_writes_anew_is_obeyed():
     assert following["episode_reward"].equal(bare["reward"] * 2)
 
 
+@pytest.mark.slow
 def test_transforms_after_the_run_work_as_ever():
     def make(*first):
         return Compose(*first, StepCounter(4), RewardSum(), lambda td: td, InitTracker(), Late())
@@ -332,6 +333,7 @@ def test_transforms_after_the_run_work_as_ever():
     assert_same(outcomes[1], outcomes[3])
 
 
+@pytest.mark.slow
 def test_an_env_behind_transforms_is_fused_with_more_of_them():
     inner = TransformedEnv(base(), Compose(*episodes()[:2]))
     env = TransformedEnv(inner, Compose(*episodes()[2:]))

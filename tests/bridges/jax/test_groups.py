@@ -214,6 +214,7 @@ def test_a_policy_in_jax_writes_by_group_and_is_told_what_is_missing(race):
         race.unroll(race.reset(), 2, JaxPolicy(lambda params, seen, key: {"action": 1}))
 
 
+@pytest.mark.slow
 def test_returns_are_summed_inside_the_program(race):
     summed = TransformedEnv(
         race, RewardSum(in_keys=[("walker", "reward")], out_keys=[("walker", "return")])

@@ -55,6 +55,7 @@ def test_actions_of_single_steps_are_allowed_and_the_same_run_steps_alike(nim):
     assert_same(data, torch.stack(stepped, 1).exclude("state", ("next", "state")))
 
 
+@pytest.mark.slow
 def test_fused_transforms_keep_draws_allowed_and_one_that_takes_the_mask_away_allows_all(nim):
     counted = TransformedEnv(nim, StepCounter())
     blind = TransformedEnv(nim, ExcludeTransform(("allowed", "takes")))
@@ -68,6 +69,7 @@ def test_fused_transforms_keep_draws_allowed_and_one_that_takes_the_mask_away_al
     assert (free["next", "reward"] < 0).any()
 
 
+@pytest.mark.slow
 def test_each_named_reward_is_an_entry_of_its_shape_and_a_return_is_of_one_of_them(nim):
     nim.set_seed(0)
 

@@ -18,6 +18,7 @@ def team():
     return JaxEnv(Team(end=4), batch_size=[3])
 
 
+@pytest.mark.slow
 def test_choices_are_one_hot_side_by_side_and_each_agent_is_paid_what_it_chose(team):
     team.set_seed(0)
 

@@ -79,6 +79,7 @@ def test_fast_equals_brax_stepped_by_hand(fast):
 
 
 @pytest.mark.rounding
+@pytest.mark.slow
 def test_inverted_pendulum_equals_brax_stepped_by_hand(pendulum):
     assert_equals_bare(pendulum, 8, steps=6)
 
@@ -200,6 +201,7 @@ def test_an_episode_is_cut_by_its_length_and_never_terminated_by_it(fast):
     assert (data["observation"][:, 4] == 0).all()
 
 
+@pytest.mark.slow
 def test_a_falling_pendulum_terminates(pendulum):
     pendulum.set_seed(0)
     td = pendulum.reset()

@@ -211,6 +211,7 @@ def test_groups_are_by_name_or_as_they_are_said(spread):
     assert named.observation_spec["pair"].shape == (2,)
 
 
+@pytest.mark.slow
 def test_one_hot_actions_have_an_axis_of_options():
     env = JaxMARLEnv(SPREAD, categorical_action_encoding=False)
 

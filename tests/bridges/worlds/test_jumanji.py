@@ -51,6 +51,7 @@ def assert_equals_jumanji(env, steps):
     return assert_equals_bare(env, steps, jax.jit(jax.vmap(reset)), jax.jit(jax.vmap(step)))
 
 
+@pytest.mark.slow
 def test_snake_equals_jumanji_stepped_by_hand(snake):
     ended = assert_equals_jumanji(snake, steps=100)
 

@@ -255,6 +255,7 @@ def test_an_illegal_action_of_a_single_step_is_an_error(tictactoe):
     assert "illegal_action" in one["next"] and not step["next", "illegal_action"].any()
 
 
+@pytest.mark.slow
 def test_a_run_with_an_illegal_action_is_an_error_after_it(tictactoe):
     told = r"'action' of row 0 at step 1 is 0, which is illegal; legal are \[1.*illegal='library'"
 
@@ -297,6 +298,7 @@ def test_the_library_ends_the_game_and_fines_the_player_where_that_is_asked_for(
     assert_same(data, stepped.exclude("state", ("next", "state")))
 
 
+@pytest.mark.slow
 def test_a_transform_that_hides_the_flag_hides_no_illegal_action(tictactoe):
     blind = TransformedEnv(tictactoe, ExcludeTransform("illegal_action"))
     counted = TransformedEnv(tictactoe, StepCounter())
@@ -348,6 +350,7 @@ class Seats(torch.nn.Module):
         return torch.where(current_player == 0, *moves)
 
 
+@pytest.mark.slow
 def test_one_or_two_torch_policies_play_both_sides_in_a_program(tictactoe):
     torch.manual_seed(0)
     one, other = Net(), Net()

@@ -255,6 +255,7 @@ def test_pixels_are_observed_through_the_library_s_wrapper(monkeypatch, tmp_path
     assert seen.shape == (2, 224, 224, 3) and seen.dtype == torch.uint8
 
 
+@pytest.mark.slow
 def test_a_stored_state_is_drawn(grid):
     grid.set_seed(0)
     td = grid.reset()

@@ -268,7 +268,8 @@ def test_additive_noise_is_gaussian_and_kept_within_the_spec(crowd):
 # ----------------------------------------------------------------------------------------- recurrence
 
 
-@pytest.mark.parametrize("kind", [pytest.param("gru", marks=pytest.mark.slow), "lstm"])
+@pytest.mark.parametrize("kind", ["gru", "lstm"])
+@pytest.mark.slow
 def test_a_recurrent_module_gives_what_it_gives_step_by_step(walker, kind):
     torch.manual_seed(0)
     states = ["h"] if kind == "gru" else ["h", "c"]

@@ -814,6 +814,7 @@ def test_a_run_like_the_last_one_reads_no_spec(walker, steered, monkeypatch, act
     assert read == []
 
 
+@pytest.mark.slow
 def test_a_forward_that_is_replaced_by_one_on_tensordicts_is_given_the_tensordict(walker):
     class Halves(nn.Module):
         def forward(self, place, lamps, level):
@@ -865,10 +866,8 @@ def bounded_normal():
     )
 
 
-@pytest.mark.parametrize(
-    "make",
-    [Held, *(pytest.param(make, marks=pytest.mark.slow) for make in (MadeInside, bounded_normal))],
-)
+@pytest.mark.parametrize("make", [Held, MadeInside, bounded_normal])
+@pytest.mark.slow
 def test_one_compiled_policy_serves_several_programs(make):
     policy = compile_policy(make())
     small = JaxEnv(Pendulum(), batch_size=[3])
