@@ -156,7 +156,7 @@ def test_restart_where_carries_every_kind_of_leaf():
     assert same_bits(rows_of(after, mask), rows_of(jax.jit(env.reset)(before[0].key), mask))
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_a_written_restart_is_a_restart_written():
     env = BatchedEnv(Zoo())
     before = begin(env, 20)

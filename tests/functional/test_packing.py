@@ -112,7 +112,7 @@ def test_wide_leaves_survive_with_x64():
 
 @pytest.mark.rounding
 @pytest.mark.parametrize(
-    "name", ["fast", pytest.param("inverted_pendulum", marks=pytest.mark.slow)]
+    "name", ["fast", pytest.param("inverted_pendulum", marks=pytest.mark.more)]
 )
 def test_a_brax_state_survives(name):
     options = {} if name == "fast" else {"backend": "spring"}

@@ -159,7 +159,12 @@ def test_the_nested_layout_obeys_both_masks(step, reset):
 
 
 @pytest.mark.parametrize(
-    "batch", [(2, 3), *(pytest.param(batch, marks=pytest.mark.slow) for batch in ((), (0,)))]
+    "batch",
+    [
+        (2, 3),
+        pytest.param((), marks=pytest.mark.slow),
+        pytest.param((0,), marks=pytest.mark.more),
+    ],
 )
 def test_data_of_another_batch_size_is_treated_alike(batch):
     outcomes = []
@@ -177,7 +182,7 @@ def test_data_without_memory_is_completed_alike(lacking):
     assert_same(*steps)
 
 
-@pytest.mark.parametrize("name", ["entries", pytest.param("values", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["entries", pytest.param("values", marks=pytest.mark.more)])
 def test_specs_follow_data(name):
     inside, _ = pair(name)
 
@@ -198,7 +203,7 @@ def test_what_stands_under_next_already_wins():
 # -------------------------------------------------------------------------------------- whole rollouts
 
 
-@pytest.mark.parametrize("name", ["entries", pytest.param("values", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["entries", pytest.param("values", marks=pytest.mark.more)])
 def test_unrolled_data_is_that_of_single_steps(name):
     inside, outside = pair(name)
     inside.set_seed(1)
@@ -314,7 +319,7 @@ def test_what_a_subclass_writes_anew_is_obeyed():
     assert following["episode_reward"].equal(bare["reward"] * 2)
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_transforms_after_the_run_work_as_ever():
     def make(*first):
         return Compose(*first, StepCounter(4), RewardSum(), lambda td: td, InitTracker(), Late())
@@ -333,7 +338,7 @@ def test_transforms_after_the_run_work_as_ever():
     assert_same(outcomes[1], outcomes[3])
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_an_env_behind_transforms_is_fused_with_more_of_them():
     inner = TransformedEnv(base(), Compose(*episodes()[:2]))
     env = TransformedEnv(inner, Compose(*episodes()[2:]))

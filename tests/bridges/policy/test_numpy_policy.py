@@ -100,7 +100,7 @@ COVERED = [
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_networks_give_in_numpy_what_torch_gives(env):
     networks = [NETWORKS[name].make().eval() for name in COVERED]
     given = [NETWORKS[name].example(5) for name in COVERED]

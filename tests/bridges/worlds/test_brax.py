@@ -79,7 +79,7 @@ def test_fast_equals_brax_stepped_by_hand(fast):
 
 
 @pytest.mark.rounding
-@pytest.mark.slow
+@pytest.mark.more
 def test_inverted_pendulum_equals_brax_stepped_by_hand(pendulum):
     assert_equals_bare(pendulum, 8, steps=6)
 

@@ -269,7 +269,7 @@ def test_additive_noise_is_gaussian_and_kept_within_the_spec(crowd):
 
 
 @pytest.mark.parametrize("kind", ["gru", "lstm"])
-@pytest.mark.slow
+@pytest.mark.more
 def test_a_recurrent_module_gives_what_it_gives_step_by_step(walker, kind):
     torch.manual_seed(0)
     states = ["h"] if kind == "gru" else ["h", "c"]
