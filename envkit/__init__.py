@@ -26,8 +26,25 @@ filter_warnings_subprocess = True
 """Worker processes hide Python warnings; set to False (before they start) to see them."""
 
 
-_OTHER_NAMES = {f"_{name}": name for name in ("apply_to_composite", "apply_to_composite_inv")}
-"""Names that transforms written for TorchRL import, and ours."""
+_OTHER_NAMES = {
+    "_apply_to_composite": "apply_to_composite",
+    "_apply_to_composite_inv": "apply_to_composite_inv",
+    "aSyncDataCollector": "AsyncCollector",
+    "BinaryDiscreteTensorSpec": "Binary",
+    "BoundedTensorSpec": "Bounded",
+    "CompositeSpec": "Composite",
+    "DataCollectorBase": "BaseCollector",
+    "DiscreteTensorSpec": "Categorical",
+    "LazyStackedCompositeSpec": "StackedComposite",
+    "LazyStackedTensorSpec": "Stacked",
+    "MultiDiscreteTensorSpec": "MultiCategorical",
+    "MultiOneHotDiscreteTensorSpec": "MultiOneHot",
+    "NonTensorSpec": "NonTensor",
+    "OneHotDiscreteTensorSpec": "OneHot",
+    "UnboundedContinuousTensorSpec": "UnboundedContinuous",
+    "UnboundedDiscreteTensorSpec": "UnboundedDiscrete",
+}
+"""Names that programs written for TorchRL import, private ones of today and public ones of before, and ours."""
 
 
 class _NameOfBefore:

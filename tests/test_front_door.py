@@ -82,9 +82,15 @@ def test_the_front_door_reads_each_name_and_its_place_in_the_stub():
     assert sorted(stated) == envkit.__all__
 
 
-def test_decorators_of_spec_hooks_have_the_names_of_torchrl_too():
+def test_private_and_earlier_names_of_torchrl_are_found():
+    from envkit import BoundedTensorSpec, CompositeSpec, DiscreteTensorSpec, aSyncDataCollector
+
     assert envkit._apply_to_composite is envkit.apply_to_composite
-    assert envkit._apply_to_composite_inv is envkit.apply_to_composite_inv
+    assert aSyncDataCollector is envkit.AsyncCollector
+    spec = CompositeSpec(a=BoundedTensorSpec(-1, 1, (3,)), b=DiscreteTensorSpec(2))
+    assert spec == envkit.Composite(a=envkit.Bounded(-1, 1, (3,)), b=envkit.Categorical(2))
+    assert set(envkit._OTHER_NAMES.values()) <= set(envkit._HOME_OF)
+    assert not envkit._OTHER_NAMES.keys() & envkit._HOME_OF.keys()
 
 
 def test_dir_lists_every_public_name():

@@ -457,7 +457,11 @@ class TransformedEnv(OnRow, TransformStepping):
         state = self._transform.state_dict(*args, **kwargs)
         if own := self._own_state():
             state[_OWN_OF_ENV] = own
-        base = self.base_env.state_dict()
+        try:
+            base = self.base_env.state_dict()
+        except ResumeError as error:
+            error.add_note("To save the transforms alone, call env.transform.state_dict().")
+            raise
         if _holds_anything(base):
             state.update({_BASE + name: value for name, value in base.items()})
         return state

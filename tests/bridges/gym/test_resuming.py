@@ -290,6 +290,19 @@ def test_an_episode_that_was_not_written_down_is_refused(opened):
         env.state_dict()
 
 
+def test_a_refusal_behind_transforms_names_what_saves_them_alone(opened):
+    env = opened(TransformedEnv(small(), StepCounter()))
+    env.reset()
+
+    with pytest.raises(ResumeError, match="was not written down") as caught:
+        env.state_dict()
+
+    assert caught.value.__notes__ == [
+        "To save the transforms alone, call env.transform.state_dict()."
+    ]
+    env.transform.load_state_dict(env.transform.state_dict())
+
+
 def test_a_step_that_raised_leaves_nothing_to_save(opened):
     class Failing(Secretive):
         def step(self, action):
