@@ -47,7 +47,7 @@ class OnCpu(Count):
 def elsewhere() -> Iterator[None]:
     torch.set_default_device("meta")
     yield
-    torch.set_default_device(None)  # naming "cpu" would keep a mode on, in which torch.tensor fails
+    torch.set_default_device(None)  # naming "cpu" would leave a mode on for later tests
 
 
 def cartpole() -> GymEnv:
