@@ -9,7 +9,7 @@ import signal
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from zlib import crc32
 
 import psutil
@@ -50,7 +50,7 @@ def mark_further_cases(items: list[pytest.Item]) -> None:
     """Mark the quick cases of a test as further ones, but for two that a hash of their names chooses."""
     cases = defaultdict[str, list[pytest.Item]](list)
     for item in items:
-        if item.get_closest_marker("slow") is None:
+        if not (item.get_closest_marker("slow") or item.get_closest_marker("more")):
             cases[item.nodeid.partition("[")[0]].append(item)
     for of_one in cases.values():
         of_one.sort(key=lambda item: crc32(item.nodeid.encode()))
@@ -119,12 +119,15 @@ def holdings() -> Callable[[], tuple[int, list[int], list[str]]]:
             2
         ):  # errors of earlier tests hold pools in cycles, whose finalizers leave others
             gc.collect()
-        ours = [child for child in psutil.Process().children() if child.name() != "raylet"]
-        below = [process.pid for child in ours for process in child.children(recursive=True)]
-        children = sorted([child.pid for child in ours] + below)
+        children = list[int]()
+        for child in psutil.Process().children():
+            with suppress(psutil.NoSuchProcess):  # it has just ended
+                if child.name() != "raylet":
+                    below = child.children(recursive=True)
+                    children += [child.pid, *(process.pid for process in below)]
         shared = sorted(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else []
         shared = [name for name in shared if not name.startswith(FOREIGN)]
-        return len(os.listdir("/proc/self/fd")), children, shared
+        return len(os.listdir("/proc/self/fd")), sorted(children), shared
 
     return count
 

@@ -83,13 +83,23 @@ def test_the_front_door_reads_each_name_and_its_place_in_the_stub():
 
 
 def test_private_and_earlier_names_of_torchrl_are_found():
-    from envkit import BoundedTensorSpec, CompositeSpec, DiscreteTensorSpec, aSyncDataCollector
+    from envkit import BoundedTensorSpec, CompositeSpec, DiscreteTensorSpec
 
     assert envkit._apply_to_composite is envkit.apply_to_composite
-    assert aSyncDataCollector is envkit.AsyncCollector
+    assert envkit._apply_to_composite_inv is envkit.apply_to_composite_inv
+    assert envkit.aSyncDataCollector is envkit.AsyncCollector
+    assert envkit.DataCollectorBase is envkit.BaseCollector
     spec = CompositeSpec(a=BoundedTensorSpec(-1, 1, (3,)), b=DiscreteTensorSpec(2))
     assert spec == envkit.Composite(a=envkit.Bounded(-1, 1, (3,)), b=envkit.Categorical(2))
-    assert set(envkit._OTHER_NAMES.values()) <= set(envkit._HOME_OF)
+    assert envkit.BinaryDiscreteTensorSpec(3).rand().shape == (3,)
+    assert envkit.OneHotDiscreteTensorSpec(3).rand().sum() == 1
+    assert envkit.MultiDiscreteTensorSpec([2, 3]).rand().shape == (2,)
+    assert envkit.MultiOneHotDiscreteTensorSpec([2, 3]).rand().shape == (5,)
+    assert envkit.UnboundedContinuousTensorSpec(2).rand().is_floating_point()
+    assert not envkit.UnboundedDiscreteTensorSpec(2).rand().is_floating_point()
+    assert envkit.NonTensorSpec(()).shape == ()
+    assert envkit.LazyStackedTensorSpec(spec["b"], spec["b"], dim=0).shape == (2,)
+    assert envkit.LazyStackedCompositeSpec(spec, spec, dim=0)["b"].shape == (2,)
     assert not envkit._OTHER_NAMES.keys() & envkit._HOME_OF.keys()
 
 
