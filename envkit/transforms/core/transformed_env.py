@@ -460,7 +460,8 @@ class TransformedEnv(OnRow, TransformStepping):
         try:
             base = self.base_env.state_dict()
         except ResumeError as error:
-            error.add_note("To save the transforms alone, call env.transform.state_dict().")
+            if not hasattr(error, "__notes__"):  # of an env behind transforms that is inside
+                error.add_note("To save the transforms alone, call env.transform.state_dict().")
             raise
         if _holds_anything(base):
             state.update({_BASE + name: value for name, value in base.items()})

@@ -291,7 +291,7 @@ def test_an_episode_that_was_not_written_down_is_refused(opened):
 
 
 def test_a_refusal_behind_transforms_names_what_saves_them_alone(opened):
-    env = opened(TransformedEnv(small(), StepCounter()))
+    env = opened(TransformedEnv(TransformedEnv(small(), StepCounter()), StepCounter()))
     env.reset()
 
     with pytest.raises(ResumeError, match="was not written down") as caught:
