@@ -406,7 +406,9 @@ def _discrete(space: GymSpace, categorical: bool, key: object) -> RowLeaf:
             row[...] = index_of(value)
 
         form = ArrayForm(indices_of, lambda rows: rows + start)
-        return RowLeaf(spec, write_index, lambda rows: (rows + start).tolist(), form)
+        return RowLeaf(
+            spec, write_index, lambda rows: [index + start for index in rows.tolist()], form
+        )
 
     def write_one_hot(row: np.ndarray, value: SpaceValue) -> None:
         row[:] = 0
@@ -420,7 +422,11 @@ def _discrete(space: GymSpace, categorical: bool, key: object) -> RowLeaf:
         return rows
 
     form = ArrayForm(one_hot, lambda rows: rows.argmax(-1) + start)
-    return RowLeaf(spec, write_one_hot, lambda rows: (rows.argmax(-1) + start).tolist(), form)
+
+    def read_one_hot(rows: np.ndarray) -> list[int]:
+        return [index + start for index in rows.argmax(-1).tolist()]
+
+    return RowLeaf(spec, write_one_hot, read_one_hot, form)
 
 
 def _whole(value: SpaceValue, space: GymSpace, key: object) -> np.ndarray:

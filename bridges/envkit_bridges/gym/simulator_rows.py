@@ -132,7 +132,16 @@ class SimulatorRows:
         self._next_puts = _PutsBySlot(self._cores, written)
         carried = [path for path in roots if cores[0].writes_flags or path not in DONE]
         self._carried = [
-            [(nexts[path][at], roots[path][at + 1]) for path in carried] for at in slots
+            [
+                (
+                    _bytes_of(nexts[path][at]),
+                    _bytes_of(roots[path][at + 1]),
+                    nexts[path][at, 0].nbytes,
+                )
+                for path in carried
+                if nexts[path].size
+            ]
+            for at in slots
         ]
 
     def replace(self, row: int, env: Any) -> None:
@@ -204,24 +213,28 @@ class SimulatorRows:
         self, slot: int, stepped: Sequence[int], ended: list[tuple[int, bool, bool]]
     ) -> None:
         """Write the roots that follow a step, but those of fresh episodes."""
-        parts: list[Any] = [...]
+        carried = self._carried[slot]
+        if not ended and len(stepped) == len(self._steps):  # as of most steps
+            for made, root, _ in carried:
+                root[:] = made
+            return
         over = [index for index, *_ in ended]
         if len(stepped) < len(self._steps):
-            parts = [[index for index in stepped if index not in over]]
-        elif over:
+            parts = [(index, index + 1) for index in stepped if index not in over]
+        else:
             begins, ends = [0, *(index + 1 for index in over)], [*over, len(stepped)]
-            parts = [slice(*part) for part in zip(begins, ends, strict=True)]
-        for made, root in self._carried[slot]:
-            for going in parts:
-                root[going] = made[going]
+            parts = list(zip(begins, ends, strict=True))
+        for made, root, size in carried:
+            for begin, end in parts:
+                root[begin * size : end * size] = made[begin * size : end * size]
 
 
 _OF_STEPS = (("reward",), *DONE)
 
 
-def _bytes_of(flags: np.ndarray) -> memoryview:
-    """Show flags of shape (rows, 1) as bytes, which are written faster than an array."""
-    return flags[:, 0].view(np.uint8).data
+def _bytes_of(rows: np.ndarray) -> memoryview:
+    """Show contiguous rows as bytes, which are written faster than an array."""
+    return rows.view(np.uint8).data.cast("B")
 
 
 class _PutsBySlot(dict[int, list[Put]]):

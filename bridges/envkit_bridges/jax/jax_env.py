@@ -398,7 +398,7 @@ class JaxEnv(EnvBase):
             td: root to start from: ``state``, observation, done flags; what is done begins again.
             steps: length of the run.
             policy: None for random actions, a `JaxPolicy`, or what `compile_policy` gave. Their draws
-                comes from the env's seed.
+                come from the env's seed.
             record_state: record ``state`` at root and next of every step, as `rollout` does.
 
         Returns:
