@@ -143,9 +143,16 @@ class ActionMask(EpisodeTransform):
 
 
 class _Choosing(Transform):
-    """A transform for which the user gives a choice, which is converted and refused as envs do."""
+    """A transform for which the user gives a choice, which is converted and refused as envs do; it may draw."""
+
+    only_adds_done = True
 
     _rule: ActionInput | None = None  # of one row, once specs are read
+    _changes_with_use = ("_generator",)
+    _generator: torch.Generator | None = None
+
+    def _set_seed(self, seed: int | None) -> None:
+        self._generator = None if seed is None else torch.Generator().manual_seed(seed)
 
     def _rule_for(self, leaf: TensorSpec, batch_dims: int) -> None:
         self._rule = ActionInput(leaf[(0,) * batch_dims], self.out_keys_inv[0])
@@ -190,10 +197,6 @@ class DiscreteActionProjection(_Choosing):
         >>> env.close()
     """
 
-    only_adds_done = True
-
-    _changes_with_use = ("_generator",)
-
     def __init__(
         self,
         num_actions_effective: int,
@@ -218,10 +221,6 @@ class DiscreteActionProjection(_Choosing):
             )
         self.include_forward = as_bool("include_forward", include_forward)
         self._is_one_hot = True
-        self._generator: torch.Generator | None = None
-
-    def _set_seed(self, seed: int | None) -> None:
-        self._generator = None if seed is None else torch.Generator().manual_seed(seed)
 
     def _inv_apply_transform(self, value: torch.Tensor) -> torch.Tensor:
         option = _chosen(value) if self._is_one_hot else value
@@ -232,9 +231,6 @@ class DiscreteActionProjection(_Choosing):
         if not self._is_one_hot:
             return option
         return torch.nn.functional.one_hot(option, self.num_actions_effective).to(value.dtype)
-
-    def _call(self, next_td: TensorDictBase) -> TensorDictBase:
-        return next_td
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         (key,) = self.in_keys_inv
@@ -330,12 +326,9 @@ class ActionDiscretizer(_Choosing):
     """
 
     SamplingStrategy = SamplingStrategy
-    only_adds_done = True
 
     low: torch.Tensor
     high: torch.Tensor
-
-    _changes_with_use = ("_generator",)
 
     def __init__(
         self,
@@ -352,12 +345,8 @@ class ActionDiscretizer(_Choosing):
         self.num_intervals = _interval_counts(num_intervals)
         self.sampling = _sampling(sampling)
         self.categorical = as_bool("categorical", categorical)
-        self._generator: torch.Generator | None = None
         self.register_buffer("low", torch.zeros(()), persistent=False)
         self.register_buffer("high", torch.zeros(()), persistent=False)
-
-    def _set_seed(self, seed: int | None) -> None:
-        self._generator = None if seed is None else torch.Generator().manual_seed(seed)
 
     def _bins(self, size: int) -> list[int]:
         """Numbers of bins of the ``size`` elements of an action."""
@@ -365,15 +354,13 @@ class ActionDiscretizer(_Choosing):
         return [counts] * size if isinstance(counts, int) else counts
 
     def _inv_apply_transform(self, value: torch.Tensor) -> torch.Tensor:
-        if not self.low.ndim:
-            bins = self._bins(1)[0]
-            value = value if self.categorical else _chosen(value)
-            width = (self.high - self.low) / bins
-            return self.low + width * (value + self._place(value)).to(self.low.dtype)
-        bins = self._bins(self.low.shape[-1])
+        has_axis = self.low.ndim > 0
+        bins = self._bins(self.low.shape[-1] if has_axis else 1)
         if not self.categorical:
-            value = torch.stack([_chosen(part) for part in value.split(bins, -1)], -1)
-        width = (self.high - self.low) / torch.tensor(bins, device=self.low.device)
+            parts = [_chosen(part) for part in value.split(bins, -1)]
+            value = torch.stack(parts, -1) if has_axis else parts[0]
+        counts = torch.tensor(bins if has_axis else bins[0], device=self.low.device)
+        width = (self.high - self.low) / counts
         return self.low + width * (value + self._place(value)).to(self.low.dtype)
 
     def _place(self, value: torch.Tensor) -> torch.Tensor | float:

@@ -71,7 +71,7 @@ class DeviceCastTransform(LeafTransform):
     def _apply_transform(self, value: Array) -> Any:
         return value.to(self.device)
 
-    def _inv_apply_transform(self, value: Array) -> Any:
+    def _inv_apply_transform(self, value: Any) -> Any:
         return value if self.orig_device is None else value.to(self.orig_device)
 
     def _call(self, next_td: TensorDictBase) -> TensorDictBase:
@@ -80,14 +80,12 @@ class DeviceCastTransform(LeafTransform):
         return super()._call(next_td.clear_device_())
 
     def _inv_call(self, td: TensorDictBase) -> TensorDictBase:
-        origin = self.orig_device
-        if self._moves_all:
-            return td if origin is None else td.to(origin)
-        td = super()._inv_call(td.clear_device_())
-        return td if origin is None else td.to(origin)
+        if not self._moves_all:
+            td = super()._inv_call(td.clear_device_())
+        return self._inv_apply_transform(td)
 
     def _reset_env_preprocess(self, td: TensorDictBase) -> TensorDictBase:
-        return td if self.orig_device is None else td.to(self.orig_device)
+        return self._inv_apply_transform(td)
 
     # --------------------------------------------------------------------------------------- specs
 

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 import torch
 from tensordict import TensorDictBase
+from tensordict.utils import expand_as_right
 
 from envkit import rules
 from envkit.arrays import episode_counters
@@ -476,7 +477,7 @@ class TrajCounter(EpisodeTransform):
             begins = torch.ones_like(flags)
             mask = self._reset_mask(td, path)
             if mask is not None:
-                begins &= mask.reshape((*mask.shape, *(1,) * (flags.ndim - mask.ndim)))
+                begins &= expand_as_right(mask, flags)
             td_reset.set((*path, self._name), self._draw(begins))
         return td_reset
 
@@ -616,9 +617,7 @@ class RandomTruncationTransform(EpisodeTransform):
         begins = torch.ones_like(count, dtype=torch.bool)
         if mask is not None:
             begins = rules.reduce_mask(mask, count.shape, mask.ndim)
-            begins = begins.reshape((*begins.shape, *(1,) * (count.ndim - begins.ndim))).expand_as(
-                count
-            )
+            begins = expand_as_right(begins, count)
         begun = self._begun[path]
         fresh = self._lengths(begun)
         self._horizons[path] = torch.where(begins, fresh, known)
@@ -653,8 +652,7 @@ class RandomTruncationTransform(EpisodeTransform):
         output_spec = editable(output_spec)
         done = output_spec["full_done_spec"]
         for path in self._counts:
-            leaf = shown[as_key(path)]
-            flags = Categorical(2, shape=leaf.shape, dtype=torch.bool, device=leaf.device)
+            flags = _flag_like(shown[as_key(path)])
             done[as_key(self._beside(path, self.truncated_key))] = flags
         return output_spec
 
@@ -691,8 +689,7 @@ class TerminateTransform(EpisodeTransform):
         for key in self._env().done_keys:
             flags = next_td.get(key)
             if as_path(key)[-1] in names:
-                extra = (1,) * (flags.ndim - stops.ndim)
-                next_td.set(key, flags | stops.reshape((*stops.shape, *extra)).expand_as(flags))
+                next_td.set(key, flags | expand_as_right(stops, flags))
         return next_td
 
 

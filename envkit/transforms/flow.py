@@ -97,9 +97,6 @@ class ConditionalSkip(Transform):
             moves = moves & rules.step_mask(given, td.batch_size)
         return td.set(rules.STEP, moves)
 
-    def _call(self, next_td: TensorDictBase) -> TensorDictBase:
-        return next_td
-
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         raise NotCallableError(
             "ConditionalSkip decides what an environment steps and cannot be called on data. Put it "
@@ -115,6 +112,12 @@ class SteppingTransform(EpisodeTransform):
     def _step_again(self, root: TensorDictBase) -> TensorDictBase:
         """Step the env before this transform with an input the inverse pass has gone through."""
         return self._env()._step_inverted(root)
+
+    def _stepped(self, td: TensorDictBase) -> torch.Tensor:
+        """Say which elements a step is for."""
+        given = td.get(rules.STEP, None)
+        everywhere = torch.ones(td.batch_size, dtype=torch.bool, device=td.device)
+        return everywhere if given is None else given
 
     def _begun(self, td: TensorDictBase, batch: torch.Size) -> torch.Tensor:
         """Say which elements a reset begins again."""
@@ -161,16 +164,15 @@ class FrameSkipTransform(SteppingTransform):
         self.frame_skip = as_int("frame_skip", frame_skip, least=1, meaning=meaning)
 
     def _step(self, td: TensorDictBase, next_td: TensorDictBase) -> TensorDictBase:
-        env, given = self._env(), td.get(rules.STEP, None)
-        running = torch.ones(td.batch_size, dtype=torch.bool, device=td.device)
-        if given is not None:
-            running = given
+        env, running = self._env(), self._stepped(td)
+        assert self.container is not None
+        actions = self.container.base_env.action_keys
         for _ in range(self.frame_skip - 1):
             running = running & ~env._rows_done(next_td)
             if not bool(running.any()):
                 break
             root = env.step_mdp(td.copy().set("next", next_td))
-            root.update(td.select(*self._actions()))
+            root.update(td.select(*actions))
             following = self._step_again(root.set(rules.STEP, running)).get("next")
             for key in env.reward_keys:
                 following.set(key, episode_counters.added(next_td.get(key), following.get(key)))
@@ -199,10 +201,6 @@ class FrameSkipTransform(SteppingTransform):
         return box_between(
             leaf.low.minimum(low.to(leaf.dtype)), leaf.high.maximum(high.to(leaf.dtype))
         )
-
-    def _actions(self) -> list[Key]:
-        assert self.container is not None
-        return self.container.base_env.action_keys
 
 
 class ConditionalPolicySwitch(SteppingTransform):
@@ -519,10 +517,7 @@ class MultiAction(SteppingTransform):
         return td
 
     def _step(self, td: TensorDictBase, next_td: TensorDictBase) -> TensorDictBase:
-        env, axis, given = self._env(), td.batch_dims + self.dim - 1, td.get(rules.STEP, None)
-        running = given
-        if running is None:
-            running = torch.ones(td.batch_size, dtype=torch.bool, device=td.device)
+        env, axis, running = self._env(), td.batch_dims + self.dim - 1, self._stepped(td)
         actions = [action for action, _ in self._pairs()]
         chunks = {key: td.get((_REST, *as_path(key))).unbind(axis) for key in actions}
         moments, root = [next_td], td.exclude(_REST, rules.STEP)

@@ -20,6 +20,7 @@ from typing import Any, cast
 import torch
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
+from tensordict.utils import expand_as_right
 from torch import nn
 
 from envkit.data.arguments import as_int, as_number
@@ -334,7 +335,7 @@ class MultiStep(nn.Module):
         axis = reaches[0].ndim - 1
         total = torch.zeros_like(reward)
         for number, reach in enumerate(reaches):
-            held = reach.reshape((*reach.shape, *(1,) * (reward.ndim - reach.ndim)))
+            held = expand_as_right(reach, reward)
             total = total + self.gamma**number * held * _later(reward, number, axis)
         return total
 
@@ -346,10 +347,7 @@ class MultiStep(nn.Module):
         for path, value in leaves(following):
             if self._stays(path) or not isinstance(value, torch.Tensor):
                 continue
-            index = last.reshape((*last.shape, *(1,) * (value.ndim - last.ndim))).expand(
-                value.shape
-            )
-            shown.set(as_key(path), value.gather(axis, index))
+            shown.set(as_key(path), value.gather(axis, expand_as_right(last, value)))
         return shown
 
     def _stays(self, path: Path) -> bool:
@@ -501,8 +499,7 @@ class Reward2GoTransform(Transform):
             reward = td.get(source, None)
             if reward is None:
                 raise self._missing(source, td, "Pass in_keys=.")
-            goes_on = (~ended).reshape((*ended.shape, *(1,) * (reward.ndim - ended.ndim)))
-            td.set(target, self._to_go(reward, goes_on.expand(reward.shape), axis))
+            td.set(target, self._to_go(reward, expand_as_right(~ended, reward), axis))
         return td
 
     def _ended(self, td: TensorDictBase) -> torch.Tensor:

@@ -639,12 +639,7 @@ class ObservationNorm(_Affine):
     ) -> None:
         make_room(self, ("loc", "scale"), state_dict, prefix)
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
-        self._respecify()
-
-    def _respecify(self) -> None:
-        """Have the specs of the env read again: bounds depend on the numbers."""
-        if self.container is not None:
-            self.container._changed()
+        self.empty_cache()  # bounds depend on the numbers
 
     # --------------------------------------------------------------------------------- measurement
 
@@ -720,7 +715,7 @@ class ObservationNorm(_Affine):
             self._fix(loc, scale)
         else:
             self._fix(-loc / scale, 1 / scale)
-        self._respecify()
+        self.empty_cache()
 
     def _require_fitting(
         self, key: Key, loc: torch.Tensor, scale: torch.Tensor, reduce_dim: object

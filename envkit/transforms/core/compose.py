@@ -227,18 +227,12 @@ class Compose(Transform):
         if isinstance(index, slice):
             return Compose(*(transform.clone() for transform in list(self)[index]))
         if not -len(self) <= index < len(self):
-            raise self._out_of_range(index)
-        return self.transforms[index]  # type: ignore[return-value]
-
-    def _out_of_range(self, index: int) -> TransformIndexError:
-        return TransformIndexError(
-            f"index is {index}, but there are {len(self)} transforms. "
-            + (
-                f"Pass one from {-len(self)} to {len(self) - 1}."
-                if len(self)
-                else "Append one first."
+            places = f"Pass one from {-len(self)} to {len(self) - 1}."
+            fix = places if len(self) else "Append one first."
+            raise TransformIndexError(
+                f"index is {index}, but there are {len(self)} transforms. {fix}"
             )
-        )
+        return self.transforms[index]  # type: ignore[return-value]
 
     def flat(self) -> list[Transform]:
         return [leaf for transform in self for leaf in transform.flat()]
@@ -307,14 +301,10 @@ class Compose(Transform):
             transform.close()
 
     def transform_input_spec(self, input_spec: Composite) -> Composite:
-        for transform in self:
-            input_spec = transform.transform_input_spec(input_spec)
-        return input_spec
+        return self._chained("transform_input_spec", input_spec)
 
     def transform_output_spec(self, output_spec: Composite) -> Composite:
-        for transform in self:
-            output_spec = transform.transform_output_spec(output_spec)
-        return output_spec
+        return self._chained("transform_output_spec", output_spec)
 
     # the five hooks chain as well, for who calls them by hand
 
@@ -333,20 +323,16 @@ class Compose(Transform):
     def transform_state_spec(self, state_spec: Composite) -> Composite:
         return self._chained("transform_state_spec", state_spec)
 
-    def _chained(self, hook: str, spec: Composite) -> Composite:
+    def _chained(self, hook: str, given: Any) -> Any:
         for transform in self:
-            spec = getattr(transform, hook)(spec)
-        return spec
+            given = getattr(transform, hook)(given)
+        return given
 
     def transform_env_device(self, device: torch.device | None) -> torch.device | None:
-        for transform in self:
-            device = transform.transform_env_device(device)
-        return device
+        return self._chained("transform_env_device", device)
 
     def transform_env_batch_size(self, batch_size: torch.Size) -> torch.Size:
-        for transform in self:
-            batch_size = transform.transform_env_batch_size(batch_size)
-        return batch_size
+        return self._chained("transform_env_batch_size", batch_size)
 
     # --------------------------------------------------------------------------------- last to first
 

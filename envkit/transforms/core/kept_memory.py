@@ -14,7 +14,8 @@ Conventions
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain, count
 from typing import Any
 
 from tensordict import TensorDictBase
@@ -89,9 +90,9 @@ class KeptMemory(FusableTransform):
 
     def outwards(self, td: TensorDictBase) -> TensorDictBase:
         """Show a root as transforms behind this one see it, or the other way round."""
-        return self._exchange(td.copy())
+        return self._inv_call(td.copy())
 
-    def _exchange(self, td: TensorDictBase) -> TensorDictBase:
+    def _inv_call(self, td: TensorDictBase) -> TensorDictBase:
         for pair in self.pairs:
             values = [td.get(as_key(path), None) for path in pair]
             for path, own, other in zip(pair, values, reversed(values), strict=True):
@@ -101,11 +102,7 @@ class KeptMemory(FusableTransform):
                     take_out(td, path)
         return td
 
-    def _inv_call(self, td: TensorDictBase) -> TensorDictBase:
-        return self._exchange(td)
-
-    def _reset_env_preprocess(self, td: TensorDictBase) -> TensorDictBase:
-        return self._exchange(td)
+    _reset_env_preprocess = _inv_call
 
     def transform_input_spec(self, input_spec: Composite) -> Composite:
         states = input_spec["full_state_spec"].clone()
@@ -166,23 +163,15 @@ def kept_before(transform: Transform, before: Specs, after: Specs) -> KeptMemory
     if not paths:
         return None
     taken = set(map(as_path, outputs["full_observation_spec"].keys(True, True)))
-    free = (node for node in _names() if not any((node, *path) in taken for path in paths))
-    node = next(free)
+    names = chain([_NODE], (f"{_NODE}_{number}" for number in count(2)))
+    node = next(name for name in names if not any((name, *path) in taken for path in paths))
     return KeptMemory(tuple((path, (node, *path)) for path in paths))
 
 
-def _names() -> Iterator[str]:
-    yield _NODE
-    number = 2
-    while True:
-        yield f"{_NODE}_{number}"
-        number += 1
-
-
-def memory_of(chain: Iterable[Transform]) -> list[Path]:
+def memory_of(transforms: Iterable[Transform]) -> list[Path]:
     """List the entries at the root that the hooks over leaves of a chain read, where they travel."""
     places: list[Path] = []
-    for transform in chain:
+    for transform in transforms:
         if isinstance(transform, KeptMemory):
             moved = dict(transform.pairs)
             places = [moved.get(path, path) for path in places]
@@ -191,9 +180,9 @@ def memory_of(chain: Iterable[Transform]) -> list[Path]:
     return list(dict.fromkeys(places))
 
 
-def inwards(chain: Sequence[Transform], root: Mapping[Path, Any]) -> Mapping[Path, Any]:
+def inwards(transforms: Sequence[Transform], root: Mapping[Path, Any]) -> Mapping[Path, Any]:
     """Give a root as the first transform of a chain reads it."""
-    for transform in reversed(chain):
+    for transform in reversed(transforms):
         if isinstance(transform, KeptMemory):
             root = transform.exchanged(root)
     return root

@@ -52,9 +52,14 @@ class Route:
     """Whether the stepper is one made to run transforms, and runs all there are."""
 
     @property
+    def leaves(self) -> list[Transform]:
+        """The transforms outside of the stepper, those of a `Compose` one by one."""
+        return [leaf for part in self.outside for leaf in part.flat()]
+
+    @property
     def is_pure(self) -> bool:
         """Whether the transforms outside of the stepper write to no tensor in place, and leave no trace of a call."""
-        return all(leaf.is_pure for part in self.outside for leaf in part.flat())
+        return all(leaf.is_pure for leaf in self.leaves)
 
     def shown_next(self, inner: TensorDictBase, done: TensorDictBase) -> TensorDictBase:
         """Show the ``next`` of a step the stepper has done, which was given ``inner``."""
@@ -94,9 +99,8 @@ class Route:
                 f"unroll needs a stateless env, whose steps are one program, but {type(self.stepper).__name__} is not. Use "
                 "rollout(steps, break_when_any_done=False), which goes step by step."
             )
-        outside = [leaf for transform in self.outside for leaf in transform.flat()]
-        if outside:
-            names = ", ".join(type(leaf).__name__ for leaf in outside)
+        names = ", ".join(type(leaf).__name__ for leaf in self.leaves)
+        if names:
             raise FusionError(
                 f"unroll would pass {names} by: these transforms run outside the programs of the env "
                 "(the guide to transforms lists which run inside; all before them must). Use "
@@ -262,8 +266,7 @@ class TransformStepping(TransformHolder):
     def _has_preprocess(self) -> bool:
         return any(
             type(transform)._reset_env_preprocess is not Transform._reset_env_preprocess
-            for part in self._route.outside
-            for transform in part.flat()
+            for transform in self._route.leaves
         )
 
     @property
@@ -294,8 +297,7 @@ class TransformStepping(TransformHolder):
             inner = inner.exclude(rules.STEP, inplace=True)
             mask = None if bool(mask.all()) else mask
         if mask is None and self._may_restart(ticket):
-            outside = [leaf for transform in route.outside for leaf in transform.flat()]
-            ticket.restarts = all(leaf.only_adds_done for leaf in outside)
+            ticket.restarts = all(leaf.only_adds_done for leaf in route.leaves)
         self._hand_in(ticket, _TransformedWork(route, inner, mask), is_ahead=is_ahead)
 
     def _hand_in(self, ticket: Ticket, work: _TransformedWork, *, is_ahead: bool) -> None:
