@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-__all__ = ["Changes", "Leaves", "with_changes"]
+__all__ = ["Changes", "Leaves", "nest", "with_changes"]
 
 Path = tuple[str, ...]
 Changes = Mapping[Path, Any]
@@ -45,3 +45,14 @@ def with_changes(leaves: Mapping[Path, Any], changes: Changes) -> dict[Path, Any
     """Give ``leaves`` with ``changes`` made."""
     merged = {**leaves, **changes}
     return {path: leaf for path, leaf in merged.items() if leaf is not None}
+
+
+def nest(entries: Mapping[Path, Any]) -> dict[str, Any]:
+    """Build nested dicts from entries by path."""
+    tree: dict[str, Any] = {}
+    for path, value in entries.items():
+        node = tree
+        for name in path[:-1]:
+            node = node.setdefault(name, {})
+        node[path[-1]] = value
+    return tree

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from tensordict import TensorDict, TensorDictBase
 
+from envkit.arrays.leaves import nest
 from envkit.specs import Composite
 from envkit.specs.annotations import Key, Path
 from envkit.specs.trees import as_path
@@ -81,17 +82,6 @@ def nodes(spec: Composite, path: Path = ()) -> list[tuple[Path, Composite]]:
     """List a composite and all composites below it, with their paths."""
     below = [(name, node) for name, node in spec.items() if isinstance(node, Composite)]
     return [(path, spec), *(found for name, node in below for found in nodes(node, (*path, name)))]
-
-
-def nest(entries: Mapping[Path, Any]) -> dict[str, Any]:
-    """Build nested dicts from entries by path."""
-    tree: dict[str, Any] = {}
-    for path, value in entries.items():
-        node = tree
-        for name in path[:-1]:
-            node = node.setdefault(name, {})
-        node[path[-1]] = value
-    return tree
 
 
 def node_of(tree: dict[str, Any], path: Path) -> dict[str, Any]:

@@ -28,9 +28,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from envkit.arrays.leaves import nest
 from envkit.errors import ArgumentError, ArgumentTypeError
 from envkit.functional.core import EnvWrapper, ModelledEnv, StatelessEnv
-from envkit.functional.structure import PyTree, name_of, nested, strong
+from envkit.functional.structure import PyTree, name_of, strong
 
 __all__ = ["Drawn", "Randomization", "RandomizeAt", "Randomizer"]
 
@@ -77,7 +78,7 @@ class Randomization:
         paths, treedef = jax.tree_util.tree_flatten_with_path(env.model)
         model = jax.tree.unflatten(treedef, [jnp.asarray(leaf) for _, leaf in paths])
         leaves = jax.tree.leaves(self.randomize(jax.random.fold_in(key, _STREAM), model))
-        return nested(
+        return nest(
             {
                 _name(paths[index][0]): _like(leaves[index], paths[index][1])
                 for index in self.changed

@@ -12,8 +12,7 @@ Conventions
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,10 +20,7 @@ import numpy as np
 
 from envkit.errors import StateStructureError
 
-if TYPE_CHECKING:
-    pass
-
-__all__ = ["PyTree", "conform", "is_typed_key", "name_of", "nested", "strong"]
+__all__ = ["PyTree", "conform", "is_typed_key", "name_of", "strong"]
 
 PyTree = Any
 """Arrays in dicts, tuples, lists and registered dataclasses: states, parameters, observations, actions."""
@@ -73,17 +69,6 @@ def conform(tree: PyTree, template: PyTree, *, what: str) -> PyTree:
 def name_of(path: tuple[Any, ...]) -> tuple[str, ...]:
     """Name a leaf by the dataclass fields, dict keys and sequence indices that lead to it."""
     return tuple(_entry_name(entry) for entry in path)
-
-
-def nested(leaves: Mapping[tuple[str, ...], Any]) -> dict[str, Any]:
-    """Give leaves by name as dicts within dicts."""
-    tree: dict[str, Any] = {}
-    for (*groups, last), leaf in leaves.items():
-        inside = tree
-        for group in groups:
-            inside = inside.setdefault(group, {})
-        inside[last] = leaf
-    return tree
 
 
 def is_typed_key(dtype: jax.typing.DTypeLike) -> bool:

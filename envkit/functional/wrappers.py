@@ -17,6 +17,7 @@ import jax.numpy as jnp
 
 from envkit import rules
 from envkit.arrays.integers import as_int
+from envkit.arrays.leaves import nest
 from envkit.errors import KeyCollisionError
 from envkit.functional.core import (
     EnvWrapper,
@@ -27,7 +28,7 @@ from envkit.functional.core import (
     outcome_of,
 )
 from envkit.functional.spaces import sample_space
-from envkit.functional.structure import PyTree, conform, name_of, nested, strong
+from envkit.functional.structure import PyTree, conform, name_of, strong
 
 __all__ = ["FrameSkip", "GroupEnds", "Metrics", "TimeLimit", "TimeLimitState", "WithoutInfo"]
 
@@ -237,7 +238,7 @@ class Metrics(EnvWrapper):
 
     def _shown(self, timestep: Timestep) -> Timestep:
         paths = jax.tree_util.tree_flatten_with_path(timestep.observation)[0]
-        observed = nested({name_of(path) or ("observation",): leaf for path, leaf in paths})
+        observed = nest({name_of(path) or ("observation",): leaf for path, leaf in paths})
         if "metrics" in observed:
             raise KeyCollisionError(
                 "the env observes 'metrics', and metrics=True shows what it reports under that name. Give that "

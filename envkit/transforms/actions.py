@@ -45,7 +45,7 @@ from envkit.specs import (
     Unbounded,
 )
 from envkit.specs.inputs import ActionInput
-from envkit.transforms.core.leafwise import box_between, require_negative, reshaped
+from envkit.transforms.core.leafwise import axis_in, box_between, require_negative, reshaped
 from envkit.transforms.core.transform import Keys, Transform, as_keys, editable
 from envkit.transforms.episodes import EpisodeTransform
 from envkit.transforms.values import Number, as_buffer, make_room
@@ -767,10 +767,7 @@ class FlattenAction(_ActionForm):
         self._spans: dict[Path, tuple[int, ...]] = {}
 
     def _axes(self, batch_dims: int) -> tuple[int, int]:
-        first, last = (
-            dim if dim < 0 else dim + batch_dims for dim in (self.first_dim, self.last_dim)
-        )
-        return first, last
+        return axis_in(self.first_dim, batch_dims), axis_in(self.last_dim, batch_dims)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Flatten the actions of recorded data."""

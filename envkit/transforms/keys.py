@@ -35,6 +35,7 @@ from envkit.transforms.core.kept_memory import can_be_kept
 from envkit.transforms.core.leafwise import (
     INPUTS,
     OUTPUTS,
+    axis_in,
     require_known,
     require_negative,
     require_regular,
@@ -598,15 +599,12 @@ class Stack(Transform):
         """False where done flags are stacked: the env before would not find its own."""
         return _spares_done(self, self.in_keys)
 
-    def _axis(self, batch_dims: int) -> int:
-        return self.dim if self.dim < 0 else self.dim + batch_dims
-
     def _stacked(self, td: TensorDictBase) -> TensorDictBase:
         values = [td.get(key) for key in self.in_keys]
         (target,) = self.out_keys
         for key in self.in_keys if self.del_keys else ():
             take_out(td, as_path(key))
-        return td.set(target, torch.stack(values, self._axis(td.batch_dims)))
+        return td.set(target, torch.stack(values, axis_in(self.dim, td.batch_dims)))
 
     def _absent(self, td: TensorDictBase) -> list[Key]:
         return [key for key in self.in_keys if td.get(key, None) is None]
@@ -624,7 +622,7 @@ class Stack(Transform):
         for outer in self.in_keys_inv:
             value = td.get(outer, None)
             if value is not None:
-                parts = value.unbind(self._axis(td.batch_dims))
+                parts = value.unbind(axis_in(self.dim, td.batch_dims))
                 take_out(td, as_path(outer))
                 for key, part in zip(self.out_keys_inv, parts, strict=True):
                     td.set(key, part)
@@ -635,7 +633,7 @@ class Stack(Transform):
         mask = td.get((*as_path(target), rules.RESET), None)
         td = self._inv_call(td)
         if mask is not None and not self.only_adds_done:
-            parts = mask.unbind(td.batch_dims if self.dim < 0 else self._axis(td.batch_dims))
+            parts = mask.unbind(td.batch_dims if self.dim < 0 else axis_in(self.dim, td.batch_dims))
             for key, part in zip(self.in_keys, parts, strict=True):
                 td.set((*as_path(key), rules.RESET), part)
         return td
@@ -656,7 +654,7 @@ class Stack(Transform):
             raise SpecFitError(
                 f"Stack stacks entries of shapes {shapes}, which must be one. Pad or reshape them first."
             )
-        stacked = stack(found, self._axis(spec.ndim))
+        stacked = stack(found, axis_in(self.dim, spec.ndim))
         for key in parts if drop else ():
             take_out(spec, as_path(key))
         spec[whole] = stacked

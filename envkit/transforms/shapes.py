@@ -27,6 +27,7 @@ from envkit.specs import Composite, TensorSpec
 from envkit.transforms.core.leafwise import (
     OUTPUTS,
     ArrayTransform,
+    axis_in,
     require_known,
     require_negative,
     reshaped,
@@ -79,12 +80,6 @@ class _ShapeTransform(ArrayTransform):
         return super()._spec_before(spec)
 
     def _leaf_after(self, leaf: TensorSpec) -> TensorSpec:
-        return self._viewed(leaf)
-
-    def _leaf_before(self, leaf: TensorSpec) -> TensorSpec:
-        return self._viewed(leaf)
-
-    def _viewed(self, leaf: TensorSpec) -> TensorSpec:
         if leaf.is_choice and (leaf._encoding_ndim or getattr(leaf, "mask", None) is not None):
             raise SpecAxisError(
                 f"{type(self).__name__} cannot change the axes of {leaf}: the last one spells a "
@@ -99,10 +94,7 @@ class _ShapeTransform(ArrayTransform):
                 f"{tuple(leaf.shape)}, of which {self._batch_dims} axes are the batch: {error}."
             ) from error
 
-
-def _axis(dim: int, batch_dims: int) -> int:
-    """Give the axis of a value that an axis of its event is; a negative one is one already."""
-    return dim if dim < 0 else dim + batch_dims
+    _leaf_before = _leaf_after
 
 
 class FlattenObservation(_ShapeTransform):
@@ -143,7 +135,7 @@ class FlattenObservation(_ShapeTransform):
         self.last_dim = require_negative("last_dim", last_dim, **allowed)
 
     def _view(self, value: Array, batch_dims: int) -> Array:
-        first, last = _axis(self.first_dim, batch_dims), _axis(self.last_dim, batch_dims)
+        first, last = (axis_in(dim, batch_dims) for dim in (self.first_dim, self.last_dim))
         return elementwise.flattened(value, first, last)
 
 
@@ -199,12 +191,12 @@ class UnsqueezeTransform(_ShapeTransform):
         return any(isinstance(spec.get(k, None), Composite) for spec in specs for k in self.in_keys)
 
     def _view(self, value: Array, batch_dims: int) -> Array:
-        axis = _axis(self.dim, batch_dims)
+        axis = axis_in(self.dim, batch_dims)
         is_node = isinstance(value, TensorDictBase | Composite)
         return value.unsqueeze(axis) if is_node else elementwise.unsqueezed(value, axis)
 
     def _view_back(self, value: Array, batch_dims: int) -> Array:
-        axis = _axis(self.dim, batch_dims)
+        axis = axis_in(self.dim, batch_dims)
         is_node = isinstance(value, TensorDictBase | Composite)
         return value.squeeze(axis) if is_node else elementwise.squeezed(value, axis)
 

@@ -17,10 +17,10 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
-from envkit.data.paths import Path, as_key
+from envkit.data.paths import Path, as_key, nest
 from envkit.errors import SpecTypeError
 from envkit.functional import AgentsDiscrete, Box, Discrete, MultiDiscrete, RewardShape
-from envkit.functional.structure import PyTree, nested
+from envkit.functional.structure import PyTree
 from envkit.rules import DONE_LEAVES
 from envkit.specs import (
     Bounded,
@@ -113,9 +113,7 @@ def action_tree(by_path: Mapping[Path, Any]) -> PyTree:
     """Give actions by where they lie as the env takes them; the inverse of `actions_by_path`."""
     if ("action",) in by_path:
         return by_path["action",]
-    return nested(
-        {path[1:] if path[0] == "action" else path: leaf for path, leaf in by_path.items()}
-    )
+    return nest({path[1:] if path[0] == "action" else path: leaf for path, leaf in by_path.items()})
 
 
 def action_composite(

@@ -29,10 +29,10 @@ import jax
 import jax.numpy as jnp
 
 from envkit import rules
-from envkit.arrays.leaves import Changes, Leaves, with_changes
+from envkit.arrays.leaves import Changes, Leaves, nest, with_changes
 from envkit.errors import KeyCollisionError
 from envkit.functional import BatchedEnv, Origin, Timestep, done_of, name_of, sample_space
-from envkit.functional.structure import PyTree, nested
+from envkit.functional.structure import PyTree
 from envkit.transforms.core.kept_memory import KeptMemory, inwards, memory_of
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ class NamedRows:
 
     def sample_action(self, key: jax.Array, num_rows: int, observation: ByPath) -> PyTree:
         """Draw one action a row; see `BatchedEnv.sample_action`. A mask that a transform has taken away allows all."""
-        return self.env.sample_action(key, num_rows, nested(observation))
+        return self.env.sample_action(key, num_rows, nest(observation))
 
     def pack(self, state: RowState) -> dict[str, jax.Array]:
         """Lay the state of the env out in its buffers."""

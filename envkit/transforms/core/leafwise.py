@@ -40,6 +40,7 @@ __all__ = [
     "LeafTransform",
     "ObservationTransform",
     "as_float",
+    "axis_in",
     "box_between",
     "float_leaf",
     "image_of",
@@ -217,6 +218,11 @@ def box_between(end: torch.Tensor, other: torch.Tensor) -> TensorSpec:
     if bool((low.isnan() | high.isnan()).any()):
         return Unbounded(low.shape, low.device, low.dtype)
     return Bounded(low, high, low.shape, low.device, low.dtype)
+
+
+def axis_in(dim: int, batch_dims: int) -> int:
+    """Give the axis of a value that an axis of its event is; a negative one is one already."""
+    return dim if dim < 0 else dim + batch_dims
 
 
 def require_negative(name: str, dim: int, *, allow_positive: bool = False) -> int:
