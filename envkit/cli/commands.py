@@ -75,15 +75,8 @@ def print_info(id: str, num_envs: int | None, seconds: float) -> None:
 
 
 def _entries(env: EnvBase) -> Iterator[tuple[str, str, str, str, str]]:
-    roles = {
-        "action": env.full_action_spec,
-        "state": env.full_state_spec,
-        "observation": env.full_observation_spec,
-        "reward": env.full_reward_spec,
-        "done": env.full_done_spec,
-    }
-    for role, specs in roles.items():
-        for key, spec in specs.items(True, True):
+    for role in ("action", "state", "observation", "reward", "done"):
+        for key, spec in getattr(env, f"full_{role}_spec").items(True, True):
             name = key if isinstance(key, str) else ".".join(key)
             dtype = dtype_name(spec.dtype)
             yield role, name, type(spec).__name__, str(tuple(spec.shape)), dtype

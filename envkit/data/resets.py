@@ -248,12 +248,8 @@ def _what_ended(
             for level, names in done_levels.items()
             if rules.governing_level(level, done_levels) == level
         }
-    masks = {}
-    for level, names in done_levels.items():
-        mask = _ended(td, level, names)
-        if mask is not None:
-            masks[level] = mask
-    return masks
+    ended = {level: _ended(td, level, names) for level, names in done_levels.items()}
+    return {level: mask for level, mask in ended.items() if mask is not None}
 
 
 def done_outside(mask: torch.Tensor, td: TensorDictBase, done_keys: Iterable[Key]) -> bool:

@@ -80,7 +80,14 @@ def generalized_advantage_estimate(
         [1.9375, 1.75, 1.0]
     """
     terminated = done if terminated is None else terminated
-    _require_fit(state_value, next_state_value, reward, done, terminated, time_dim)
+    _require_fit(
+        time_dim,
+        state_value=state_value,
+        next_state_value=next_state_value,
+        reward=reward,
+        done=done,
+        terminated=terminated,
+    )
     dtype = torch.promote_types(state_value.dtype, torch.get_default_dtype())
     alive, goes_on = (~terminated).to(dtype), (~done).to(dtype)
     delta = reward + gamma * alive * next_state_value - state_value
@@ -102,30 +109,17 @@ def _by_time(values: torch.Tensor, time_dim: int) -> tuple[torch.Tensor, ...]:
     return values.movedim(time_dim, 0).contiguous().unbind(0)
 
 
-def _require_fit(
-    state_value: torch.Tensor,
-    next_state_value: torch.Tensor,
-    reward: torch.Tensor,
-    done: torch.Tensor,
-    terminated: torch.Tensor,
-    time_dim: int,
-) -> None:
-    given = {
-        "state_value": state_value,
-        "next_state_value": next_state_value,
-        "reward": reward,
-        "done": done,
-        "terminated": terminated,
-    }
+def _require_fit(time_dim: int, **given: torch.Tensor) -> None:
     shapes = {name: tuple(tensor.shape) for name, tensor in given.items()}
     if len(set(shapes.values())) > 1:
         raise ArgumentError(
             f"the tensors have the shapes {shapes}; expected one shape for all. A value needs the trailing axis of "
             "the reward: pass value.unsqueeze(-1) where that is missing."
         )
-    if not -reward.ndim <= time_dim < reward.ndim:
+    ndim = given["reward"].ndim
+    if not -ndim <= time_dim < ndim:
         raise ArgumentError(
-            f"time_dim is {time_dim}, but the tensors have {reward.ndim} axes. Pass the axis of time."
+            f"time_dim is {time_dim}, but the tensors have {ndim} axes. Pass the axis of time."
         )
     for name in ("state_value", "next_state_value"):
         if not given[name].is_floating_point():

@@ -60,15 +60,11 @@ def leaves(td: TensorDictBase, prefix: Path = ()) -> Iterator[tuple[Path, Any]]:
             yield (*prefix, name), value
             continue
         is_stack = isinstance(value, LazyStackedTensorDict)
-        if not isinstance(value, TensorDictBase) or (is_stack and _is_one(value)):
+        is_entry = is_stack and (is_non_tensor(value) or is_uneven(value))
+        if is_entry or not isinstance(value, TensorDictBase):
             yield (*prefix, name), value
         else:
             yield from leaves(value, (*prefix, name))
-
-
-def _is_one(stack: LazyStackedTensorDict) -> bool:
-    """Say whether a lazy stack is an entry by itself, not a node of tensors."""
-    return is_non_tensor(stack) or is_uneven(stack)
 
 
 def is_uneven(node: LazyStackedTensorDict) -> bool:

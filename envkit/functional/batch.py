@@ -322,20 +322,16 @@ class BatchedEnv:
 
     def with_model(self, model: PyTree) -> BatchedEnv:
         """Give the same rows stepped with another model of the same structure; see `ModelledEnv`."""
-        other = self._like_this()
-        other.env = self.env.with_model(model)
-        return other
+        return self._like_this(env=self.env.with_model(model))
 
     def with_chunks(self, chunks: Chunks) -> BatchedEnv:
         """Give the same rows, of which others begin again together."""
-        other = self._like_this()
-        other.chunks = chunks
-        return other
+        return self._like_this(chunks=chunks)
 
-    def _like_this(self) -> BatchedEnv:
+    def _like_this(self, **changed: Any) -> BatchedEnv:
         """Copy this; what it has found out of shapes holds for the copy, and to find it out again takes a trace."""
         other = copy(self)
-        vars(other).update(template=self.template, packing=self.packing)
+        vars(other).update(template=self.template, packing=self.packing, **changed)
         return other
 
     @property

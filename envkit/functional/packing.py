@@ -165,15 +165,8 @@ class StatePacking:
             buffer, words = _placement(leaf.dtype, jax.tree_util.keystr(path))
             is_key = is_typed_key(leaf.dtype)
             dtype = "uint32" if is_key else leaf.dtype.name
-            field = Field(
-                name,
-                buffer,
-                offsets[buffer],
-                shape=tuple(leaf.shape),
-                dtype=dtype,
-                words=words,
-                is_key=is_key,
-            )
+            shape = tuple(leaf.shape)
+            field = Field(name, buffer, offsets[buffer], shape, dtype, words, is_key)
             offsets[buffer] += field.size
             fields.append(field)
         return tuple(fields)

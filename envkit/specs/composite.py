@@ -388,9 +388,7 @@ class Composite(_Batched):
     def to_one_hot(self, value: TensorDictBase, safe: bool | None = None) -> TensorDictBase:
         """Turn the categorical entries of a TensorDict into one-hot ones, in a new TensorDict."""
         self._check_if_safe(value, safe)
-        return self._replaced(
-            value, lambda spec, found: spec.to_one_hot(found) if _has_choices(spec) else found
-        )
+        return self._replaced(value, lambda spec, found: spec.to_one_hot(found))
 
     def to_one_hot_spec(self) -> Self:
         return self._map(lambda s: s.to_one_hot_spec() if _has_choices(s) else s.clone())
@@ -398,9 +396,7 @@ class Composite(_Batched):
     def to_categorical(self, value: TensorDictBase, safe: bool | None = None) -> TensorDictBase:
         """Turn the one-hot entries of a TensorDict into categorical ones, in a new TensorDict."""
         self._check_if_safe(value, safe)
-        return self._replaced(
-            value, lambda spec, found: spec.to_categorical(found) if _has_choices(spec) else found
-        )
+        return self._replaced(value, lambda spec, found: spec.to_categorical(found))
 
     def to_categorical_spec(self) -> Self:
         return self._map(lambda s: s.to_categorical_spec() if _has_choices(s) else s.clone())
@@ -422,14 +418,12 @@ class Composite(_Batched):
                 yield name, spec, found
 
     def _replaced(self, value: Any, change: Callable[[TensorSpec, Any], Any]) -> Any:
-        """Copy a TensorDict with every entry that has a spec changed."""
-        changed = {}
-        for name, spec, found in self._present(value):
-            with at_entry(name):
-                changed[name] = change(spec, found)
+        """Copy a TensorDict with every entry changed whose spec is, or holds, a choice."""
         out = value.copy()
-        for name, new in changed.items():
-            out.set(name, new)
+        for name, spec, found in self._present(value):
+            if _has_choices(spec):
+                with at_entry(name):
+                    out.set(name, change(spec, found))
         return out
 
 

@@ -28,6 +28,7 @@ from envkit.specs.leaves.objects import NonTensor
 from envkit.specs.shapes import Index, expand_op
 from envkit.specs.stacks import Stack, Stacked, StackedComposite, stack
 from envkit.specs.tensor_spec import TensorSpec
+from envkit.specs.trees import as_path
 
 __all__ = [
     "check_no_exclusive_keys",
@@ -144,10 +145,7 @@ def check_no_exclusive_keys(spec: TensorSpec, recurse: bool = True) -> bool:
 def exclusive_paths(spec: TensorSpec) -> set[tuple[str, ...]]:
     """Name the leaves that only some members of a stack within a spec have."""
     if isinstance(spec, StackedComposite):
-        members = [
-            {key if isinstance(key, tuple) else (key,) for key in member.keys(True, True)}
-            for member in spec.members
-        ]
+        members = [set(map(as_path, member.keys(True, True))) for member in spec.members]
         below = set().union(*map(exclusive_paths, spec.members))
         return below | (set().union(*members) - set.intersection(*members))
     if isinstance(spec, Composite):

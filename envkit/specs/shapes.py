@@ -209,15 +209,12 @@ def _names_indexed(items: Sequence[Any], names: Names) -> Names:
     if len(arrays) == 1 and item.ndim == 1:
         made = list(taken)
     else:
-        made = [None] * max(_axes_made(axes[i][0]) for i in arrays)
+        indices = [axes[i][0] for i in arrays]
+        made = [None] * max(1 if i.dtype == torch.bool else i.ndim for i in indices)
     side_by_side = arrays[-1] - arrays[0] + 1 == len(arrays)
     at = arrays[0] if side_by_side else 0
     rest = [axis for i, axis in enumerate(axes) if i not in arrays]
     return tuple(rest[:at] + made + rest[at:] + left)
-
-
-def _axes_made(item: Tensor) -> int:
-    return 1 if item.dtype == torch.bool else item.ndim
 
 
 def axis_of(dim: int, ndim: int, *, what: str = "dim") -> int:

@@ -369,7 +369,7 @@ class Branch(_Lockable, TensorSpec):
                 self._check_unlocked(f"set {key!r}")
                 child = self._below()
                 child._set_from(name, rest, spec)
-                self._put(name, child)
+                self._specs[name] = child
             elif isinstance(child, Branch):
                 child._set_from(name, rest, spec)
             else:
@@ -379,7 +379,7 @@ class Branch(_Lockable, TensorSpec):
                 )
             return self
         self._check_unlocked(f"set {key!r}")
-        self._put(name, self._checked(name, spec))
+        self._specs[name] = self._checked(name, spec)
         return self
 
     def __setitem__(self, key: Key, spec: Child) -> None:
@@ -399,9 +399,6 @@ class Branch(_Lockable, TensorSpec):
         """Put a child at the rest of a key whose first part ``name`` led here."""
         with at_entry(name):
             self.set(tuple(rest), spec)
-
-    def _put(self, name: str, spec: TensorSpec | None) -> None:
-        self._specs[name] = spec
 
     def _checked(self, name: str, spec: Child) -> TensorSpec | None:
         if spec is None:
@@ -440,10 +437,7 @@ class Branch(_Lockable, TensorSpec):
         if not isinstance(parent, Branch) or name not in parent._children():
             raise self._no_such_key(key)
         parent._check_unlocked(f"delete {key!r}")
-        parent._drop(name)
-
-    def _drop(self, name: str) -> None:
-        del self._specs[name]
+        del parent._specs[name]
 
     def pop(self, key: Key, default: object = MISSING) -> Any:
         """Remove the child at a key and return it.

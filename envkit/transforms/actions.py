@@ -681,7 +681,8 @@ class ActionScaling(_ActionForm):
                 f"ActionScaling scales {key!r} by its bounds, but its spec is {leaf}, which is not continuous "
                 "with finite bounds. Pass loc= and scale=."
             )
-        self.loc, self.scale = (_of_one_row(number, batch_dims) for number in _middle(box))
+        middle = (box.high + box.low) / 2, (box.high - box.low) / 2
+        self.loc, self.scale = (_of_one_row(number, batch_dims) for number in middle)
         least = -1.0 if self.standard_normal else 0.0
         return Bounded(least, 1.0, leaf.shape, leaf.device, leaf.dtype)
 
@@ -699,10 +700,6 @@ def _finite_box(leaf: TensorSpec) -> BoundedContinuous | None:
     largest = torch.finfo(leaf.dtype).max
     ends = (leaf.low, leaf.high)
     return leaf if all(bool((end.abs() < largest).all()) for end in ends) else None
-
-
-def _middle(leaf: BoundedContinuous) -> tuple[torch.Tensor, torch.Tensor]:
-    return (leaf.high + leaf.low) / 2, (leaf.high - leaf.low) / 2
 
 
 def _of_one_row(number: torch.Tensor, batch_dims: int) -> torch.Tensor:

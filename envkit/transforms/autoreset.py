@@ -275,24 +275,18 @@ class VecGymEnvTransform(_AutoReset):
         self.final_name = final_name
         self.missing_obs_value = _number("missing_obs_value", missing_obs_value)
 
-    def _shown_keys(self) -> list[Key]:
-        keys = self._base().observation_keys
-        return [key for key in keys if as_path(key)[0] != self.final_name]
-
     def _step(self, td: TensorDictBase, next_td: TensorDictBase) -> TensorDictBase:
         rows = self._ended(td, next_td)
         if bool(rows.any()):
-            keys = self._shown_keys()
+            shown = self._base().observation_keys
+            keys = [key for key in shown if as_path(key)[0] != self.final_name]
             self._keep(rows, next_td, keys)
             for key in keys:
+                first = next_td.get(key)
                 last = next_td.get((self.final_name, *as_path(key)), None)
-                next_td.set(
-                    key, rules.choose(rows, self._last(last, next_td.get(key)), next_td.get(key))
-                )
+                last = torch.full_like(first, self.missing_obs_value) if last is None else last
+                next_td.set(key, rules.choose(rows, last, first))
         return self._without_final(next_td)
-
-    def _last(self, last: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor:
-        return torch.full_like(like, self.missing_obs_value) if last is None else last
 
     def _reset(self, td: TensorDictBase, td_reset: TensorDictBase) -> TensorDictBase:
         return self._without_final(td_reset)

@@ -98,7 +98,8 @@ class EpisodeTransform(Transform):
         flags = {level: (*level, names[0]) for level, names in levels.items()}
         return {
             path: GoverningLevel(
-                flags[path], {level: flag for level, flag in flags.items() if _is_in(level, path)}
+                flags[path],
+                {level: flag for level, flag in flags.items() if level[: len(path)] == path},
             )
             for path in levels
             if rules.governing_level(path, levels) == path
@@ -171,10 +172,6 @@ class EpisodeTransform(Transform):
             f"{type(self).__name__} follows the steps of an environment and cannot be called on "
             "data. Put it into a TransformedEnv."
         )
-
-
-def _is_in(level: Path, other: Path) -> bool:
-    return level[: len(other)] == other
 
 
 def _name(given: object, argument: str, example: str) -> str:

@@ -26,6 +26,7 @@ from envkit.env.policy import policy_device
 from envkit.errors import ArgumentError, MissingKeyError
 from envkit.specs import Composite, TensorSpec, Unbounded
 from envkit.specs.annotations import Device
+from envkit.transforms.core.leafwise import OUTPUTS
 from envkit.transforms.core.transform import Keys, Transform, as_keys, editable
 
 __all__ = ["ModuleTransform"]
@@ -142,12 +143,10 @@ class ModuleTransform(Transform):
 
     def transform_output_spec(self, output_spec: Composite) -> Composite:
         """Declare what the module writes among the outputs."""
-        if self.inverse:
-            return super().transform_output_spec(output_spec)
-        if self._is_said("observation", "reward", "done"):
+        if self.inverse or any(self._changes[kind] is not None for kind in OUTPUTS):
             return super().transform_output_spec(output_spec)
         output_spec = editable(output_spec)
-        kinds = [f"full_{kind}_spec" for kind in ("observation", "reward", "done")]
+        kinds = [f"full_{kind}_spec" for kind in OUTPUTS]
         zeros = TensorDict(batch_size=output_spec.shape)
         for kind in kinds:
             zeros.update(output_spec[kind].zero())
@@ -174,9 +173,6 @@ class ModuleTransform(Transform):
 
     def transform_action_spec(self, action_spec: Composite) -> Composite:
         return self._said("action", action_spec)
-
-    def _is_said(self, *kinds: str) -> bool:
-        return any(self._changes[kind] is not None for kind in kinds)
 
     def _said(self, kind: str, spec: Composite) -> Composite:
         change = self._changes[kind]

@@ -59,14 +59,18 @@ class _RewardTransform(FusableTransform, EpisodeTransform):
 
     def _found_pairs(self) -> list[tuple[Path, Path]]:
         sources = list(self._env().reward_keys) if self._takes_all else self.in_keys
-        targets = self.out_keys
-        if not self._names_given:
-            paths = [as_path(key) for key in sources]
-            targets = [as_key((*path[:-1], self._out_name(path[-1]))) for path in paths]
+        targets = self._targets(sources)
         self._require_as_many("out_keys", targets, sources)
         if self.reset_keys is not None:
             self._require_as_many("reset_keys", self.reset_keys, sources)
         return list(zip(map(as_path, sources), map(as_path, targets), strict=True))
+
+    def _targets(self, sources: list[Key]) -> list[Key]:
+        """Name the running values of rewards."""
+        if self._names_given:
+            return self.out_keys
+        paths = [as_path(key) for key in sources]
+        return [as_key((*path[:-1], self._out_name(path[-1]))) for path in paths]
 
     def _require_as_many(self, argument: str, keys: list[Key], sources: list[Key]) -> None:
         if len(sources) != len(keys):
@@ -186,13 +190,10 @@ class RewardSum(_RewardTransform):
                 f"{tensordict.names}. Name it: td.refine_names(..., 'time')."
             )
         axis = tensordict.names.index("time")
-        sources = ["reward"] if self._takes_all else self.in_keys
-        targets = self.out_keys if self._names_given else None
-        for number, source in enumerate(sources):
-            path = as_path(source)
-            target = targets[number] if targets else (*path[:-1], self._out_name(path[-1]))
+        sources: list[Key] = ["reward"] if self._takes_all else self.in_keys
+        for source, target in zip(sources, self._targets(sources), strict=False):
             prefix: Path = () if tensordict.get(source, None) is not None else ("next",)
-            reward = tensordict.get(as_key((*prefix, *path)))
+            reward = tensordict.get(as_key((*prefix, *as_path(source))))
             tensordict.set(as_key((*prefix, *as_path(target))), reward.cumsum(axis))
         return tensordict
 

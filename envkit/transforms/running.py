@@ -277,12 +277,8 @@ class VecNormV2(SkipsRows, EpisodeTransform):
 
     # --------------------------------------------------------------------------------------- specs
 
-    @property
-    def _prefix(self) -> str:
-        """What the names in the data begin with: another one where an earlier VecNormV2 has taken it."""
-        return self._read_once("prefix", self._free_prefix)
-
     def _free_prefix(self) -> str:
+        """Say what the names in the data begin with: another one where an earlier VecNormV2 has taken it."""
         if self.container is None:
             return "_vecnorm"
         taken = set(self._env().full_observation_spec.keys())
@@ -291,7 +287,8 @@ class VecNormV2(SkipsRows, EpisodeTransform):
 
     def _places(self, key: Key) -> list[Path]:
         """Where the data has the averages of an entry."""
-        return [(f"{self._prefix}_{name}", *as_path(key)) for name in _Kept.names]
+        prefix = self._read_once("prefix", self._free_prefix)
+        return [(f"{prefix}_{name}", *as_path(key)) for name in _Kept.names]
 
     def transform_observation_spec(self, observation_spec: Composite) -> Composite:
         self._declare_carried(observation_spec)

@@ -145,18 +145,14 @@ def _ours(
     return World(name, kind, load, library, distribution or library or DISTRIBUTION, limit)
 
 
+_ALIKE = ("brax", "gymnax", "jumanji", "craftax", "jaxmarl", "xminigrid", "navix", "pgx")
+"""Libraries of stateless envs with one name for all: in ids, of the module here, and of what is installed."""
+
 WORLDS: Mapping[str, World] = MappingProxyType(
     {
         world.name: world
         for world in (
-            _ours("brax", "stateless", "brax", "brax", limit="episode_length"),
-            _ours("gymnax", "stateless", "gymnax", "gymnax", limit="episode_length"),
-            _ours("jumanji", "stateless", "jumanji", "jumanji", limit="episode_length"),
-            _ours("craftax", "stateless", "craftax", "craftax", limit="episode_length"),
-            _ours("jaxmarl", "stateless", "jaxmarl", "jaxmarl", limit="episode_length"),
-            _ours("xminigrid", "stateless", "xminigrid", "xminigrid", limit="episode_length"),
-            _ours("navix", "stateless", "navix", "navix", limit="episode_length"),
-            _ours("pgx", "stateless", "pgx", "pgx", limit="episode_length"),
+            *(_ours(name, "stateless", name, name, limit="episode_length") for name in _ALIKE),
             _ours("envkit", "stateless", "native"),
             _ours("dm_control", "stateful", "dm_control", "dm_control", "dm-control"),
             _ours("gym", "stateful", "gymnasium", "gymnasium", limit="max_episode_steps"),

@@ -543,15 +543,10 @@ def _var(
 
 
 def _var_mean(
-    xp: SimpleNamespace,
-    x: Array,
-    dims: Axes = None,
-    *,
-    correction: float | None = None,
-    keepdim: bool = False,
+    xp: SimpleNamespace, x: Array, dims: Axes = None, *, keepdim: bool = False, **options: Any
 ) -> tuple[Any, Any]:
     mean = xp.mean(x, axis=_axes(dims), keepdims=keepdim)
-    return _var(xp, x, dims, correction=correction, keepdim=keepdim), mean
+    return _var(xp, x, dims, keepdim=keepdim, **options), mean
 
 
 def _vector_norm(
