@@ -162,8 +162,7 @@ def info(
     id: Id,
     num_envs: NumEnvs = None,
     seconds: Annotated[
-        float,
-        typer.Option(min=0.0, help="Seconds to measure the speed with random actions."),
+        float, typer.Option(min=0.0, help="Seconds to measure the speed with random actions.")
     ] = 0.0,
 ) -> None:
     """Show what an env takes and gives, and on request how fast it steps."""

@@ -15,6 +15,7 @@ Conventions
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from operator import attrgetter
 from typing import Any, cast
 
 import torch
@@ -364,10 +365,6 @@ def _later(value: torch.Tensor, steps: int, axis: int = -1) -> torch.Tensor:
     return torch.cat([rest, torch.zeros_like(value.narrow(axis, 0, steps))], axis)
 
 
-def _of_windows(name: str, doc: str) -> property:
-    return property(lambda transform: getattr(transform._windows, name), doc=doc)
-
-
 class MultiStepTransform(RecordedTransform):
     """Turn what is written to a replay buffer into n-step transitions, across writes.
 
@@ -417,11 +414,18 @@ class MultiStepTransform(RecordedTransform):
         )
         self._held: TensorDictBase | None = None
 
-    gamma = _of_windows("gamma", "The discount.")
-    reward_keys = _of_windows("reward_keys", "Rewards in ``next``.")
-    done_key = _of_windows("done_key", "The flag in ``next`` that ends an episode.")
-    done_keys = _of_windows("done_keys", "Entries of ``next`` that stay those of the first step.")
-    mask_key = _of_windows("mask_key", "Mask of the steps that are no padding.")
+    gamma = property(attrgetter("_windows.gamma"), doc="The discount.")
+    reward_keys = property(attrgetter("_windows.reward_keys"), doc="Rewards in ``next``.")
+    done_key = property(
+        attrgetter("_windows.done_key"), doc="The flag in ``next`` that ends an episode."
+    )
+    done_keys = property(
+        attrgetter("_windows.done_keys"),
+        doc="Entries of ``next`` that stay those of the first step.",
+    )
+    mask_key = property(
+        attrgetter("_windows.mask_key"), doc="Mask of the steps that are no padding."
+    )
 
     @property
     def n_steps(self) -> int:

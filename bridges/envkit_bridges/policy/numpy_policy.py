@@ -36,13 +36,7 @@ from torch.utils._pytree import tree_any, tree_map
 from envkit.data.paths import Path, as_key, as_path
 from envkit.data.transition import leaves
 from envkit.env.on_leaves import LeavesPolicy
-from envkit.env.policy import (
-    ActsInRuns,
-    RowsPolicy,
-    as_policy,
-    exploration_type,
-    takes_tensordict,
-)
+from envkit.env.policy import ActsInRuns, RowsPolicy, as_policy, exploration_type, takes_tensordict
 from envkit.env.stepping import Stepping
 from envkit.errors import MissingKeyError, TranslationError
 from envkit_bridges.policy.cache_key import few_values, own_classes

@@ -28,13 +28,7 @@ from envkit.data import transition
 from envkit.data.paths import Path
 from envkit.transforms.core.transform import Transform
 
-__all__ = [
-    "FusableTransform",
-    "LeavesOf",
-    "MomentTransform",
-    "take_out",
-    "written",
-]
+__all__ = ["FusableTransform", "LeavesOf", "MomentTransform", "take_out", "written"]
 
 
 class LeavesOf(Leaves):

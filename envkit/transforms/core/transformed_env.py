@@ -196,9 +196,7 @@ class TransformedEnv(OnRow, TransformStepping):
                 break
             before.append(leaf)
         env = TransformedEnv(
-            self.base_env,
-            Compose(*(leaf.clone() for leaf in before)),
-            cache_specs=self.cache_specs,
+            self.base_env, Compose(*(leaf.clone() for leaf in before)), cache_specs=self.cache_specs
         )
         if not all(leaf.is_pure for leaf in before):
             env._instead_of_copies = before  # which would remember, draw and learn by themselves

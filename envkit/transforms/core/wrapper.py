@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Self
 
 from tensordict import TensorDictBase
@@ -33,7 +34,13 @@ class Wrapper(EnvBase):
         self.base_env = base_env
         self._in_use = base_env._in_use
 
-    if not TYPE_CHECKING:  # mypy knows no getter of another class
+    if not TYPE_CHECKING:  # which has their types from EnvBase
+        _cannot_start_at_state = property(attrgetter("base_env._cannot_start_at_state"))
+        _gave_up = property(attrgetter("base_env._gave_up"))
+        _keeps_state = property(attrgetter("base_env._keeps_state"))
+        _says_no_state = property(attrgetter("base_env._says_no_state"))
+        _seeded_parts = property(attrgetter("base_env._seeded_parts"))
+        _writes_down = property(attrgetter("base_env._writes_down"))
 
         @EnvBase.batch_locked.getter
         def batch_locked(self) -> bool:
@@ -74,10 +81,6 @@ class Wrapper(EnvBase):
         return self.base_env.works_elsewhere
 
     @property
-    def _seeded_parts(self) -> list[tuple[Any, int | None]]:
-        return self.base_env._seeded_parts
-
-    @property
     def _draws_its_own(self) -> bool:
         return super()._draws_its_own or self.base_env._draws_its_own
 
@@ -89,39 +92,19 @@ class Wrapper(EnvBase):
         super()._require_no_override(draws=draws)
         self.base_env._require_no_override(draws=draws)
 
-    @property
-    def _keeps_state(self) -> str | None:
-        return self.base_env._keeps_state
-
     def _movable_objects(self) -> Iterator[object]:
         yield from self.base_env._movable_objects()
 
     def _visit_transforms(self, visit: Any, given: Any) -> Any:
         return self.base_env._visit_transforms(visit, given)
 
-    @property
-    def _says_no_state(self) -> str | None:
-        return self.base_env._says_no_state
-
-    @property
-    def _writes_down(self) -> bool:
-        return self.base_env._writes_down
-
     def record_for_resume(self, mode: bool = True) -> Self:
         """Have the base env write down its episodes, see `EnvBase.record_for_resume`."""
         self.base_env.record_for_resume(mode)
         return self
 
-    @property
-    def _gave_up(self) -> bool:  # type: ignore[override]
-        return self.base_env._gave_up
-
     def _has_told(self) -> None:
         self.base_env._has_told()
-
-    @property
-    def _cannot_start_at_state(self) -> str | None:
-        return self.base_env._cannot_start_at_state
 
     if not TYPE_CHECKING:  # a misspelt name would pass
 
