@@ -9,6 +9,7 @@ they come: the least of some steps counts.
 Conventions
     calls      calls of Python functions defined in ``envkit`` or ``envkit_bridges``, per step, or per run of `unroll`, however long.
     functions  different ones among them.
+    modules    files that they live in: what a reader who follows the step has open.
     changes    calls whose function lives in another module than its nearest caller of envkit's own.
     module changes
                how often a reader who follows the step turns to another module: into the first one, and
@@ -67,6 +68,7 @@ class Counted:
     env: str
     calls: int
     functions: int
+    modules: int
     changes: int
 
     @property
@@ -121,7 +123,7 @@ def count(name: str, work: Callable[[], Any]) -> Counted:
     calls = 0
     changes = 0
     functions: set[CodeType] = set()
-    modules: list[str] = []  # of the own functions that are running, innermost last
+    running: list[str] = []  # modules of the own functions that are running, innermost last
 
     def watch(frame: FrameType, event: str, _: Any) -> None:
         nonlocal calls, changes
@@ -131,17 +133,18 @@ def count(name: str, work: Callable[[], Any]) -> Counted:
         if event == "call":
             calls += 1
             functions.add(frame.f_code)
-            changes += bool(modules) and modules[-1] != file
-            modules.append(file)
+            changes += bool(running) and running[-1] != file
+            running.append(file)
         elif event == "return":
-            modules.pop()
+            running.pop()
 
     sys.setprofile(watch)
     try:
         work()
     finally:
         sys.setprofile(None)
-    return Counted(name, calls, len(functions), changes)
+    modules = {code.co_filename for code in functions}
+    return Counted(name, calls, len(functions), len(modules), changes)
 
 
 def count_step(name: str, env: EnvBase) -> Counted:
@@ -220,9 +223,13 @@ def main() -> None:
     torch.set_num_threads(1)
     rows = [count_step(name, make()) for name, make in ENVS.items()]
     rows += [count_run(f"JaxEnv x64, {name}", policy) for name, policy in runs().items()]
-    print(f"{'one warm step':40s} {'calls':>6s} {'functions':>10s} {'module changes':>15s}")
+    print(
+        f"{'one warm step':40s} {'calls':>6s} {'functions':>10s} {'modules':>8s} {'module changes':>15s}"
+    )
     for row in rows:
-        print(f"{row.env:40s} {row.calls:6d} {row.functions:10d} {row.module_changes:15d}")
+        print(
+            f"{row.env:40s} {row.calls:6d} {row.functions:10d} {row.modules:8d} {row.module_changes:15d}"
+        )
     size = measure(*_PACKAGES)
     print(f"{size.modules} modules, {size.code_lines} code lines")
     counted = [{**asdict(row), "module_changes": row.module_changes} for row in rows]
