@@ -231,8 +231,14 @@ def reset_rows(
     if num_rows == 0:
         return values
     chunk = chunks.size(num_rows)
-    if chunk == num_rows:
-        return _reset_together(reset, mask, origins, values, chunks.branches)
+    if (
+        chunk == num_rows
+    ):  # of a loop over one chunk XLA would take the reset out, and make it at every step
+
+        def begun() -> PyTree:
+            return jax.tree.map(partial(rules.choose, mask), reset(origins), values)
+
+        return jax.lax.cond(mask.any(), begun, lambda: values) if chunks.branches else begun()
 
     def restarted(values: PyTree) -> PyTree:
         count = mask.sum(dtype=jnp.int32)
@@ -251,20 +257,6 @@ def reset_rows(
 
     # In most steps of most runs nothing is done, and listing the rows costs more than a small env's step.
     return chunks.where_any(mask, lambda: restarted(values), lambda: values)
-
-
-def _reset_together(
-    reset: Callable[[Origin], Any], mask: jax.Array, origins: Origin, values: PyTree, branches: bool
-) -> PyTree:
-    """Do what `reset_rows` does where all rows are one chunk: reset them together, or none if it ``branches``.
-
-    Of a loop, in which the rows are the same in every round, XLA would take the reset out, and make it at every step.
-    """
-
-    def begun() -> PyTree:
-        return jax.tree.map(partial(rules.choose, mask), reset(origins), values)
-
-    return jax.lax.cond(mask.any(), begun, lambda: values) if branches else begun()
 
 
 def _masked_first(mask: jax.Array, size: int) -> jax.Array:

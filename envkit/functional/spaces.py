@@ -119,18 +119,12 @@ class Discrete:
     """
 
     n: int
+    shape = ()
+    dtype = np.dtype(np.int32)
 
     def __post_init__(self) -> None:
         n = as_int("n of Discrete", self.n, least=1, meaning="how many integers there are")
         object.__setattr__(self, "n", n)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return ()
-
-    @property
-    def dtype(self) -> np.dtype:
-        return np.dtype(np.int32)
 
     def sample(self, key: jax.Array, batch: tuple[int, ...] = ()) -> jax.Array:
         """Draw one of the integers with equal probability."""
@@ -156,6 +150,7 @@ class MultiDiscrete:
     """
 
     nvec: tuple[int, ...]
+    dtype = np.dtype(np.int32)
 
     def __post_init__(self) -> None:
         meaning = "how many integers the entry has"
@@ -172,10 +167,6 @@ class MultiDiscrete:
     @property
     def shape(self) -> tuple[int, ...]:
         return (len(self.nvec),)
-
-    @property
-    def dtype(self) -> np.dtype:
-        return np.dtype(np.int32)
 
     def sample(self, key: jax.Array, batch: tuple[int, ...] = ()) -> jax.Array:
         """Draw every entry by itself, each of its integers with equal probability."""

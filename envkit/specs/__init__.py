@@ -29,12 +29,12 @@ from envkit.specs.leaves.objects import NonTensor
 from envkit.specs.leaves.unions import Choice
 from envkit.specs.registration import register_when_imported
 from envkit.specs.stacks import Stacked, StackedComposite, stack
-from envkit.specs.tensor_spec import TensorSpec, index_select, on_torch_function, squeeze, unsqueeze
+from envkit.specs.tensor_spec import TensorSpec, index_select, on_torch_function
 
 on_torch_function(torch.stack, stack)
 on_torch_function(torch.index_select, index_select)
-on_torch_function(torch.squeeze, squeeze)
-on_torch_function(torch.unsqueeze, unsqueeze)
+on_torch_function(torch.squeeze, TensorSpec.squeeze)
+on_torch_function(torch.unsqueeze, TensorSpec.unsqueeze)
 register_when_imported(
     (
         *(TensorSpec, Composite, Stacked, StackedComposite, NonTensor, Choice, Binary),

@@ -219,7 +219,7 @@ class ActionInput:
 
     def _error(self, row: np.ndarray, where: str) -> InputError:
         cure = "Bring it there, e.g. with env.action_spec.project(action)."
-        demand = demand_of(self._spec, row)
+        demand = demand_of(self._spec)
         if row.dtype.kind == "f" and not np.isfinite(row).all():
             cure = "NaN and infinity come from the policy, or from what it was given."
         elif self._sizes and row.dtype.kind == "f":
@@ -468,7 +468,7 @@ def _many_hot(spec: MultiOneHot) -> Test:
     return test
 
 
-def demand_of(spec: TensorSpec, row: np.ndarray) -> str:
+def demand_of(spec: TensorSpec) -> str:
     sizes = sizes_of(spec)
     if isinstance(spec, OneHot):
         return f"must be one-hot: a single 1 among {spec.n} entries, else 0"

@@ -217,7 +217,7 @@ def _names_indexed(items: Sequence[Any], names: Names) -> Names:
     return tuple(rest[:at] + made + rest[at:] + left)
 
 
-def axis_of(dim: int, ndim: int, *, what: str = "dim") -> int:
+def axis_of(dim: int, ndim: int) -> int:
     """Normalise a possibly negative axis.
 
     Raises:
@@ -225,7 +225,7 @@ def axis_of(dim: int, ndim: int, *, what: str = "dim") -> int:
     """
     if not -ndim <= dim < ndim:
         expected = f"Pass a number from {-ndim} to {ndim - 1}." if ndim else "Add axes first."
-        raise SpecAxisError(f"{what} {dim} does not exist among {ndim} axes. {expected}")
+        raise SpecAxisError(f"dim {dim} does not exist among {ndim} axes. {expected}")
     return dim % ndim
 
 

@@ -40,8 +40,6 @@ __all__ = [
     "index_select",
     "on_torch_function",
     "require_dtype",
-    "squeeze",
-    "unsqueeze",
 ]
 
 
@@ -315,16 +313,6 @@ def index_select(spec: Any, dim: int, index: Tensor) -> Any:
             f"one axis of numbers from 0 to {size - 1}."
         )
     return spec._select(axis, index.flatten())
-
-
-def squeeze(spec: Any, dim: int | None = None) -> Any:
-    """Drop axes of size 1; this is what ``torch.squeeze`` does with a spec."""
-    return spec.squeeze(dim)
-
-
-def unsqueeze(spec: Any, dim: int) -> Any:
-    """Insert an axis of size 1; this is what ``torch.unsqueeze`` does with a spec."""
-    return spec.unsqueeze(dim)
 
 
 _TORCH_FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {}

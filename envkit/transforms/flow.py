@@ -660,10 +660,7 @@ class ActionChunkTransform(Transform):
         """Add chunks to recorded data."""
         actions = tensordict.get(self.action_key, None)
         if actions is None:
-            raise MissingKeyError(
-                f"ActionChunkTransform reads {self.action_key!r}, but the data has "
-                f"{sorted(map(str, tensordict.keys(True, True)))}. Pass action_key=."
-            )
+            raise self._missing(self.action_key, tensordict, "Pass action_key=.")
         if actions.ndim < 2 or self.time_dim not in (-2, actions.ndim - 2):
             raise ArgumentError(
                 f"time_dim is {self.time_dim}, but actions of shape {tuple(actions.shape)} must have time as "

@@ -16,7 +16,7 @@ from tensordict import NonTensorData, NonTensorStack, TensorDictBase
 from envkit.data.arguments import as_bool, require_callable
 from envkit.data.plain import from_plain, plain
 from envkit.errors import MissingKeyError, StatisticsError
-from envkit.specs import Composite, NonTensor, TensorSpec, Unbounded, make_composite_from_td
+from envkit.specs import NonTensor, TensorSpec, Unbounded, make_composite_from_td
 from envkit.transforms.core.leafwise import LeafTransform
 from envkit.transforms.core.transform import Keys
 
@@ -66,7 +66,6 @@ class UnaryTransform(LeafTransform):
         self.fn: Callable[..., Any] = fn
         self.inv_fn = fn if inv_fn is None else inv_fn
         self.use_raw_nontensor = as_bool("use_raw_nontensor", use_raw_nontensor)
-        self._batch = torch.Size(())
 
     @property
     def only_adds_done(self) -> bool:  # type: ignore[override]
@@ -92,14 +91,6 @@ class UnaryTransform(LeafTransform):
 
     def _example(self, leaf: TensorSpec) -> Any:
         return self._given(leaf.zero())
-
-    def _spec_after(self, spec: object) -> Any:
-        self._batch = spec.shape if isinstance(spec, Composite) else torch.Size(())
-        return super()._spec_after(spec)
-
-    def _spec_before(self, spec: object) -> Any:
-        self._batch = spec.shape if isinstance(spec, Composite) else torch.Size(())
-        return super()._spec_before(spec)
 
     def _spec_of(self, value: object, leaf: TensorSpec) -> TensorSpec:
         batch = self._batch

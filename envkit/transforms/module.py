@@ -127,10 +127,7 @@ class ModuleTransform(Transform):
         if missing:
             if self.missing_tolerance:
                 return td
-            raise MissingKeyError(
-                f"the module of ModuleTransform reads {missing}, but the TensorDict has "
-                f"{sorted(map(str, td.keys(True, True)))}. Name entries that are there."
-            )
+            raise self._missing(missing, td, "Name entries that are there.")
         there = policy_device(self.module)
         here = next((v.device for v in values.values() if isinstance(v, torch.Tensor)), there)
         with torch.no_grad() if self.no_grad else nullcontext():

@@ -46,8 +46,6 @@ __all__ = [
 class _ShapeTransform(ArrayTransform):
     """Base of transforms that view a value in another shape; the way in is the opposite view."""
 
-    _batch_dims = 0
-
     def _view(self, value: Array, batch_dims: int) -> Array:
         """Give ``value``, with ``batch_dims`` batch axes, in the other shape."""
         raise NotImplementedError
@@ -60,24 +58,16 @@ class _ShapeTransform(ArrayTransform):
         return self._view(value, batch_dims)
 
     def _apply_transform(self, value: torch.Tensor) -> torch.Tensor:
-        return self._view(value, self._batch_dims)
+        return self._view(value, len(self._batch))
 
     def _inv_apply_transform(self, value: torch.Tensor) -> torch.Tensor:
-        return self._view_back(value, self._batch_dims)
+        return self._view_back(value, len(self._batch))
 
     def _convert(
         self, td: TensorDictBase, sources: list[Key], targets: list[Key], change: Callable
     ) -> TensorDictBase:
-        self._batch_dims = td.batch_dims
+        self._batch = td.batch_size
         return super()._convert(td, sources, targets, change)
-
-    def _spec_after(self, spec: object) -> Any:
-        self._batch_dims = spec.ndim if isinstance(spec, Composite) else 0
-        return super()._spec_after(spec)
-
-    def _spec_before(self, spec: object) -> Any:
-        self._batch_dims = spec.ndim if isinstance(spec, Composite) else 0
-        return super()._spec_before(spec)
 
     def _leaf_after(self, leaf: TensorSpec) -> TensorSpec:
         if leaf.is_choice and (leaf._encoding_ndim or getattr(leaf, "mask", None) is not None):
@@ -85,13 +75,13 @@ class _ShapeTransform(ArrayTransform):
                 f"{type(self).__name__} cannot change the axes of {leaf}: the last one spells a "
                 "choice, or it has a mask. Convert the entry to a plain categorical one first."
             )
-        view = partial(self._view, batch_dims=self._batch_dims)
+        view = partial(self._view, batch_dims=len(self._batch))
         try:
             return view(leaf) if isinstance(leaf, Composite) else reshaped(leaf, view)
         except (IndexError, RuntimeError) as error:
             raise SpecAxisError(
                 f"{type(self).__name__}({self.extra_repr()}) does not fit an entry of shape "
-                f"{tuple(leaf.shape)}, of which {self._batch_dims} axes are the batch: {error}."
+                f"{tuple(leaf.shape)}, of which {len(self._batch)} axes are the batch: {error}."
             ) from error
 
     _leaf_before = _leaf_after

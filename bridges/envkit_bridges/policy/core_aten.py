@@ -562,8 +562,6 @@ def _vector_norm(
         return size.min(axis=axes, keepdims=keepdim)
     if order == 0:
         return (x != 0).sum(axis=axes, keepdims=keepdim)
-    if order == 1:
-        return size.sum(axis=axes, keepdims=keepdim)
     if order == 2:
         return xp.sqrt((size * size).sum(axis=axes, keepdims=keepdim))
     return (size**order).sum(axis=axes, keepdims=keepdim) ** (1 / order)

@@ -454,17 +454,6 @@ class Categorical(_SingleChoice):
     def _lead(self) -> torch.Size:
         return self._size
 
-    def rand(self, shape: Shape = (), generator: Generator | None = None) -> Tensor:
-        if self._mask is not None:
-            return super().rand(shape, generator)
-        return torch.randint(
-            self._n,
-            (*lead(shape), *self._size),
-            generator=generator,
-            dtype=self._dtype,
-            device=self._device,
-        )
-
     def _nearest(self, value: Tensor) -> Tensor:
         if self._mask is not None:
             return super()._nearest(value)

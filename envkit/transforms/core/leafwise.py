@@ -68,6 +68,8 @@ class LeafTransform(Transform):
 
     only_adds_done = True
     _pairs_keys = True
+    _batch = torch.Size(())
+    """Batch axes of what is looked at now."""
 
     # ---------------------------------------------------------------------- for concrete transforms
 
@@ -91,6 +93,7 @@ class LeafTransform(Transform):
 
     def _spec_after(self, spec: Any) -> Any:
         """Declare the outcomes among outputs; one leaf alone becomes that of its outcome."""
+        self._batch = spec.shape if isinstance(spec, Composite) else torch.Size(())
         if not isinstance(spec, Composite):
             return self._leaf_after(spec)
         for source, target in zip(self.in_keys, self.out_keys, strict=True):
@@ -102,6 +105,7 @@ class LeafTransform(Transform):
 
     def _spec_before(self, spec: Any) -> Any:
         """Declare what the user gives among inputs; one leaf alone becomes what the user gives for it."""
+        self._batch = spec.shape if isinstance(spec, Composite) else torch.Size(())
         if not isinstance(spec, Composite):
             return self._leaf_before(spec)
         for inner, outer in zip(self.in_keys_inv, self.out_keys_inv, strict=True):
