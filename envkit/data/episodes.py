@@ -23,6 +23,7 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from tensordict import TensorDictBase, is_non_tensor
+from torch.nn import functional
 
 from envkit.data.paths import Key, as_key, as_path
 from envkit.data.transition import copied
@@ -101,9 +102,11 @@ def split_trajectories(
     if trajectory_key is not None and ids is None:
         raise _missing(data, as_key(ids_key), "Name an entry that is there: trajectory_key=...")
     if ids is not None and (done_key is None or trajectory_key is not None):
-        begins = _by_ids(data, ids)
+        ids_by_row = ids.reshape(-1, data.batch_size[-1])
+        is_cut = ids_by_row[:, 1:] != ids_by_row[:, :-1]
     else:
-        begins = _by_flags(data, done_key or ("next", "done"))
+        is_cut = ended_steps(data, done_key or ("next", "done"))[:, :-1]
+    begins = functional.pad(is_cut, (1, 0), value=True)
     rows, mask = _rows(begins)
     if as_nested is not False:
         return _nested(data, mask.sum(-1).tolist(), as_nested)
@@ -154,14 +157,6 @@ def _missing(data: TensorDictBase, key: Key, fix: str) -> MissingKeyError:
     )
 
 
-def _by_ids(data: TensorDictBase, ids: torch.Tensor) -> torch.Tensor:
-    """Mark the steps that begin a piece, shape ``(rows, T)``."""
-    ids = ids.reshape(-1, data.batch_size[-1])
-    begins = torch.ones_like(ids, dtype=torch.bool)
-    begins[:, 1:] = ids[:, 1:] != ids[:, :-1]
-    return begins
-
-
 def ended_steps(
     data: TensorDictBase,
     done_key: Key = ("next", "done"),
@@ -185,13 +180,6 @@ def ended_steps(
         raise _missing(data, as_key(as_path(done_key)), fix)
     steps = data.batch_size[-1]
     return flags.reshape(*data.batch_size, -1).any(-1).reshape(-1, steps)
-
-
-def _by_flags(data: TensorDictBase, done_key: Key) -> torch.Tensor:
-    ended = ended_steps(data, done_key)
-    begins = torch.ones_like(ended)
-    begins[:, 1:] = ended[:, :-1]
-    return begins
 
 
 def _rows(begins: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -184,13 +184,10 @@ def gae(
     if steps is not None:
         discount = gamma ** _over(steps, data, reward).to(now.dtype)
     mask = _mask(data)
+    shown, beyond = now, after
     if mask is not None:
         is_step = _over(mask, data, reward)
-        reward, shown, beyond = (
-            values.where(is_step, torch.zeros_like(values)) for values in (reward, now, after)
-        )
-    else:
-        shown, beyond = now, after
+        reward, shown, beyond = (values.where(is_step, 0) for values in (reward, now, after))
     advantage, target = generalized_advantage_estimate(
         discount, lmbda, shown, beyond, reward, done, terminated, time_dim=time
     )

@@ -170,12 +170,9 @@ class Evaluation:
         """
         count, share = len(self), self.success(key)
         z = 1.959963984540054  # the normal quantile of 97.5 %
-        middle = (share + z * z / (2 * count)) / (1 + z * z / count)
-        half = (
-            math.sqrt(share * (1 - share) / count + (z / (2 * count)) ** 2)
-            * z
-            / (1 + z * z / count)
-        )
+        scale = 1 + z * z / count
+        middle = (share + z * z / (2 * count)) / scale
+        half = math.sqrt(share * (1 - share) / count + (z / (2 * count)) ** 2) * z / scale
         return max(0.0, middle - half), min(1.0, middle + half)
 
     def _succeeded(self, key: Key) -> torch.Tensor:
@@ -450,10 +447,8 @@ def episode_stats(
         steps = numbers.number(batch)
         found.grow(numbers.count)
         inside = steps.episode >= 0
-        number, reward = (
-            steps.episode[inside],
-            _by_step(batch, reward_key, inside.shape, agents)[inside],
-        )
+        number = steps.episode[inside]
+        reward = _by_step(batch, reward_key, inside.shape, agents)[inside]
         found.returns.index_add_(0, number, reward)
         found.lengths.index_add_(0, number, torch.ones_like(number))
         found.mark_ends(steps.pieces, _flags(batch, inside.shape))

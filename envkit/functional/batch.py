@@ -231,10 +231,8 @@ def reset_rows(
     if num_rows == 0:
         return values
     chunk = chunks.size(num_rows)
-    if (
-        chunk == num_rows
-    ):  # of a loop over one chunk XLA would take the reset out, and make it at every step
-
+    if chunk == num_rows:
+        # Of a loop over one chunk XLA would take the reset out, and make it at every step.
         def begun() -> PyTree:
             return jax.tree.map(partial(rules.choose, mask), reset(origins), values)
 

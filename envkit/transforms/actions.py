@@ -236,10 +236,8 @@ class DiscreteActionProjection(_Choosing):
         (key,) = self.in_keys_inv
         value = tensordict.get(key)
         missing = self.max_actions - self.num_actions_effective
-        is_short = (
-            value.ndim > tensordict.batch_dims and value.shape[-1] + missing == self.max_actions
-        )
-        if not self.include_forward or not self._is_one_hot or not is_short:
+        is_of_env = value.shape[tensordict.batch_dims :][-1:] == (self.num_actions_effective,)
+        if not self.include_forward or not self._is_one_hot or not is_of_env:
             return tensordict
         return tensordict.set(key, torch.nn.functional.pad(value, (0, missing)))
 

@@ -157,44 +157,29 @@ class _Episodes:
             )
         self.axis = time_axis(td)
         steps = torch.arange(td.shape[self.axis], device=td.device)
-        first = self._first(td, done_key, steps, ahead=ahead)
+        ended = self._ended(td, done_key, is_needed=not ahead)
         reach = torch.arange(count, device=td.device)
         wanted = steps[:, None] + (reach if ahead else reach - (count - 1))
         if ahead:
-            last = (
-                len(steps)
-                - 1
-                - self._first(td, done_key, steps, ahead=True, backwards=True).flip(-1)
-            )
+            last = torch.where(ended, steps, len(steps) - 1).flip(-1).cummin(-1).values.flip(-1)
             nearest = wanted.minimum(last[..., None])
         else:
+            first = torch.where(ended.roll(1, -1), steps, 0).cummax(-1).values
             nearest = wanted.maximum(first[..., None])
         self.steps, self.padded = nearest, nearest != wanted
 
-    def _first(
-        self,
-        td: TensorDictBase,
-        done_key: Key,
-        steps: torch.Tensor,
-        *,
-        ahead: bool,
-        backwards: bool = False,
-    ) -> torch.Tensor:
-        """For each step the first one of its episode in the data, time last."""
+    def _ended(self, td: TensorDictBase, done_key: Key, *, is_needed: bool) -> torch.Tensor:
+        """Say which steps end an episode, time last; none where the data does not tell, unless it must."""
         done = td.get(("next", *as_path(done_key)), None)
-        if done is None and not ahead:
+        if done is None and is_needed:
             raise MissingKeyError(
                 f"frames of recorded data are joined within episodes, but the data has no "
                 f"{('next', *as_path(done_key))} that says where they end. Record it, or pass done_key=."
             )
         if done is None:
-            shape = [size for axis, size in enumerate(td.batch_size) if axis != self.axis]
-            return steps.new_zeros(*shape, len(steps))
+            done = torch.zeros(td.batch_size, dtype=torch.bool, device=td.device)
         ended = done.flatten(td.batch_dims).any(-1) if done.ndim > td.batch_dims else done
-        ended = ended.movedim(self.axis, -1)
-        begins = torch.ones_like(ended)
-        begins[..., 1:] = ended.flip(-1)[..., 1:] if backwards else ended[..., :-1]
-        return torch.where(begins, steps, 0).cummax(-1).values
+        return ended.movedim(self.axis, -1)
 
     def windows(
         self,
@@ -341,11 +326,6 @@ class _Windowed(FusableTransform, EpisodeTransform, LeafTransform):
 
     def _joined_leaf(self, leaf: TensorSpec, count: int) -> TensorSpec:
         return reshaped(leaf, lambda tensor: torch.cat([tensor] * count, self.dim))
-
-    # ------------------------------------------------------------------------------- recorded data
-
-    def _over_time(self, td: TensorDictBase, done_key: Key, *, ahead: bool = False) -> _Episodes:
-        return _Episodes(td, done_key, self.count, ahead=ahead)
 
 
 def _next_first(keys: list[Key]) -> list[int]:
@@ -505,7 +485,7 @@ class CatFrames(_Windowed):
                 ``next``.
         """
         td = tensordict
-        episodes = self._over_time(td, self.done_key, ahead=self.future)
+        episodes = _Episodes(td, self.done_key, self.N, ahead=self.future)
         fill = None if self.padding == "same" else self.padding_value
         for number in _next_first(self.in_keys):
             source, target = self.in_keys[number], self.out_keys[number]
@@ -568,7 +548,7 @@ class TimeMaxPool(_Windowed):
         return elementwise.peak(window, self.T, self.dim)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        episodes = self._over_time(tensordict, "done")
+        episodes = _Episodes(tensordict, "done", self.T, ahead=False)
         for source, target in zip(self.in_keys, self.out_keys, strict=True):
             self._convert(
                 tensordict,

@@ -359,12 +359,9 @@ class Crop(_ImageTransform):
             ..., max(top, 0) : max(top + self.w, 0), max(left, 0) : max(left + self.h, 0)
         ]
         rows, columns = inside.shape[-2:]
-        if (rows, columns) == (self.w, self.h):
-            return inside
-        first, begin = max(-top, 0), max(-left, 0)
-        image = value.new_zeros(*value.shape[:-2], self.w, self.h)
-        image[..., first : first + rows, begin : begin + columns] = inside
-        return image
+        above, before = min(max(-top, 0), self.w), min(max(-left, 0), self.h)
+        below, behind = self.w - above - rows, self.h - before - columns
+        return functional.pad(inside, (before, behind, above, below))
 
 
 class CenterCrop(Crop):

@@ -359,8 +359,6 @@ class MultiStep(nn.Module):
 
 def _later(value: torch.Tensor, steps: int, axis: int = -1) -> torch.Tensor:
     """Give at each time the value of ``steps`` steps later; zero (False) beyond the end."""
-    if steps == 0:
-        return value
     rest = value.narrow(axis, steps, value.shape[axis] - steps)
     return torch.cat([rest, torch.zeros_like(value.narrow(axis, 0, steps))], axis)
 

@@ -233,5 +233,5 @@ def test_an_entry_nobody_has_is_named():
 
     with pytest.raises(MissingKeyError, match=r"reads \['pixels'\].*'observation'"):
         cartpole(transform).observation_spec  # noqa: B018
-    with pytest.raises(MissingKeyError, match=r"reads \['pixels'\].*TensorDict has"):
+    with pytest.raises(MissingKeyError, match=r"reads \['pixels'\].*data has"):
         transform(GymEnv("CartPole-v1").rollout(3))
