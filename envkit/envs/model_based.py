@@ -535,8 +535,7 @@ class DreamerDecoder(Transform):
     def _call(self, next_td: TensorDictBase) -> TensorDictBase:
         return self._dreamer().decode_obs(next_td)
 
-    def _reset(self, td: TensorDictBase, td_reset: TensorDictBase) -> TensorDictBase:
-        return self._call(td_reset)
+    _reset = Transform._reset_like_step
 
     def transform_observation_spec(self, observation_spec: Composite) -> Composite:
         """Declare what the decoder writes, by a trial on zeros."""

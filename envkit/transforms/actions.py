@@ -851,8 +851,7 @@ class MeanActionSelector(Transform):
         del next_td[self.observation_key]
         return next_td.set(mean, value).set(var, covariance)
 
-    def _reset(self, td: TensorDictBase, td_reset: TensorDictBase) -> TensorDictBase:
-        return self._call(td_reset)
+    _reset = Transform._reset_like_step
 
     def _inv_call(self, td: TensorDictBase) -> TensorDictBase:
         given = td.get(self.action_key, None)

@@ -134,8 +134,7 @@ class PinMemoryTransform(Transform):
     def _call(self, next_td: TensorDictBase) -> TensorDictBase:
         return next_td.pin_memory()
 
-    def _reset(self, td: TensorDictBase, td_reset: TensorDictBase) -> TensorDictBase:
-        return self._call(td_reset)
+    _reset = Transform._reset_like_step
 
 
 class BatchSizeTransform(Transform):

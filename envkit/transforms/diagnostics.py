@@ -53,8 +53,7 @@ class FiniteTensorDictCheck(Transform):
             )
         return next_td
 
-    def _reset(self, td: TensorDictBase, td_reset: TensorDictBase) -> TensorDictBase:
-        return self._call(td_reset)
+    _reset = Transform._reset_like_step
 
 
 class Timer(EpisodeTransform):

@@ -385,8 +385,7 @@ class RemoveEmptySpecs(Transform):
     def _call(self, next_td: TensorDictBase) -> TensorDictBase:
         return next_td.filter_empty_()
 
-    def _reset(self, td: TensorDictBase, td_reset: TensorDictBase) -> TensorDictBase:
-        return self._call(td_reset)
+    _reset = Transform._reset_like_step
 
     def _inv_call(self, td: TensorDictBase) -> TensorDictBase:
         for key in self._empty_inputs():

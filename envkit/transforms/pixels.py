@@ -116,8 +116,7 @@ class PixelRenderTransform(Transform):
     def _call(self, next_td: TensorDictBase) -> TensorDictBase:
         return next_td.set(self.out_keys[0], self._frame(self._drawn()))
 
-    def _reset(self, td: TensorDictBase, td_reset: TensorDictBase) -> TensorDictBase:
-        return self._call(td_reset)
+    _reset = Transform._reset_like_step
 
     def transform_observation_spec(self, observation_spec: Composite) -> Composite:
         if self._spec is None:

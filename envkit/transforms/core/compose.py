@@ -46,8 +46,7 @@ class CallableTransform(Transform):
             )
         return out
 
-    def _reset(self, td: TensorDictBase, td_reset: TensorDictBase) -> TensorDictBase:
-        return self._call(td_reset)
+    _reset = Transform._reset_like_step
 
     def extra_repr(self) -> str:
         """Show the function."""

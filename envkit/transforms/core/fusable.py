@@ -246,8 +246,7 @@ class MomentTransform(FusableTransform):
     def _call(self, next_td: TensorDictBase) -> TensorDictBase:
         return written(next_td, self.moment_leaves(LeavesOf(next_td), self._constants_outside()))
 
-    def _reset(self, td: TensorDictBase, td_reset: TensorDictBase) -> TensorDictBase:
-        return self._call(td_reset)
+    _reset = Transform._reset_like_step
 
 
 def _place(kind: type, name: str) -> int:

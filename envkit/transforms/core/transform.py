@@ -208,6 +208,10 @@ class Transform(OwnState, ChecksKeywords):
         finally:
             self.missing_tolerance = tolerated
 
+    def _reset_like_step(self, td: TensorDictBase, td_reset: TensorDictBase) -> TensorDictBase:
+        """Transform what a reset produced as what a step produced: ``_reset`` of those that tell no difference."""
+        return self._call(td_reset)
+
     def _update_unreset_rows(self, td: TensorDictBase, td_reset: TensorDictBase) -> None:
         """Write to ``td`` what a reset changes in rows that were not reset.
 
