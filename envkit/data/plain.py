@@ -94,25 +94,15 @@ def _dict(value: Mapping[Any, Any], name: str) -> dict[str, Any]:
 
 
 def _array(value: np.ndarray, name: str) -> dict[str, Any]:
-    shape = list(value.shape)
+    form = {"dtype": value.dtype.str, "shape": list(value.shape)}
     if value.dtype.kind in "OUS":
-        return {
-            _KIND: "objects",
-            "dtype": value.dtype.str,
-            "shape": shape,
-            "value": _list(value.ravel().tolist(), name),
-        }
+        return {_KIND: "objects", **form, "value": _list(value.ravel().tolist(), name)}
     if value.dtype.kind not in "biufc" or value.dtype.itemsize > 16:
         raise ResumeError(
             f"{name} is an array of dtype {value.dtype}, which no tensor can hold. Save it in another form."
         )
     held = np.frombuffer(value.astype(value.dtype.newbyteorder("=")).tobytes(), np.uint8).copy()
-    return {
-        _KIND: "array",
-        "dtype": value.dtype.str,
-        "shape": shape,
-        "value": torch.from_numpy(held),
-    }
+    return {_KIND: "array", **form, "value": torch.from_numpy(held)}
 
 
 def _read_array(value: Mapping[str, Any]) -> np.ndarray:
@@ -142,19 +132,16 @@ def _read_generator(value: Mapping[str, Any]) -> torch.Generator:
 
 
 def _tensordict(td: TensorDictBase, name: str) -> dict[str, Any]:
+    size = list(td.batch_size)
     if is_non_tensor(td):
         if isinstance(td, NonTensorStack):
             return _stack(td, name, "non_tensor_stack")
-        return {
-            _KIND: "non_tensor",
-            "batch_size": list(td.batch_size),
-            "value": plain(td.data, name),
-        }
+        return {_KIND: "non_tensor", "batch_size": size, "value": plain(td.data, name)}
     if isinstance(td, LazyStackedTensorDict):
         return _stack(td, name, "lazy_stack")
     return {
         _KIND: "tensordict",
-        "batch_size": list(td.batch_size),
+        "batch_size": size,
         "names": list(td.names),
         "device": None if td.device is None else str(td.device),
         "entries": {key: plain(td.get(key), f"{name}[{key!r}]") for key in td.keys()},

@@ -61,7 +61,21 @@ class _Kept(LateBuffers):
         return self.loc, self.var, self.count
 
 
-class VecNormV2(SkipsRows, EpisodeTransform):
+class _Running(SkipsRows):
+    """The settings that both transforms here have."""
+
+    learns = True
+
+    def _begin_running(self, decay: float, eps: float, lock: Any) -> None:
+        meaning = "the weight of earlier data, 1 to keep all of it"
+        self.decay = as_number("decay", decay, above=0, most=1, meaning=meaning)
+        self.eps = as_number("eps", eps, least=0, meaning="the least scale, such as 1e-4")
+        self.frozen = False  # see `Transform.learns`
+        self._begin_count()
+        self.shared_lock: AbstractContextManager = nullcontext() if lock is None else lock
+
+
+class VecNormV2(_Running, EpisodeTransform):
     """Standardise values by running averages, with a mean and a deviation for each row unless rows are averaged.
 
     A step updates the averages of the rows that were stepped, a reset those of the rows that were reset; then
@@ -101,8 +115,6 @@ class VecNormV2(SkipsRows, EpisodeTransform):
     _in_repr = ("stateful", "decay", "eps")
     _pairs_keys = True
 
-    learns = True
-
     def __init__(
         self,
         in_keys: Keys,
@@ -117,11 +129,8 @@ class VecNormV2(SkipsRows, EpisodeTransform):
     ):
         super().__init__(in_keys, out_keys)
         self.stateful = as_bool("stateful", stateful)
-        self.decay, self.eps = _checked_decay(decay), _checked_eps(eps)
+        self._begin_running(decay, eps, lock)
         self.reduce_batch_dims = as_bool("reduce_batch_dims", reduce_batch_dims)
-        self.frozen = False
-        self._begin_count()
-        self.shared_lock: AbstractContextManager = nullcontext() if lock is None else lock
         self.kept = nn.ModuleDict({module_name(key): _Kept() for key in self._own_keys})
         if reduce_batch_dims:
             self._require_stateful("reduce_batch_dims=True")
@@ -474,15 +483,6 @@ class VecNormV2(SkipsRows, EpisodeTransform):
         return _as_observation_norm(self, eps=self.eps)
 
 
-def _checked_decay(decay: float) -> float:
-    meaning = "the weight of earlier data, 1 to keep all of it"
-    return as_number("decay", decay, above=0, most=1, meaning=meaning)
-
-
-def _checked_eps(eps: float) -> float:
-    return as_number("eps", eps, least=0, meaning="the least scale, such as 1e-4")
-
-
 def _as_observation_norm(norm: VecNorm | VecNormV2, eps: float | None = None) -> Transform:
     """Give a transform by the statistics of this moment, which does not follow them."""
     loc, scale = norm.loc, norm.scale
@@ -530,7 +530,7 @@ class _Moments(LateBuffers):
         return statistics.loc_and_scale_of_moments(self.now, eps)
 
 
-class VecNorm(SkipsRows, CoupledTransform, ArrayTransform):
+class VecNorm(_Running, CoupledTransform, ArrayTransform):
     """Standardise values by their running mean and standard deviation.
 
     Every step counts the rows that were stepped, every reset those that were reset, and then all values
@@ -578,8 +578,6 @@ class VecNorm(SkipsRows, CoupledTransform, ArrayTransform):
     def __new__(cls, *args: Any, new_api: bool = False, **kwargs: Any) -> Any:
         return VecNormV2(*args, **kwargs) if new_api else super().__new__(cls, *args, **kwargs)
 
-    learns = True
-
     def __init__(
         self,
         in_keys: Keys = None,
@@ -593,15 +591,12 @@ class VecNorm(SkipsRows, CoupledTransform, ArrayTransform):
         new_api: bool = False,
     ):
         super().__init__(["observation", "reward"] if in_keys is None else in_keys, out_keys)
-        self.decay, self.eps = _checked_decay(decay), _checked_eps(eps)
+        self._begin_running(decay, eps, lock)
         if shapes is not None and len(shapes) != len(self.in_keys):
             raise ArgumentError(
                 f"shapes has {len(shapes)} entries for in_keys {self.in_keys}. Pass one for each."
             )
         self.shapes = None if shapes is None else [tuple(shape) for shape in shapes]
-        self.frozen = False  # see `Transform.learns`
-        self._begin_count()
-        self.shared_lock: AbstractContextManager = nullcontext() if lock is None else lock
         self.moments = nn.ModuleDict({module_name(key): _Moments() for key in self.in_keys})
         if shared_td is not None:
             self._share(shared_td)

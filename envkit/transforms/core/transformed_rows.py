@@ -119,10 +119,7 @@ class TransformedCore:
                 shown = through(self.chain, given, None if region == "root" else root)
             except Exception:
                 return False  # the env by itself tells, when it comes to that
-            wanted = _zeros(declared[region])
-            if {path: _form(leaf) for path, leaf in shown.items()} != {
-                path: _form(leaf) for path, leaf in wanted.items()
-            }:
+            if _forms(shown) != _forms(_zeros(declared[region])):
                 return False
             self.untouched[region] = {path for path in given if shown.get(path) is given[path]}
         return True
@@ -331,8 +328,8 @@ def _has_rows(leaf: Any) -> bool:
     return leaf.dtype not in (None, torch.bfloat16) and -1 not in leaf.shape
 
 
-def _form(leaf: Any) -> tuple[tuple[int, ...], torch.dtype]:
-    return tuple(leaf.shape), leaf.dtype
+def _forms(leaves: Tensors) -> dict[Path, tuple[torch.Size, torch.dtype]]:
+    return {path: (leaf.shape, leaf.dtype) for path, leaf in leaves.items()}
 
 
 def _zeros(leaves: Mapping[Path, Any]) -> Tensors:
