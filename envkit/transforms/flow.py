@@ -36,6 +36,7 @@ from envkit.transforms.core.kept_memory import is_kept
 from envkit.transforms.core.leafwise import box_between
 from envkit.transforms.core.transform import Transform, editable
 from envkit.transforms.episodes import EpisodeTransform
+from envkit.transforms.postprocess import windows_ahead
 
 __all__ = [
     "ActionChunkTransform",
@@ -665,22 +666,11 @@ class ActionChunkTransform(Transform):
                 f"time_dim is {self.time_dim}, but actions of shape {tuple(actions.shape)} must have time as "
                 "the axis before the last. Flatten the action, or permute it."
             )
-        wanted = torch.arange(actions.shape[-2], device=actions.device)[:, None]
-        wanted = wanted + torch.arange(self.chunk_size, device=actions.device)
-        last = self._last_steps(tensordict, actions)[..., None]
-        steps = torch.minimum(wanted, last).flatten(-2)[..., None]
-        shape = (*actions.shape[:-1], self.chunk_size)
-        chunks = actions.gather(-2, steps.expand(*steps.shape[:-1], actions.shape[-1]))
-        chunks = chunks.unflatten(-2, (actions.shape[-2], self.chunk_size))
-        tensordict.set(self.chunk_key, chunks)
-        return tensordict.set(self.pad_key, (wanted > last).expand(shape).clone())
-
-    def _last_steps(self, td: TensorDictBase, actions: torch.Tensor) -> torch.Tensor:
-        """Give for each step the last one of its sequence, shape ``(*batch, T)``."""
-        length = actions.shape[-2]
-        done = None if self.done_key is None else td.get(("next", *as_path(self.done_key)), None)
-        ends = torch.full(actions.shape[:-1], length - 1, device=actions.device)
-        if done is not None:
-            steps = torch.arange(length, device=actions.device)
-            ends = torch.where(done.reshape(actions.shape[:-1]), steps, ends)
-        return ends.flip(-1).cummin(-1).values.flip(-1)
+        done = None if self.done_key is None else ("next", *as_path(self.done_key))
+        flags = None if done is None else tensordict.get(done, None)
+        lead = actions.shape[:-1]
+        ended = actions.new_zeros(lead, dtype=torch.bool) if flags is None else flags.reshape(lead)
+        steps, is_pad = windows_ahead(ended, self.chunk_size)
+        index = steps.flatten(-2)[..., None].expand(*lead[:-1], -1, actions.shape[-1])
+        chunks = actions.gather(-2, index).unflatten(-2, (lead[-1], self.chunk_size))
+        return tensordict.set(self.chunk_key, chunks).set(self.pad_key, is_pad)

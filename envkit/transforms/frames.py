@@ -46,7 +46,7 @@ from envkit.transforms.core.leafwise import (
 )
 from envkit.transforms.core.transform import Keys
 from envkit.transforms.episodes import EpisodeTransform
-from envkit.transforms.postprocess import time_axis
+from envkit.transforms.postprocess import time_axis, windows_ahead
 
 __all__ = ["CatFrames", "TimeMaxPool", "cat_frames"]
 
@@ -156,17 +156,15 @@ class _Episodes:
                 "or put the transform into an environment."
             )
         self.axis = time_axis(td)
-        steps = torch.arange(td.shape[self.axis], device=td.device)
         ended = self._ended(td, done_key, is_needed=not ahead)
-        reach = torch.arange(count, device=td.device)
-        wanted = steps[:, None] + (reach if ahead else reach - (count - 1))
         if ahead:
-            last = torch.where(ended, steps, len(steps) - 1).flip(-1).cummin(-1).values.flip(-1)
-            nearest = wanted.minimum(last[..., None])
-        else:
-            first = torch.where(ended.roll(1, -1), steps, 0).cummax(-1).values
-            nearest = wanted.maximum(first[..., None])
-        self.steps, self.padded = nearest, nearest != wanted
+            self.steps, self.padded = windows_ahead(ended, count)
+            return
+        steps = torch.arange(td.shape[self.axis], device=td.device)
+        wanted = steps[:, None] + torch.arange(1 - count, 1, device=td.device)
+        first = torch.where(ended.roll(1, -1), steps, 0).cummax(-1).values
+        self.steps = wanted.maximum(first[..., None])
+        self.padded = self.steps != wanted
 
     def _ended(self, td: TensorDictBase, done_key: Key, *, is_needed: bool) -> torch.Tensor:
         """Say which steps end an episode, time last; none where the data does not tell, unless it must."""

@@ -39,6 +39,7 @@ __all__ = [
     "RecordedTransform",
     "Reward2GoTransform",
     "time_axis",
+    "windows_ahead",
 ]
 
 
@@ -535,3 +536,20 @@ class Reward2GoTransform(Transform):
 def time_axis(td: TensorDictBase) -> int:
     """Say which batch axis of recorded data is time: the one of that name, or the last one."""
     return td.names.index("time") if "time" in td.names else td.batch_dims - 1
+
+
+def windows_ahead(ended: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Give the next ``count`` steps from each step on, with its episode's last one repeated, and which are repeats.
+
+    Args:
+        ended: where an episode ends, bool ``(*batch, T)``.
+        count: steps of a window.
+
+    Returns:
+        Numbers of steps, int64, and bools, each of shape ``(*batch, T, count)``.
+    """
+    steps = torch.arange(ended.shape[-1], device=ended.device)
+    wanted = steps[:, None] + torch.arange(count, device=ended.device)
+    last = torch.where(ended, steps, len(steps) - 1).flip(-1).cummin(-1).values.flip(-1)
+    nearest = wanted.minimum(last[..., None])
+    return nearest, nearest != wanted
