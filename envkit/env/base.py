@@ -35,7 +35,7 @@ from envkit.env.options import TAKEN_HERE, EnvMeta, EnvOptions
 from envkit.env.outputs import OutputLeaf
 from envkit.env.policy import PolicyLike
 from envkit.env.rollout import rollout
-from envkit.env.seeding import next_seed
+from envkit.env.seeding import checked_seed, next_seed
 from envkit.env.stepping import Stepping
 from envkit.env.thread_lock import InUse
 from envkit.errors import ClosedEnvError, NotCallableError
@@ -416,6 +416,7 @@ class EnvBase(Stepping, metaclass=EnvMeta):
             >>> bool(env.reset()["th"] == first)
             True
         """
+        seed = None if seed is None else checked_seed(seed)  # simulators take a Python int only
         following = next_seed(seed)
         self._set_seed(seed)  # type: ignore[arg-type]
         self._seed_actions(seed)

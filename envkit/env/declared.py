@@ -23,6 +23,7 @@ from envkit.data.paths import Path, as_key, leaf_paths, nodes
 from envkit.env.outputs import OutputChecks, SpecTable
 from envkit.errors import KeyCollisionError, SpecError, SpecTypeError
 from envkit.specs import Composite, TensorSpec
+from envkit.specs.tensor_spec import type_and_fix
 
 __all__ = [
     "INPUTS",
@@ -186,10 +187,8 @@ def as_declared(spec: Any, kind: str, batch: torch.Size, device: torch.device | 
         SpecError: its leading dims are not the batch size.
     """
     if not isinstance(spec, TensorSpec):
-        raise SpecTypeError(
-            f"{kind}_spec must be a spec, got {type(spec).__name__}. "
-            f"Pass a leaf such as Unbounded((1,)) or a Composite."
-        )
+        fix = "Pass a leaf such as Unbounded((1,)) or a Composite."
+        raise SpecTypeError(f"{kind}_spec must be a spec, got {type_and_fix(spec, fix)}")
     if tuple(spec.shape[: len(batch)]) != tuple(batch):
         raise SpecError(
             f"{kind}_spec has shape {tuple(spec.shape)}, but its leading dims must be the "

@@ -117,7 +117,8 @@ class EnvModule(OwnState):
         """
         raise NotCallableError(
             f"{type(self).__name__} is an environment: call its step or reset. If it was passed "
-            "where a create function is expected, pass `lambda: env_class(...)` instead."
+            "where a create function is expected, pass `lambda: env_class(...)` instead. If code of TorchRL "
+            "called it, pass that code to_torchrl(env)."
         )
 
     def __dir__(self) -> list[str]:

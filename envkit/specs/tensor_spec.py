@@ -40,6 +40,7 @@ __all__ = [
     "index_select",
     "on_torch_function",
     "require_dtype",
+    "type_and_fix",
 ]
 
 
@@ -339,6 +340,17 @@ def require_dtype(dtype: object) -> torch.dtype:
     raise SpecTypeError(
         f"dtype is {dtype!r} of type {type(dtype).__name__}. Pass a dtype of torch, e.g. torch.float32."
     )
+
+
+def type_and_fix(given: object, fix: str) -> str:
+    """Say of what type something is that is no spec, and the fix: for a spec of TorchRL, how it becomes one."""
+    kind = type(given)
+    if kind.__module__.startswith("torchrl."):
+        return (
+            f"{kind.__name__} of TorchRL. Import the class from envkit, or pass "
+            "envkit.from_torchrl_spec(spec)."
+        )
+    return f"{kind.__name__}. {fix}"
 
 
 class TensorSpec(_Reshapable):

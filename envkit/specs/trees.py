@@ -29,7 +29,7 @@ from envkit.errors import (
     SpecTypeError,
 )
 from envkit.specs.annotations import AxisIndex, Key
-from envkit.specs.tensor_spec import TensorSpec
+from envkit.specs.tensor_spec import TensorSpec, type_and_fix
 
 __all__ = [
     "MISSING",
@@ -407,8 +407,8 @@ class Branch(_Lockable, TensorSpec):
             spec = self._below(spec)
         if not isinstance(spec, TensorSpec):
             raise SpecTypeError(
-                f"entry {name!r} is {spec!r} of type {type(spec).__name__}. "
-                "Pass a spec, a dict of specs or None."
+                f"entry {name!r} is {spec!r} of type "
+                f"{type_and_fix(spec, 'Pass a spec, a dict of specs or None.')}"
             )
         if spec._takes_batch_axes:
             spec = self._spread(name, spec)

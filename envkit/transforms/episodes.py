@@ -170,7 +170,7 @@ class EpisodeTransform(Transform):
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         raise NotCallableError(
             f"{type(self).__name__} follows the steps of an environment and cannot be called on "
-            "data. Put it into a TransformedEnv."
+            "data. Put it into a TransformedEnv of envkit."
         )
 
 

@@ -496,6 +496,19 @@ class _Affine(ArrayTransform):
 
     _leaf_before = _leaf_after
 
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
+    ) -> None:
+        # TorchRL's state dicts hold the flag too.
+        flag = state_dict.pop(prefix + "standard_normal", self.standard_normal)
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+        if bool(flag) != self.standard_normal:
+            errors: list[str] = args[-1]
+            errors.append(
+                f"{prefix}standard_normal is {bool(flag)} in the state dict, but {self.standard_normal} in this "
+                f"{type(self).__name__}. Make it with standard_normal={bool(flag)}."
+            )
+
 
 def make_room(
     module: nn.Module, names: Sequence[str], state_dict: Mapping[str, Any], prefix: str

@@ -1,4 +1,7 @@
-"""Primers of TorchRL become ours where they are added; other transforms are refused with the name of ours."""
+"""Primers of TorchRL become ours where they are added; other transforms are refused with the name of ours.
+
+The numbers that they saved are loaded.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,18 @@ import pytest
 import torch
 import torchrl.data
 import torchrl.envs.transforms as theirs
+from tensordict import TensorDict
 
-from envkit import Bounded, Compose, SerialEnv, TensorDictPrimer, TransformedEnv
+import envkit
+from envkit import (
+    Bounded,
+    Compose,
+    GymEnv,
+    ObservationNorm,
+    SerialEnv,
+    TensorDictPrimer,
+    TransformedEnv,
+)
 from tests.zoo.envs import Count
 
 
@@ -64,3 +77,29 @@ def test_a_random_primer_of_theirs_draws_from_its_spec():
     drawn = TransformedEnv(Count(), primer).reset()["hidden"]
 
     assert ((drawn >= 5) & (drawn <= 6)).all() and drawn.unique().numel() > 1
+
+
+@pytest.mark.parametrize("name", ["ObservationNorm", "RewardScaling"])
+def test_numbers_that_they_saved_are_loaded(name):
+    saved, ours = (
+        getattr(library, name)(loc=1.0, scale=2.0, in_keys=["a"], standard_normal=True)
+        for library in (theirs, envkit)
+    )
+    saved.loc.fill_(3.0)
+
+    ours.load_state_dict(saved.state_dict())
+
+    assert ours(TensorDict(a=torch.tensor([7.0])))["a"] == 2.0
+
+
+def test_saved_numbers_of_the_other_form_are_refused():
+    env = TransformedEnv(GymEnv("Pendulum-v1"), ObservationNorm(0.0, 1.0, ["observation"]))
+    saved = theirs.ObservationNorm(5.0, 2.0, ["observation"], standard_normal=True).state_dict()
+
+    with pytest.raises(
+        RuntimeError, match=r"True in the state dict.*Make it with standard_normal=True"
+    ):
+        env.transform.load_state_dict(saved)
+
+    assert env.transform.loc == 0
+    env.close()

@@ -34,7 +34,7 @@ from envkit.errors import (
     KeyCollisionError,
     SpecError,
 )
-from envkit.specs import Categorical, Composite, Unbounded
+from envkit.specs import Bounded, Categorical, Composite, Unbounded
 from envkit.specs.annotations import BatchSize, Device, Value
 from envkit_bridges.gym.backend import GymSpace, SpaceValue, library_of
 from envkit_bridges.gym.codecs import Codec, codec_at, codec_of
@@ -164,6 +164,18 @@ class GymWrapper(OnRow, GymLikeEnv):
         self.done_spec = Composite(
             done=flag, terminated=flag.clone(), truncated=flag.clone(), shape=batch, device=device
         )
+
+    def _store(self, side: str, kind: str, spec: Composite) -> None:
+        core = vars(self).get("core")
+        if kind == "action" and core is not None and not self._passed_by_override:
+            taken = _expanded(core.action.spec(self.device), self.batch_size)
+            if _forms(spec) != _forms(taken):
+                raise SpecError(
+                    f"action_spec is {dict(spec.items(True, True))}, but the simulator takes "
+                    f"{dict(taken.items(True, True))}. Assign the same names, shapes and kinds; build the env with "
+                    "categorical_action_encoding= for integers or one-hot rows, or add a transform."
+                )
+        super()._store(side, kind, spec)
 
     def _infos_by_place(self) -> frozenset[Path]:
         return (
@@ -436,6 +448,15 @@ def _require_free(name: str, observed: Composite) -> None:
 
 def _expanded(spec: Composite, batch: torch.Size) -> Composite:
     return spec.expand(batch) if batch else spec
+
+
+def _forms(spec: Composite) -> dict[Key, tuple[torch.Size, type]]:
+    """Give the shape and the kind of each leaf; bounds and dtypes may differ."""
+    boxes = (Bounded, Unbounded)
+    return {
+        key: (leaf.shape, Bounded if isinstance(leaf, boxes) else type(leaf))
+        for key, leaf in spec.items(True, True)
+    }
 
 
 def _published(env: Simulator, name: str) -> Any:

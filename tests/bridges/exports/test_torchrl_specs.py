@@ -91,3 +91,13 @@ def test_a_tree_keeps_its_class_of_data_its_gaps_and_its_device():
 
     assert back == tree
     assert back.data_cls is TensorDict and back["a"] is None and back["b"].shape == (3,)
+
+
+def test_their_specs_in_our_env_are_refused_with_the_way_to_convert_them():
+    theirs = torchrl.data.Composite(observation=torchrl.data.Unbounded((1,)))
+    env = Count()
+
+    with pytest.raises(TypeError, match=r"Composite of TorchRL\. Import the class from envkit"):
+        env.observation_spec = theirs
+    with pytest.raises(TypeError, match=r"UnboundedContinuous of TorchRL\. .*from_torchrl_spec"):
+        Composite(observation=theirs["observation"])

@@ -21,10 +21,11 @@ from envkit.errors import (
     EncodingError,
     OptionError,
     ResetMaskError,
+    SpecError,
     SpecStackError,
     WorkerError,
 )
-from envkit.specs import Bounded, Unbounded
+from envkit.specs import Binary, Bounded, Categorical, Composite, Unbounded
 from envkit_bridges.gym.gym_env import GymEnv
 from envkit_bridges.gym.gym_wrapper import GymWrapper
 from tests.zoo.gym_envs import Sampler, same
@@ -176,6 +177,15 @@ def test_a_reset_after_a_seed_repeats_and_later_resets_go_on():
     assert firsts[0][0].equal(firsts[1][0])
     assert firsts[0][1].equal(firsts[1][1])
     assert not firsts[0][0].equal(firsts[0][1])
+
+
+@pytest.mark.parametrize("form", [np.int64, np.uint8, torch.tensor])
+def test_integers_of_any_library_are_seeds(form):
+    env, other = GymEnv("Pendulum-v1"), GymEnv("Pendulum-v1")
+
+    assert env.set_seed(form(SEED)) == other.set_seed(SEED)
+    assert env.reset()["observation"].equal(other.reset()["observation"])
+    env.close(), other.close()
 
 
 def test_reset_keywords_reach_gymnasium():
@@ -561,6 +571,37 @@ def test_an_action_that_does_not_fit_is_refused(action, error, message):
 
     with pytest.raises(error, match=message):
         env.step(td)
+
+
+@pytest.mark.parametrize(
+    ("name", "spec"),
+    [
+        ("CartPole-v1", Categorical(2)),
+        ("CartPole-v1", Binary(2, dtype=torch.int64)),
+        ("Pendulum-v1", Bounded(-2.0, 2.0, (2,))),
+        ("Pendulum-v1", Composite(torque=Bounded(-2.0, 2.0, (1,)))),
+    ],
+    ids=["integers", "flags", "shape", "name"],
+)
+def test_an_action_spec_of_another_form_is_refused_where_it_is_assigned(name, spec):
+    env = GymEnv(name)
+
+    with pytest.raises(
+        SpecError, match=r"the same names, shapes and kinds.*categorical_action_encoding="
+    ):
+        env.action_spec = spec
+
+    assert env.rollout(3).shape == (3,)
+    env.close()
+
+
+def test_random_actions_come_from_narrower_bounds_that_are_assigned():
+    env = GymEnv("Pendulum-v1")
+
+    env.action_spec = Bounded(-0.1, 0.1, (1,))
+
+    assert env.rollout(20)["action"].abs().max() <= 0.1
+    env.close()
 
 
 def test_names_are_looked_up_through_gymnasium_wrappers():

@@ -207,3 +207,18 @@ def test_steps_of_rows_that_a_mask_leaves_out_are_not_counted():
 
     differs("skipped-rows", counted)
     assert counted(OURS).flatten().tolist() == [1, 0]
+
+
+@pytest.mark.parametrize("name", ["ObservationNorm", "RewardScaling"])
+def test_numbers_are_loaded_into_a_transform_of_the_same_form(name):
+    def call(lib):
+        saved, loaded = (
+            getattr(lib, name)(1.0, 2.0, in_keys=["a"], standard_normal=flag)
+            for flag in (True, False)
+        )
+        loaded.load_state_dict({"standard_normal": torch.tensor(True), **saved.state_dict()})
+        return bool(loaded.standard_normal)
+
+    differs("one-form-of-numbers", call)
+    with pytest.raises(RuntimeError, match="Make it with standard_normal=True"):
+        call(OURS)

@@ -32,6 +32,38 @@ class Informed(gymnasium.Env):
         return seen, 1.0, self.time > 2, False, info
 
 
+class Seeing(gymnasium.Env):
+    """Observes a black picture."""
+
+    observation_space = gymnasium.spaces.Box(0, 255, (4, 4, 3), np.uint8)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros((4, 4, 3), np.uint8), {}
+
+    def step(self, action):
+        return np.zeros((4, 4, 3), np.uint8), 0.0, False, False, {}
+
+
+def test_a_picture_that_is_observed_is_called_as_any_observation():
+    def names(lib):
+        return sorted(lib.GymWrapper(Seeing()).reset().keys())
+
+    differs("pictures-are-asked-for", names)
+    assert "observation" in names(OURS) and "pixels" not in names(OURS)
+
+
+def test_an_action_spec_of_another_encoding_is_refused():
+    def call(lib):
+        env = lib.GymWrapper(Informed())
+        env.action_spec = lib.Categorical(2)
+        return env.rollout(2)["action"].shape
+
+    differs("actions-as-built", call)
+    with pytest.raises(ValueError, match="categorical_action_encoding="):
+        call(OURS)
+
+
 KEYS = {"one": ["place"], "two": ["left", "place"], "one that is missing": ["place", "nowhere"]}
 
 
