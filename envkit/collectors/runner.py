@@ -211,9 +211,9 @@ class EnvRunner:
         """
         if self.env.batch_locked and self._moves != self.env._in_use.moves:
             raise StaleDataError(
-                f"this {type(self.env).__name__} was stepped, reset or loaded by somebody else since it was collected from last, "
-                "so its episodes are not where the collector has left them. Call the collector's reset() to begin new "
-                "trajectories, and use another env for whatever else is done meanwhile."
+                f"this {type(self.env).__name__} was stepped, reset or loaded by other code since the last batch of its "
+                "collector, so its episodes are not where the collector left them. Use another env for evaluation, or "
+                "call the collector's reset() to begin new trajectories."
             )
 
     def seed(self, seed: int | None, *, static: bool) -> int | None:

@@ -467,7 +467,7 @@ def test_an_env_that_somebody_else_has_used_is_not_gone_on_with(use):
 
     for call in (collector.next, collector.state_dict):
         with pytest.raises(
-            StaleDataError, match=r"by somebody else.*reset\(\) to begin new trajectories"
+            StaleDataError, match=r"by other code.*reset\(\) to begin new trajectories"
         ):
             call()
     collector.reset()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.reference.compare import differs
+from tests.reference.compare import OURS, differs
 
 pytestmark = pytest.mark.filterwarnings(  # of TorchRL and what it calls
     "ignore::UserWarning:torch", "ignore::DeprecationWarning:torch", "ignore::FutureWarning:torch"
@@ -19,3 +19,21 @@ def test_every_kind_is_a_collector():
         ]
 
     assert "True" in differs("kinds-are-collectors", kinds)
+
+
+def test_an_env_that_is_rolled_out_between_two_batches_is_not_gone_on_with():
+    def jumps(library):
+        env = library.GymEnv("Pendulum-v1")
+        env.set_seed(0)
+        collector = library.Collector(env, frames_per_batch=5, total_frames=10)
+        batches = iter(collector)
+        next(batches)
+        env.rollout(3)
+        batch = next(batches)
+        collector.shutdown()
+        turned = batch["next", "observation"] - batch["observation"]
+        return float(turned[0].norm()) > 1, float(turned[1:].norm(dim=-1).max()) > 1
+
+    differs("envs-of-a-collector", jumps)
+    with pytest.raises(RuntimeError, match="Use another env for evaluation"):
+        jumps(OURS)
