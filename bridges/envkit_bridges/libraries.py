@@ -11,10 +11,11 @@ import importlib
 import importlib.util
 import inspect
 import io
+import os
 import re
 import sys
 import warnings
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from difflib import get_close_matches
 from types import ModuleType
 from typing import Any
@@ -37,10 +38,13 @@ __all__ = [
     "fetched",
     "get_available_libraries",
     "keywords_told",
+    "near_name",
     "parameters_of",
     "quietly",
     "require",
     "require_name",
+    "require_quietly",
+    "variables_kept",
 ]
 
 Simulator = Any
@@ -152,6 +156,12 @@ def require_name(library: str, name: object, known: Collection[str]) -> None:
         )
 
 
+def near_name(name: str, known: Iterable[str], otherwise: str) -> str:
+    """Ask whether one of the known names that are nearest was meant; ``otherwise`` where none is near."""
+    near = get_close_matches(name, known, 3)
+    return f"Did you mean {' or '.join(map(repr, near))}?" if near else otherwise
+
+
 @contextlib.contextmanager
 def quietly() -> Iterator[None]:
     """Let a library be imported or called without the lines it prints and the warnings it gives.
@@ -161,13 +171,31 @@ def quietly() -> Iterator[None]:
     """
     streams = sys.__stdout__, sys.__stderr__
     silent = io.StringIO()
-    with contextlib.redirect_stdout(silent), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with contextlib.redirect_stdout(silent), warnings.catch_warnings(action="ignore"):
         sys.__stdout__, sys.__stderr__ = silent, sys.stderr  # type: ignore[misc]
         try:
             yield
         finally:
             sys.__stdout__, sys.__stderr__ = streams  # type: ignore[misc]
+
+
+def require_quietly(library: str) -> ModuleType:
+    """Import an optional library, see `require`, without the lines it prints and the warnings it gives."""
+    with quietly():
+        return require(library)
+
+
+@contextlib.contextmanager
+def variables_kept(*names: str) -> Iterator[None]:
+    """Put environment variables back at the end, whatever becomes of them meanwhile."""
+    before = {name: os.environ.get(name) for name in names}
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
 
 
 @contextlib.contextmanager

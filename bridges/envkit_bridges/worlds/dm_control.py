@@ -40,6 +40,7 @@ from envkit_bridges.libraries import (
     quietly,
     require,
     require_name,
+    variables_kept,
 )
 
 if TYPE_CHECKING:
@@ -112,13 +113,9 @@ def import_suite() -> ModuleType:
 def _on_the_calling_thread() -> Iterator[None]:
     """Have OSMesa draw where it is called, as EGL does: its own thread could not be left at exit without errors."""
     name = "DISABLE_RENDER_THREAD_OFFLOADING"  # read when dm_control is imported
-    chosen = os.environ.get(name)
-    os.environ.setdefault(name, "1")
-    try:
+    with variables_kept(name):
+        os.environ.setdefault(name, "1")
         yield
-    finally:
-        if chosen is None:
-            os.environ.pop(name, None)
 
 
 def draw_without_window() -> None:

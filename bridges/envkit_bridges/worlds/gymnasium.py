@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from difflib import get_close_matches
 from importlib import util
 from typing import Any
 
 from envkit.errors import ArgumentError
 from envkit_bridges.gym.backend import gym_backend
 from envkit_bridges.gym.gym_env import GymEnv
+from envkit_bridges.libraries import near_name
 
 __all__ = ["build", "env_names", "fetching_names", "require_env", "require_keywords"]
 
@@ -47,10 +47,7 @@ def require_env(name: str) -> None:
     """
     registry = gym_backend().registry
     if ":" not in name and name not in registry:
-        near = get_close_matches(name, registry, 3)
-        guess = (
-            f"Did you mean {' or '.join(map(repr, near))}?" if near else "See gymnasium.registry."
-        )
+        guess = near_name(name, registry, "See gymnasium.registry.")
         raise ArgumentError(f"Gymnasium has no env called {name!r}. {guess}")
 
 

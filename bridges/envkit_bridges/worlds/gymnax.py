@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 import jax
@@ -31,6 +30,7 @@ from envkit_bridges.libraries import (
     quietly,
     require,
     require_name,
+    require_quietly,
 )
 from envkit_bridges.offscreen import in_memory
 
@@ -169,7 +169,7 @@ _FETCHING = frozenset(("MNISTBandit-bsuite",))
 
 def env_names() -> list[str]:
     """List the registered envs, those that somebody else registered included."""
-    return sorted(_import_gymnax().registered_envs)
+    return sorted(require_quietly("gymnax").registered_envs)
 
 
 def fetching_names() -> frozenset[str]:
@@ -218,11 +218,6 @@ class GymnaxEnv(GymnaxWrapper):
         self.env_name = env_name
 
 
-def _import_gymnax() -> ModuleType:
-    with quietly():
-        return require("gymnax")
-
-
 def _environment(name: str) -> Simulator:
     with fetched("gymnax", name, _FETCHING), quietly():
-        return _import_gymnax().make(name)[0]
+        return require("gymnax").make(name)[0]

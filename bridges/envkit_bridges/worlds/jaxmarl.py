@@ -12,11 +12,9 @@ Conventions
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, Unpack
 
 import jax
@@ -40,6 +38,7 @@ from envkit_bridges.libraries import (
     quietly,
     require,
     require_name,
+    require_quietly,
 )
 from envkit_bridges.offscreen import in_memory
 
@@ -267,7 +266,7 @@ class JaxMARLCore(SimulatorCore):
         """
         module = type(self.env).__module__
         if ".storm." in module:
-            return [self._storm(_on_host(state)) for state in states]
+            return [self._storm(jax.tree.map(np.asarray, state)) for state in states]
         if ".mpe." not in module:
             raise UnsupportedError(
                 f"{type(self.env).__name__} of JaxMARL cannot be drawn here; games of MPE and STORM can. Plot what it "
@@ -293,10 +292,6 @@ class JaxMARLCore(SimulatorCore):
         frame[-2 * bar : -bar, : int(state.step) * inner] = 255
         frame[-bar:, : int(state.outer_t) * outer] = 255
         return frame
-
-
-def _on_host(state: PyTree) -> PyTree:
-    return jax.tree.map(np.asarray, state)
 
 
 def _flag(value: jax.typing.ArrayLike) -> jax.Array:
@@ -446,7 +441,7 @@ class JaxMARLWrapper(SimulatorEnv):
 
 
 def _require_bare(env: Simulator) -> None:
-    _registration()  # without the lines that the library prints
+    require_quietly(_REGISTRATION)  # first, so that what is imported next prints nothing
     kind = require("jaxmarl.environments.multi_agent_env").MultiAgentEnv
     if not isinstance(env, kind):
         raise no_object_of("an env object of JaxMARL, as jaxmarl.make gives", "JaxMARL", env)
@@ -459,11 +454,12 @@ def _require_bare(env: Simulator) -> None:
 
 _MABRAX = frozenset(("ant_4x2", "halfcheetah_6x1", "hopper_3x1", "humanoid_9|8", "walker2d_2x3"))
 _ROBOTARIUM = "JaxRobotarium"
+_REGISTRATION = "jaxmarl.registration"
 
 
 def env_names() -> list[str]:
     """List the envs that can be made here: MABrax needs Brax, and those of JaxRobotarium a package of that name."""
-    registration = _registration()
+    registration = require_quietly(_REGISTRATION)
     return sorted(
         name
         for name in registration.registered_envs
@@ -528,13 +524,8 @@ def _known(name: str) -> list[str]:
     return parameters_of(type(_environment(name)))
 
 
-def _registration() -> ModuleType:
-    with quietly():
-        return require("jaxmarl.registration")
-
-
 def _environment(name: str, **kwargs: Any) -> Simulator:
-    with quietly(), warnings.catch_warnings():
+    with quietly():
         if name in _MABRAX:
             kwargs = {"auto_reset": False, **kwargs}
-        return _registration().make(name, **kwargs)
+        return require(_REGISTRATION).make(name, **kwargs)

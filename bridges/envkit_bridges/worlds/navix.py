@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 import jax
@@ -32,6 +31,7 @@ from envkit_bridges.libraries import (
     quietly,
     require,
     require_name,
+    require_quietly,
 )
 
 if TYPE_CHECKING:
@@ -135,14 +135,14 @@ class NavixWrapper(SimulatorEnv):
         _make: Callable[[], Any] | None = None,
         **options: Unpack[JaxOptions],
     ):
-        if not isinstance(env, _import_navix().Environment):
+        if not isinstance(env, require_quietly("navix").Environment):
             raise no_object_of("an env object of Navix, which navix.make gives", "Navix", env)
         super().__init__(NavixCore(env, _make), device=device, **options)
 
 
 def env_names() -> list[str]:
     """List the registered envs, those that somebody else registered included."""
-    return sorted(_import_navix().registry())
+    return sorted(require_quietly("navix").registry())
 
 
 def fetching_names() -> frozenset[str]:
@@ -197,7 +197,7 @@ class NavixEnv(NavixWrapper):
 
 
 def _environment(name: str, max_steps: int, observation_fn: str | None) -> Simulator:
-    navix = _import_navix()
+    navix = require_quietly("navix")
     keywords: dict[str, Any] = {"max_steps": max_steps}
     if observation_fn is not None:
         known = [*_OF_SYMBOLS, "rgb", "rgb_first_person"]
@@ -209,8 +209,3 @@ def _environment(name: str, max_steps: int, observation_fn: str | None) -> Simul
         keywords["observation_fn"] = getattr(navix.observations, observation_fn)
     with quietly():
         return navix.make(name, **keywords)
-
-
-def _import_navix() -> ModuleType:
-    with quietly():
-        return require("navix")

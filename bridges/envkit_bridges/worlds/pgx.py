@@ -14,7 +14,6 @@ import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Unpack, get_args
 from xml.etree import ElementTree
 
@@ -39,6 +38,7 @@ from envkit_bridges.libraries import (
     quietly,
     require,
     require_name,
+    require_quietly,
 )
 from envkit_bridges.offscreen import be_silent
 
@@ -219,7 +219,7 @@ def _illegal(value: object) -> Illegal:
 
 def env_names() -> list[str]:
     """List the games that `pgx.make` knows."""
-    return sorted(_import_pgx().available_envs())
+    return sorted(require_quietly("pgx").available_envs())
 
 
 def fetching_names() -> frozenset[str]:
@@ -261,14 +261,9 @@ class PgxEnv(PgxWrapper):
         self.env_name = env_name
 
 
-def _import_pgx() -> ModuleType:
-    with quietly():
-        return require("pgx")
-
-
 def _game(name: str) -> Simulator:
     with quietly():
-        return _import_pgx().make(name)
+        return require("pgx").make(name)
 
 
 def frame_of(drawing: str) -> np.ndarray:
@@ -318,8 +313,7 @@ def _tree_of(drawing: str | bytes) -> ElementTree.Element:
 
 def _pixels(file: bytes, name: str) -> np.ndarray:
     be_silent()
-    with quietly():
-        pygame: Any = require("pygame")
+    pygame: Any = require_quietly("pygame")
     drawn = pygame.image.load(io.BytesIO(file), name)
     page = pygame.Surface(drawn.get_size())
     page.fill("white")

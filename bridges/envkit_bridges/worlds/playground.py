@@ -37,7 +37,7 @@ from envkit_bridges import offscreen
 from envkit_bridges.jax.options import JaxOptions
 from envkit_bridges.jax.rendering import require_drawable
 from envkit_bridges.jax.simulator import EnvNames, ModelledCore, SimulatorEnv, quietly, require_name
-from envkit_bridges.libraries import Simulator, no_object_of, require
+from envkit_bridges.libraries import Simulator, no_object_of, require, variables_kept
 
 if TYPE_CHECKING:
     from envkit.functional.structure import PyTree
@@ -277,35 +277,30 @@ def _require_menagerie(name: str) -> None:
         "GIT_HTTP_LOW_SPEED_LIMIT": "1000",
         "GIT_HTTP_LOW_SPEED_TIME": str(_STALLED_AFTER_S),
     }
-    before = {variable: os.environ.get(variable) for variable in stalled}
-    os.environ.update(stalled)  # the library's clone would wait forever
-    try:
-        subprocess.run(
-            ["git", "ls-remote", "--exit-code", _MENAGERIE_URL, "HEAD"],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            check=True,
-            timeout=_REACHED_WITHIN_S,
-        )
-        warnings.warn(
-            f"{name!r} is made from robot models that are not here: cloning {_MENAGERIE_URL} (more than a "
-            f"gigabyte) into {home.MENAGERIE_PATH}. This happens once.",
-            stacklevel=2,
-        )
-        with contextlib.redirect_stderr(io.StringIO()), quietly():
-            home.ensure_menagerie_exists()
-    except (OSError, subprocess.SubprocessError) as error:
-        raise FetchError(
-            f"{name!r} is made from robot models that MuJoCo Playground clones from {_MENAGERIE_URL}, which "
-            f"failed ({_told(error)}). Where there is a network, clone it to {home.MENAGERIE_PATH} and check out "
-            f"{home.MENAGERIE_COMMIT_SHA}. Envs that need none of it: {', '.join(_free_names())}."
-        ) from error
-    finally:
-        for variable, value in before.items():
-            if value is None:
-                del os.environ[variable]
-            else:
-                os.environ[variable] = value
+    with variables_kept(*stalled):
+        os.environ.update(stalled)  # the library's clone would wait forever
+        try:
+            subprocess.run(
+                ["git", "ls-remote", "--exit-code", _MENAGERIE_URL, "HEAD"],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                check=True,
+                timeout=_REACHED_WITHIN_S,
+            )
+            warnings.warn(
+                f"{name!r} is made from robot models that are not here: cloning {_MENAGERIE_URL} (more than a "
+                f"gigabyte) into {home.MENAGERIE_PATH}. This happens once.",
+                stacklevel=2,
+            )
+            with contextlib.redirect_stderr(io.StringIO()), quietly():
+                home.ensure_menagerie_exists()
+        except (OSError, subprocess.SubprocessError) as error:
+            free = sorted(set(env_names()) - fetching_names())
+            raise FetchError(
+                f"{name!r} is made from robot models that MuJoCo Playground clones from {_MENAGERIE_URL}, which "
+                f"failed ({_told(error)}). Where there is a network, clone it to {home.MENAGERIE_PATH} and check out "
+                f"{home.MENAGERIE_COMMIT_SHA}. Envs that need none of it: {', '.join(free)}."
+            ) from error
 
 
 def _told(error: Exception) -> str:
@@ -314,7 +309,3 @@ def _told(error: Exception) -> str:
     stderr = getattr(error, "stderr", None) or b""
     lines = stderr.decode(errors="replace").strip().splitlines()
     return lines[-1] if lines else str(error)
-
-
-def _free_names() -> list[str]:
-    return sorted(set(env_names()) - fetching_names())

@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 import jax
@@ -33,6 +32,7 @@ from envkit_bridges.libraries import (
     quietly,
     require,
     require_name,
+    require_quietly,
 )
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ def _require_bare(env: Simulator) -> None:
 
 def env_names() -> list[str]:
     """List the registered envs, those that somebody else registered included."""
-    return sorted(_import_xminigrid().registered_environments())
+    return sorted(require_quietly("xminigrid").registered_environments())
 
 
 def fetching_names() -> frozenset[str]:
@@ -263,14 +263,9 @@ def _benchmark(given: Any) -> Any:
         return library.load_benchmark(given)
 
 
-def _import_xminigrid() -> ModuleType:
-    with quietly():
-        return require("xminigrid")
-
-
 def _made(name: str) -> tuple[Any, Any]:
     with quietly():
-        return _import_xminigrid().make(name)
+        return require("xminigrid").make(name)
 
 
 def _environment(name: str) -> Simulator:

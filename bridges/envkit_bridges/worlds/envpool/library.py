@@ -13,11 +13,9 @@ Conventions
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -36,7 +34,7 @@ from envkit.errors import (
 )
 from envkit_bridges.gym.codecs import Codec
 from envkit_bridges.gym.simulator_rows import DONE
-from envkit_bridges.libraries import Simulator, require
+from envkit_bridges.libraries import Simulator, near_name, require, variables_kept
 
 if TYPE_CHECKING:
     from envkit_bridges.gym.backend import GymSpace, SpaceValue
@@ -58,9 +56,6 @@ __all__ = [
 ]
 
 
-_OF_MATPLOTLIB = ("MPLBACKEND", "MPLCONFIGDIR")
-
-
 def import_envpool() -> ModuleType:
     """Import the library.
 
@@ -70,14 +65,8 @@ def import_envpool() -> ModuleType:
     Raises:
         MissingLibraryError: (an ImportError) it is not installed.
     """
-    before = {name: os.environ.get(name) for name in _OF_MATPLOTLIB}
-    try:
+    with variables_kept("MPLBACKEND", "MPLCONFIGDIR"):
         return require("envpool")
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name, None)
-            if value is not None:
-                os.environ[name] = value
 
 
 def make_pool(
@@ -95,8 +84,7 @@ def make_pool(
             f"create_env_kwargs are {kwargs!r}, of type {type(kwargs).__name__}, but must be one dict for all envs. Pass "
             "keywords of envpool.make_gymnasium: {'max_episode_steps': 100}, for example."
         )
-    with warnings.catch_warnings():  # of bounds that float32 cannot tell
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"):  # of bounds that float32 cannot tell
         require_keywords(env_name, kwargs)
         seeds = _given_seeds(kwargs) or {"env_seed": _drawn_seeds(count)}
         sizes = {"num_envs": count, "batch_size": count if batch_size is None else batch_size}
@@ -128,8 +116,7 @@ def require_keywords(env_name: str, kwargs: Mapping[str, Any]) -> None:
     Raises:
         OptionError: (a TypeError) it does not know a keyword.
     """
-    with warnings.catch_warnings():  # of bounds that float32 cannot tell
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"):  # of bounds that float32 cannot tell
         known = [*import_envpool().make_spec(env_name).config._fields, *_MAKE_OPTIONS]
     free = [name for name in known if name not in _NOT_CHOSEN]
     refuse_unknown(f"{env_name} of EnvPool", kwargs, free, _HINT)
@@ -150,12 +137,7 @@ def require_name(env_name: object) -> None:
             "of EnvPool. Pass 'CartPole-v1', for example."
         )
     if env_name not in names:
-        near = get_close_matches(env_name, names, 3)
-        guess = (
-            f"Did you mean {' or '.join(map(repr, near))}?"
-            if near
-            else "See MultiThreadedEnv.available_envs."
-        )
+        guess = near_name(env_name, names, "See MultiThreadedEnv.available_envs.")
         raise ArgumentError(f"EnvPool has no env called {env_name!r}. {guess}")
 
 
@@ -212,8 +194,7 @@ def spaces_of(pool: Simulator) -> tuple[Any, Any]:
     Where an env says nothing of bounds, the library gives the least positive and the greatest number; that is no
     bound.
     """
-    with warnings.catch_warnings():  # of bounds that float32 cannot tell
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"):  # of bounds that float32 cannot tell
         return tuple(map(_without_empty_bounds, (pool.observation_space, pool.action_space)))  # type: ignore[return-value]
 
 

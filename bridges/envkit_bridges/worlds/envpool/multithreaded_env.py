@@ -37,6 +37,7 @@ from envkit_bridges.gym.codecs import Codec, codec_of
 from envkit_bridges.gym.info import Outcome
 from envkit_bridges.gym.like import GymLikeEnv
 from envkit_bridges.gym.simulator_rows import DONE
+from envkit_bridges.libraries import EnvNames
 from envkit_bridges.worlds.envpool.library import (
     PoolCore,
     RowPool,
@@ -344,14 +345,9 @@ def _public(infos: Mapping[str, Any]) -> dict[str, Any]:
 # ---------------------------------------------------------------------------------------- by name
 
 
-class _Names:
-    """The ids of EnvPool's envs, read from the library when looked at."""
-
-    def __get__(self, instance: object, owner: type) -> list[str]:
-        try:
-            return env_names()
-        except ImportError:
-            return []
+def env_names() -> list[str]:
+    """List what the library has registered; the machine may lack what a few of them need."""
+    return sorted(import_envpool().list_all_envs())
 
 
 class MultiThreadedEnv(MultiThreadedEnvWrapper):
@@ -382,7 +378,7 @@ class MultiThreadedEnv(MultiThreadedEnvWrapper):
         >>> env.close()
     """
 
-    available_envs: ClassVar[Sequence[str]] = _Names()  # type: ignore[assignment]
+    available_envs: ClassVar[Sequence[str]] = EnvNames(env_names)  # type: ignore[assignment]
 
     def __init__(
         self,
@@ -408,11 +404,6 @@ class MultiThreadedEnv(MultiThreadedEnvWrapper):
 
     def _told_first(self) -> list[str]:
         return [str(self.num_workers), repr(self.env_name), *super()._told_first()]
-
-
-def env_names() -> list[str]:
-    """List what the library has registered; the machine may lack what a few of them need."""
-    return sorted(import_envpool().list_all_envs())
 
 
 def build(name: str, *, num_workers: int, **kwargs: Any) -> MultiThreadedEnv:

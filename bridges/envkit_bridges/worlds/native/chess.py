@@ -425,7 +425,7 @@ class ChessEnv(Undrawn, EnvBase):
         return TensorDict(self._shown(boards, shape), shape, device=self.device)
 
     def _step(self, td: TensorDictBase) -> TensorDictBase:
-        boards = [self._own_board()] if self.stateful else self._boards_in(td)
+        boards = self._boards_at(td)
         chosen = self._action_inputs["action"].take(td.get("action", None), td.batch_size)
         actions = chosen.flatten().tolist()
         sans = [played(board, act) for board, act in zip(boards, actions, strict=True)]

@@ -42,6 +42,7 @@ __all__ = [
     "Seat",
     "flag_spec",
     "numbers_in",
+    "row_of",
     "state_codec",
     "state_spec",
 ]
@@ -310,10 +311,7 @@ class Group:
 
     def seats(self, arrays: Rows) -> list[Seat]:
         """Bind even agents to arrays that hold all of them."""
-        return [
-            agent.seat({path: array[index, ...] for path, array in arrays.items()})
-            for index, agent in enumerate(self.agents)
-        ]
+        return [agent.seat(row_of(arrays, index)) for index, agent in enumerate(self.agents)]
 
     def require_alive(self, moment: Moment) -> None:
         """Check that all agents are alive, where nothing says which of them are dead.
@@ -359,11 +357,12 @@ class Group:
         if self._reads_at_once:
             names = [agent.name for agent in self.agents]
             return zip(names, self.agents[0].action.read(arrays), strict=True)
-        rows = [
-            {path: array[index, ...] for path, array in arrays.items()}
-            for index in range(len(self.agents))
-        ]
-        return self.actions(rows)
+        return self.actions([row_of(arrays, index) for index in range(len(self.agents))])
+
+
+def row_of(arrays: Rows, index: int) -> Rows:
+    """Give one row of arrays, as arrays that share their memory."""
+    return {path: array[index, ...] for path, array in arrays.items()}
 
 
 def _tensordict(arrays: Rows, batch_size: torch.Size) -> TensorDict:

@@ -12,7 +12,6 @@ import pkgutil
 import re
 import warnings
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
 from types import ModuleType
 from typing import Any, ClassVar
 
@@ -21,7 +20,7 @@ from envkit.data.keywords import refuse_unknown
 from envkit.env.groups import GroupMap
 from envkit.errors import ArgumentTypeError, OptionError, UnknownEnvError
 from envkit.specs.annotations import BatchSize, Device
-from envkit_bridges.libraries import Simulator, require
+from envkit_bridges.libraries import EnvNames, Simulator, near_name, require
 from envkit_bridges.worlds.pettingzoo.pettingzoo_wrapper import PettingZooWrapper
 
 __all__ = [
@@ -77,10 +76,8 @@ def make(task: str, *, parallel: bool, kwargs: Mapping[str, Any]) -> Simulator:
     """
     task, module = _found(task)
     home = _imported(module)
-    with (
-        warnings.catch_warnings()
-    ):  # of bounds that float32 cannot tell, of displays that are not there
-        warnings.simplefilter("ignore")
+    # of bounds that float32 cannot tell, of displays that are not there
+    with warnings.catch_warnings(action="ignore"):
         _require_form(task, home, parallel=parallel)
         _refuse_unknown(task, home, kwargs)
         try:
@@ -125,8 +122,7 @@ def has_parallel(task: str) -> bool:
 
 def _imported(module: str) -> ModuleType:
     """Import the module of an env without warnings: the library calls its old way of naming envs deprecated."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"):
         return require(module)
 
 
@@ -140,12 +136,8 @@ def _found(task: str) -> tuple[str, str]:
     full = [name for name in modules if task in (name, name.partition("/")[2])]
     if full:
         return full[0], modules[full[0]]
-    near = get_close_matches(task, [*modules, *(name.partition("/")[2] for name in modules)], 3)
-    guess = (
-        f"Did you mean {' or '.join(map(repr, near))}?"
-        if near
-        else "See PettingZooEnv.available_envs."
-    )
+    known = [*modules, *(name.partition("/")[2] for name in modules)]
+    guess = near_name(task, known, "See PettingZooEnv.available_envs.")
     raise UnknownEnvError(f"PettingZoo has no env called {task!r}. {guess}")
 
 
@@ -162,16 +154,6 @@ def _refuse_unknown(task: str, home: ModuleType, kwargs: Mapping[str, Any]) -> N
     parameters = inspect.signature(home.raw_env).parameters
     if not any(found.kind is found.VAR_KEYWORD for found in parameters.values()):
         refuse_unknown(f"PettingZooEnv of {task!r}", kwargs, list(parameters))
-
-
-class _Names:
-    """The tasks of PettingZoo, read from the library when looked at."""
-
-    def __get__(self, instance: object, owner: type) -> list[str]:
-        try:
-            return names()
-        except ImportError:
-            return []
 
 
 class PettingZooEnv(PettingZooWrapper):
@@ -208,7 +190,7 @@ class PettingZooEnv(PettingZooWrapper):
         >>> env.close()
     """
 
-    available_envs: ClassVar[Sequence[str]] = _Names()  # type: ignore[assignment]
+    available_envs: ClassVar[Sequence[str]] = EnvNames(names)  # type: ignore[assignment]
 
     def __init__(
         self,

@@ -46,6 +46,7 @@ from envkit_bridges.worlds.pettingzoo.groups import (
     Rows,
     flag_spec,
     numbers_in,
+    row_of,
     state_codec,
     state_spec,
 )
@@ -405,9 +406,7 @@ class GameCore:
     def read(self, inputs: Rows) -> list[Rows]:
         """Give the actions of all agents of each row: whose turn it is shows when it steps."""
         count = len(next(iter(inputs.values())))
-        return [
-            {path: array[index, ...] for path, array in inputs.items()} for index in range(count)
-        ]
+        return [row_of(inputs, index) for index in range(count)]
 
     def resetter(self, masks: Rows) -> Callable[..., tuple[Moment, Any]]:
         """Give the reset of the game, which refuses masks of some agents only."""
