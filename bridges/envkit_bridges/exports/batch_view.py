@@ -55,12 +55,11 @@ from envkit.errors import (
     UnsupportedError,
 )
 from envkit.specs import Composite, NonTensor, TensorSpec
-from envkit.transforms.core.transformed_env import TransformedEnv
 from envkit_bridges.exports.painters import draws_states, painter_of, without_transforms
-from envkit_bridges.gym.codecs import NO_SPACE, asked_space, shown_space
+from envkit_bridges.gym.codecs import NO_SPACE, asked_space, dict_space, shown_space
 from envkit_bridges.gym.gym_wrapper import GymWrapper
 
-__all__ = ["BatchView"]
+__all__ = ["BatchView", "row_of"]
 
 
 class EpisodeInfos:
@@ -87,8 +86,7 @@ class EpisodeInfos:
 
 
 def _told(env: EnvBase, rows: list[int]) -> Iterator[tuple[int, Any]]:
-    while isinstance(env, TransformedEnv):
-        env = env.base_env
+    env = without_transforms(env)
     if isinstance(env, MixedEnv):
         for member in env.members:
             first = member.rows.start
@@ -113,10 +111,8 @@ def _told(env: EnvBase, rows: list[int]) -> Iterator[tuple[int, Any]]:
             )
 
 
-def _of_one(env: object) -> Any:
-    while isinstance(env, TransformedEnv):
-        env = env.base_env
-    return getattr(env, "_last_episode", None)
+def _of_one(env: EnvBase) -> Any:
+    return getattr(without_transforms(env), "_last_episode", None)
 
 
 @dataclass(frozen=True)
@@ -305,7 +301,7 @@ class BatchView:
         asked = {
             name: asked_space(one[as_key(path)], spaces) for path, name in self._actions.items()
         }
-        self.action_space = asked[()] if () in asked else _dict_of(nest(asked), spaces)
+        self.action_space = asked[()] if () in asked else dict_space(nest(asked), spaces)
         self.owners = RowOwners(env)
         self._episodes = EpisodeInfos(env)
         self._missing: str | None = "the env was not reset yet"
@@ -592,6 +588,13 @@ def _array(value: Any) -> np.ndarray:
     return np.array(value.numpy(force=True))
 
 
+def row_of(tree: Any, row: int) -> Any:
+    """Take one row out of arrays, which may be nested in dicts."""
+    if isinstance(tree, Mapping):
+        return {name: row_of(value, row) for name, value in tree.items()}
+    return tree[row]
+
+
 def _action_names(env: EnvBase) -> dict[Path, Path]:
     """Give actions by path with their names in the action space: none of the only one, without a common "action"."""
     paths = [as_path(key) for key in env.action_keys]
@@ -599,15 +602,6 @@ def _action_names(env: EnvBase) -> dict[Path, Path]:
         return {paths[0]: ()}
     are_below = all(len(path) > 1 and path[0] == "action" for path in paths)
     return {path: path[1:] if are_below else path for path in paths}
-
-
-def _dict_of(tree: Mapping[str, Any], spaces: ModuleType) -> Any:
-    return spaces.Dict(
-        {
-            name: _dict_of(part, spaces) if isinstance(part, dict) else part
-            for name, part in sorted(tree.items())
-        }
-    )
 
 
 def _part(action: object, name: Path) -> Any:

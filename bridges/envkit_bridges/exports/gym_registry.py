@@ -26,7 +26,7 @@ from envkit.errors import ArgumentError, ArgumentTypeError, OptionError
 from envkit.transforms.core.compose import Compose
 from envkit.transforms.core.transform import Transform
 from envkit.transforms.core.transformed_env import TransformedEnv
-from envkit_bridges.gym.backend import gym_backend, set_gym_backend
+from envkit_bridges.gym.backend import gym_library
 from envkit_bridges.gym.codecs import asked_space, shown_space
 
 __all__ = ["gym_env_of", "register_gym"]
@@ -61,7 +61,7 @@ def register_gym(
     if options["max_episode_steps"] is not None:
         meaning = "the length of the longest episode, or None for no limit"
         as_int("max_episode_steps", options["max_episode_steps"], least=1, meaning=meaning)
-    library = _library(backend)
+    library = gym_library(backend)
     make = env_class if entry_point is None else entry_point
     if inspect.isabstract(make):
         raise ArgumentError(
@@ -74,13 +74,6 @@ def register_gym(
         kwargs=kwargs,
         **_accepted(library, options, to_numpy=kwargs["to_numpy"]),
     )
-
-
-def _library(backend: str | ModuleType | None) -> ModuleType:
-    if backend is None:
-        return gym_backend()
-    with set_gym_backend(backend):
-        return gym_backend()
 
 
 def _accepted(library: ModuleType, options: dict[str, Any], *, to_numpy: bool) -> dict[str, Any]:

@@ -36,7 +36,7 @@ from envkit.errors import (
     NotResetError,
     WorkerTimeoutError,
 )
-from envkit_bridges.exports.batch_view import BatchView
+from envkit_bridges.exports.batch_view import BatchView, row_of
 
 __all__ = ["GymVectorView", "to_gym_vector"]
 
@@ -364,7 +364,7 @@ class GymVectorView(VectorEnv):
         if self.view.to_numpy:
             last = np.full(self.num_envs, None, dtype=object)
             for row in np.flatnonzero(ended).tolist():
-                last[row] = _row(observations, row)
+                last[row] = row_of(observations, row)
             observations = last
         final = _told(self.view.infos(following), ended)
         return {
@@ -409,12 +409,6 @@ def _as_theirs(error: Exception) -> Exception:
 @functools.cache
 def _both(kind: type[Exception], theirs: type[Exception]) -> type[Exception]:
     return type(kind.__name__, (kind, theirs), {"__doc__": kind.__doc__})
-
-
-def _row(tree: Any, row: int) -> Any:
-    if isinstance(tree, Mapping):
-        return {name: _row(value, row) for name, value in tree.items()}
-    return tree[row]
 
 
 def _told(values: Mapping[Path, Any], mask: np.ndarray) -> Infos:

@@ -256,11 +256,6 @@ class _Sink:
     def flush(self) -> None:
         """Do nothing: no write is waiting."""
 
-    def raise_failure(self) -> None:
-        """Tell what went wrong, if something did."""
-        if self.failure is not None:
-            raise self.failure
-
 
 @contextmanager
 def hdf5_file(file: IO[bytes], path: str | os.PathLike[str]) -> Iterator[tuple[Any, Any]]:
@@ -280,7 +275,8 @@ def hdf5_file(file: IO[bytes], path: str | os.PathLike[str]) -> Iterator[tuple[A
 
     def check() -> None:
         with telling(path):
-            sink.raise_failure()
+            if sink.failure is not None:
+                raise sink.failure
 
     with require("h5py").File(sink, "w") as held:
         yield held, check

@@ -39,7 +39,7 @@ from envkit.specs.annotations import EnvData
 from envkit_bridges.exports.columns import TEXT, Column, Layout, arrays_of, data_of, read_batches
 from envkit_bridges.exports.hdf5 import append, hdf5_file, quoted, require_own_data
 from envkit_bridges.exports.recovered import env_spec_of, spaces_inside
-from envkit_bridges.gym.codecs import asked_space, codec_of, shown_space
+from envkit_bridges.gym.codecs import asked_space, codec_of, dict_space, shown_space
 from envkit_bridges.libraries import require
 
 __all__ = ["Choice", "from_minari", "to_minari"]
@@ -314,13 +314,7 @@ def _tree(members: Mapping[Path, Any], spaces: ModuleType) -> Any:
     """One space stands for itself, several are a Dict, nested as the entries are."""
     if len(members) == 1:
         return next(iter(members.values()))
-
-    def build(tree: Any) -> Any:
-        if not isinstance(tree, dict):
-            return tree
-        return spaces.Dict({name: build(part) for name, part in sorted(tree.items())})
-
-    return build(nest({quoted(path): space for path, space in members.items()}))
+    return dict_space(nest({quoted(path): space for path, space in members.items()}), spaces)
 
 
 def _space_of_data(column: Column, spaces: ModuleType) -> Any:
@@ -592,9 +586,8 @@ class _Writer:
         self._file = file
         self._numbers = EpisodeNumbers()
         self._columns: dict[Path, Column] = {column.path: column for column in layout.columns}
-        self._last: dict[
-            int, dict[str, np.ndarray]
-        ] = {}  # by open episode: the rows it may end with
+        # by open episode: the rows it may end with
+        self._last: dict[int, dict[str, np.ndarray]] = {}
 
     @property
     def total_episodes(self) -> int:

@@ -184,11 +184,9 @@ class _OfMembers:
         self.env, self.rows = env, list(rows)
         self.painters: list[tuple[Any, list[int], Painter]] = []
         for member in env.members:
-            own = [
-                row for row in self.rows if row in range(member.rows.start or 0, member.rows.stop)
-            ]
+            own = [row for row in self.rows if member.rows.start <= row < member.rows.stop]
             if own:
-                inside = [row - (member.rows.start or 0) for row in own]
+                inside = [row - member.rows.start for row in own]
                 self.painters.append((member, own, painter_of(member.env, inside, options)))
 
     def look(self, moment: TensorDictBase) -> None:

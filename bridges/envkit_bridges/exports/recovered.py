@@ -120,12 +120,8 @@ def _can_be_made(spec: Any) -> bool:
                 return False
             made = pkgutil.resolve_name(wrapper.entry_point)
             inspect.signature(made).bind(env=None, **wrapper.kwargs)
-    except (
-        AttributeError,
-        ImportError,
-        TypeError,
-        ValueError,
-    ):  # functions, objects, other arguments
+    # functions, objects, other arguments
+    except (AttributeError, ImportError, TypeError, ValueError):
         return False
     return True
 

@@ -20,7 +20,7 @@ from envkit.env.base import EnvBase
 from envkit.env.runs import Moment
 from envkit.env.seeding import checked_seed
 from envkit.errors import InputError
-from envkit_bridges.exports.batch_view import BatchView
+from envkit_bridges.exports.batch_view import BatchView, row_of
 
 __all__ = ["SB3View", "to_sb3"]
 
@@ -131,7 +131,7 @@ class SB3View(VecEnv):
         if done.any():
             last, begun = self._shown(following), self._infos_of(root)
             for row in np.flatnonzero(done).tolist():
-                infos[row]["terminal_observation"] = _row(last, row)
+                infos[row]["terminal_observation"] = row_of(last, row)
                 self.reset_infos[row] = begun[row]
             for row, told in view.episode_infos(done).items():
                 infos[row]["episode"] = told
@@ -247,9 +247,3 @@ def _stacked(actions: Sequence[Any]) -> Any:
     if not isinstance(actions[0], Mapping):
         return np.stack(actions)
     return {name: _stacked([one[name] for one in actions]) for name in actions[0]}
-
-
-def _row(tree: Any, row: int) -> Any:
-    if isinstance(tree, Mapping):
-        return {name: value[row] for name, value in tree.items()}
-    return tree[row]

@@ -37,7 +37,7 @@ from envkit_bridges.libraries import require
 
 __all__ = ["Video", "VideoFolder", "record", "video"]
 
-_WRITERS = {"gif": ("imageio",), "mp4": ("imageio_ffmpeg",)}
+_WRITERS = {"gif": "imageio", "mp4": "imageio_ffmpeg"}
 _SHOWN = {
     "gif": '<img src="data:image/gif;base64,{data}" alt="{label}">',
     "mp4": '<video src="data:video/mp4;base64,{data}" title="{label}" controls autoplay loop muted></video>',
@@ -146,7 +146,7 @@ class VideoFolder:
 
     def __init__(self, folder: str | Path, *, format: str = "gif", fps: int = 30):
         require_option("format", format, sorted(_WRITERS))
-        _require_writers(format)
+        require(_WRITERS[format])
         self.folder = as_file("folder", folder)
         self.format = format
         self.fps = fps
@@ -197,14 +197,9 @@ def as_video_path(path: str | os.PathLike[str]) -> Path:
             f"{str(path)!r} ends in {path.suffix!r}, which no video is written as. Name it "
             f"'{path.stem or 'video'}.mp4' or '{path.stem or 'video'}.gif'."
         )
-    _require_writers(path.suffix[1:].lower())
+    require(_WRITERS[path.suffix[1:].lower()])
     require_place(path)
     return path
-
-
-def _require_writers(format: str) -> None:
-    for library in _WRITERS[format]:
-        require(library)
 
 
 def require_pace(fps: float) -> float:
@@ -219,7 +214,6 @@ def require_pace(fps: float) -> float:
 
 def _encoded(frames: torch.Tensor, format: str, fps: float) -> bytes:
     """Give the bytes of a file."""
-    _require_writers(format)
     pictures = frames.permute(0, 2, 3, 1).cpu().numpy()
     if format == "gif":
         writer: Any = require("imageio.v3")

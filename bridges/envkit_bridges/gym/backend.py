@@ -36,6 +36,7 @@ __all__ = [
     "GymSpace",
     "SpaceValue",
     "gym_backend",
+    "gym_library",
     "gym_registrations",
     "gymnasium_registrations",
     "library_of",
@@ -129,6 +130,14 @@ class set_gym_backend:
                 return function(*args, **kwargs)
 
         return with_backend
+
+
+def gym_library(backend: str | ModuleType | None) -> ModuleType:
+    """Give the gym library asked for, the current one by default."""
+    if backend is None:
+        return gym_backend()
+    with set_gym_backend(backend):
+        return gym_backend()
 
 
 def library_of(thing: object) -> ModuleType:

@@ -56,6 +56,7 @@ __all__ = [
     "asked_space",
     "codec_at",
     "codec_of",
+    "dict_space",
     "holds_numbers",
     "numpy_dtype",
     "shown_space",
@@ -890,6 +891,13 @@ def space_of(spec: TensorSpec) -> GymSpace:
 
 NO_SPACE = (torch.bfloat16, torch.complex32, torch.complex64, torch.complex128)
 """Dtypes that no space of a gym library has."""
+
+
+def dict_space(tree: Any, spaces: ModuleType) -> GymSpace:
+    """Give a nested dict of spaces as one space, names in order; a space is given as it is."""
+    if not isinstance(tree, dict):
+        return tree
+    return spaces.Dict({name: dict_space(part, spaces) for name, part in sorted(tree.items())})
 
 
 def shown_space(spec: TensorSpec, spaces: ModuleType) -> GymSpace:

@@ -10,8 +10,8 @@ Conventions
 from __future__ import annotations
 
 import contextlib
-import importlib
 import inspect
+import pkgutil
 from collections.abc import Collection, Iterable, Sequence
 from functools import partial
 from types import ModuleType
@@ -22,7 +22,7 @@ from envkit.data.arguments import as_int, require_option
 from envkit.data.keywords import refuse_unknown
 from envkit.errors import ArgumentTypeError
 from envkit.specs.annotations import BatchSize, Device
-from envkit_bridges.gym.backend import gym_backend, set_gym_backend
+from envkit_bridges.gym.backend import gym_backend, gym_library
 from envkit_bridges.gym.gym_wrapper import GymWrapper
 from envkit_bridges.gym.vector import frame_skipping
 from envkit_bridges.libraries import EnvNames, Simulator, keywords_told, parameters_of
@@ -104,7 +104,7 @@ class GymEnv(MaybeInWorkers, GymWrapper):
         meaning = "the number of envs of a vector env, or 0 for one env"
         num_envs = as_int("num_envs", num_envs, least=0, meaning=meaning)
         _require_name(env_name)
-        library = _library(backend)
+        library = gym_library(backend)
         if from_pixels:
             make_kwargs.setdefault("render_mode", "rgb_array")
         require_render_mode(library, env_name, make_kwargs.get("render_mode"))
@@ -140,7 +140,8 @@ class GymEnv(MaybeInWorkers, GymWrapper):
             ArgumentError: (a ValueError) the env does not draw in this ``render_mode``.
         """
         env_name = args[0] if args else kwargs.get("env_name")
-        library = _library(kwargs.get("backend"))
+        backend: Any = kwargs.get("backend")
+        library = gym_library(backend)
         require_render_mode(library, env_name, kwargs.get("render_mode"))
         if not kwargs.get("num_envs"):  # gymnasium.make_vec takes others
             shown = inspect.signature(cls).parameters.values()
@@ -157,14 +158,6 @@ def _require_name(env_name: object) -> None:
             f"env_name is {env_name!r}, of type {type(env_name).__name__}, but must be the name of "
             f"a registered env, or its spec. Use {fix}."
         )
-
-
-def _library(backend: Any) -> ModuleType:
-    """Give the gym library asked for, the current one by default."""
-    if backend is None:
-        return gym_backend()
-    with set_gym_backend(backend):
-        return gym_backend()
 
 
 def _make_vector(
@@ -234,10 +227,5 @@ def _made_by(library: ModuleType, env_name: object) -> Any:
     made_by = getattr(env_name, "entry_point", None)
     with contextlib.suppress(Exception):
         made_by = made_by or library.spec(env_name).entry_point
-        return _loaded(made_by) if isinstance(made_by, str) else made_by
+        return pkgutil.resolve_name(made_by) if isinstance(made_by, str) else made_by
     return None
-
-
-def _loaded(place: str) -> Any:
-    module, _, name = place.partition(":")
-    return getattr(importlib.import_module(module), name)

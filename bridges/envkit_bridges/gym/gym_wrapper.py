@@ -178,9 +178,8 @@ class GymWrapper(OnRow, GymLikeEnv):
         super()._store(side, kind, spec)
 
     def _infos_by_place(self) -> frozenset[Path]:
-        return (
-            frozenset()
-        )  # the entries of an observation space are observations, whatever they are called
+        # the entries of an observation space are observations, whatever they are called
+        return frozenset()
 
     def _reward_of_one(self) -> Composite:
         space = _published(self._env, "reward_space")

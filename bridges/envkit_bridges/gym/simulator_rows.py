@@ -124,7 +124,8 @@ class SimulatorRows:
         if reward is None:  # it is paid to the agents, which write it themselves
             reward = np.zeros((len(slots), len(cores), 1))
         self._rewards = list(reward[..., 0])
-        self._taken = _taken_as_they_are(reward.dtype)
+        # of other rewards it is looked at what they hold
+        self._taken: frozenset[type] = _NUMBERS if reward.dtype.kind == "f" else frozenset()
         self._flags = list(zip(*(map(_bytes_of, nexts[path]) for path in DONE), strict=True))
         self._unset = bytes(len(cores))
         self._root_puts = _PutsBySlot(self._cores, roots)
@@ -343,11 +344,6 @@ def repeated(
         observation, extra, terminated, truncated, info = step(action)
         reward = reward + extra
     return observation, reward, terminated, truncated, info
-
-
-def _taken_as_they_are(dtype: np.dtype) -> frozenset[type]:
-    """Name the classes of rewards that an array of ``dtype`` takes, or raises OverflowError for."""
-    return _NUMBERS if dtype.kind == "f" else frozenset()
 
 
 def reward_array(reward: object, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:

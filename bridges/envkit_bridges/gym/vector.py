@@ -72,9 +72,8 @@ class VectorCore:
         vector = library_of(env).vector
         self._utils = vector.utils
         self._is_ours = isinstance(env.unwrapped, vector.SyncVectorEnv | vector.AsyncVectorEnv)
-        self._has_stand_ins = isinstance(
-            env, vector.SyncVectorEnv
-        )  # wrappers would count their steps
+        # wrappers would count their steps
+        self._has_stand_ins = isinstance(env, vector.SyncVectorEnv)
         mode = vector.AutoresetMode(_mode_of(env))
         self._resets_itself = mode != vector.AutoresetMode.DISABLED
         self._keeps_first = mode == vector.AutoresetMode.SAME_STEP
