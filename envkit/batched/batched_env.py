@@ -31,7 +31,7 @@ from envkit.batched.exchange.tensordicts import TensorDictExchange
 from envkit.batched.lazy_stacks import by_row, empty_rows, stack_rows
 from envkit.batched.makers import as_own_kwargs
 from envkit.batched.pool_owner import PoolOwner
-from envkit.data.arguments import as_bool, require_state_dict, require_tensordict
+from envkit.data.arguments import as_bool, require_state_dict
 from envkit.data.paths import Path, as_path
 from envkit.data.resets import collect_reset_masks, merge_reset
 from envkit.data.transition import keep_unstepped
@@ -52,9 +52,10 @@ from envkit.errors import (
     WorkerError,
 )
 from envkit.specs.annotations import EnvData
+from envkit.transport import Pool
 from envkit.transport.pool import call_by_row, merged
 
-__all__ = ["BatchedEnv"]
+__all__ = ["BatchedEnv", "drawn_inside"]
 
 
 class BatchedEnv(AttributeLookup, PoolOwner):
@@ -272,7 +273,9 @@ class BatchedEnv(AttributeLookup, PoolOwner):
             if isinstance(tensordict, TensorDictBase):
                 tensordict = by_row(tensordict)
         if any(found.draws_its_own for found in self._metadata):
-            return self._drawn_inside(tensordict)
+            rows, own = range(self.num_workers), bool(self._share_individual_td)
+            td = self._drawn_into(tensordict)
+            return drawn_inside(self, self._started(), rows, td, individual=own)
         return super().rand_action(tensordict)
 
     @property
@@ -294,18 +297,6 @@ class BatchedEnv(AttributeLookup, PoolOwner):
     def _gives_nan(self) -> bool:  # type: ignore[override]
         self._started_specs()
         return any(found.gives_nan for found in self._metadata)
-
-    def _drawn_inside(self, td: TensorDictBase | None) -> TensorDictBase:
-        """Have each sub-env draw its actions, as some of them do in their own way."""
-        if td is None:
-            td = TensorDict({}, batch_size=self.batch_size, device=self.device)
-        require_tensordict("what rand_action() was given", td)
-        self._check_batch(td)
-        parts = {row: part.to("cpu") for row, part in enumerate(td.exclude("next").unbind(0))}
-        drawn = call_by_row(self._started(), "rand_action", parts)
-        rows = [drawn[row] for row in range(self.num_workers)]
-        actions = stack_rows(rows, individual=bool(self._share_individual_td))
-        return td.update(actions if self.device is None else actions.to(self.device))
 
     def fake_tensordict(self) -> TensorDict | TensorDictBase:  # type: ignore[override]
         """Give zeros in exactly the layout of one rollout step, batch size ``batch_size``."""
@@ -365,8 +356,7 @@ class BatchedEnv(AttributeLookup, PoolOwner):
     @property
     def _cannot_start_at_state(self) -> str | None:
         self._started_specs()
-        kinds = (found.cannot_start_at_state for found in self._metadata)
-        return next((kind for kind in kinds if kind), None)
+        return next(filter(None, (found.cannot_start_at_state for found in self._metadata)), None)
 
     # ------------------------------------------------------------------------------------- resuming
 
@@ -376,12 +366,12 @@ class BatchedEnv(AttributeLookup, PoolOwner):
     @property
     def _keeps_state(self) -> str | None:
         self._started_specs()
-        return next((found.keeps_state for found in self._metadata if found.keeps_state), None)
+        return next(filter(None, (found.keeps_state for found in self._metadata)), None)
 
     @property
     def _says_no_state(self) -> str | None:
         self._started_specs()
-        return next((found.says_no_state for found in self._metadata if found.says_no_state), None)
+        return next(filter(None, (found.says_no_state for found in self._metadata)), None)
 
     @property
     def _writes_down(self) -> bool:
@@ -494,6 +484,17 @@ class _PoolWork:
     mask: torch.Tensor | None
     inputs: Any
     round: Any = field(default=None, init=False)
+
+
+def drawn_inside(
+    env: EnvBase, pool: Pool, rows: Sequence[int], td: TensorDictBase, *, individual: bool
+) -> TensorDictBase:
+    """Have the sub-envs of some rows draw their actions, as some do in their own way; ``td`` is the data of these rows."""
+    given = td.exclude("next").unbind(0)
+    parts = {row: part.to("cpu") for row, part in zip(rows, given, strict=True)}
+    drawn = call_by_row(pool, "rand_action", parts)
+    actions = stack_rows([drawn[row] for row in rows], individual=individual)
+    return td.update(actions if env.device is None else actions.to(env.device))
 
 
 def _visited(visit: Any, given: Any, env: EnvBase) -> Any:

@@ -21,9 +21,8 @@ from tensordict import TensorDict, TensorDictBase
 from envkit import rules
 from envkit.batched.attributes import AttributeLookup, CallsOfRows, chosen_rows
 from envkit.batched.batch_layout import specs_of_rows
-from envkit.batched.batched_env import BatchedEnv
+from envkit.batched.batched_env import BatchedEnv, drawn_inside
 from envkit.batched.lazy_stacks import by_row, stack_rows
-from envkit.data.arguments import require_tensordict
 from envkit.data.paths import as_key
 from envkit.data.transition import leaves
 from envkit.env.base import EnvBase
@@ -202,7 +201,7 @@ class IndexedEnv(AttributeLookup, EnvBase):
     def _reset(self, td: TensorDictBase | None, **kwargs: Any) -> TensorDictBase:
         batched = self._batched()
         if not batched._has_begun:
-            return self._own(batched.reset(**kwargs))
+            return batched.reset(**kwargs)[self._rows]
         whole = self._whole(td)
         given = [key for key in self.reset_keys if td is not None and td.get(key, None) is not None]
         flags = dict(zip(self.reset_keys, self.done_keys_groups, strict=True))
@@ -213,7 +212,7 @@ class IndexedEnv(AttributeLookup, EnvBase):
                 True if td is None or not given else td.get(key).reshape(mask[self._rows].shape)
             )
             whole.set(key, mask)
-        return self._own(batched.reset(whole, **kwargs))
+        return batched.reset(whole, **kwargs)[self._rows]
 
     def _step(self, td: TensorDictBase) -> TensorDictBase:
         batched = self._batched()
@@ -221,7 +220,7 @@ class IndexedEnv(AttributeLookup, EnvBase):
         given = td.get(rules.STEP, None)
         mask[self._rows] = True if given is None else rules.step_mask(given, td.batch_size)
         whole = self._whole(td).set(rules.STEP, mask)
-        return self._own(batched.step(whole).get("next"))
+        return batched.step(whole).get("next")[self._rows]
 
     def _whole(self, td: TensorDictBase | None) -> TensorDictBase:
         """Put data of these rows among zeros for the others."""
@@ -248,24 +247,13 @@ class IndexedEnv(AttributeLookup, EnvBase):
         places = {row: place for place, row in enumerate(self._rows)}
         return torch.stack([parts[places.get(row, 0)] for row in range(count)], 0)
 
-    def _own(self, whole: TensorDictBase) -> TensorDictBase:
-        """Take these rows out of the data of all."""
-        return whole[self._rows]
-
     def rand_action(self, tensordict: TensorDictBase | None = None) -> EnvData:
         """Sample every action from its spec; see `EnvBase.rand_action`."""
         if not self._draws_inside:
             return super().rand_action(tensordict)
         self._batched()
-        if tensordict is None:
-            tensordict = TensorDict({}, batch_size=self.batch_size, device=self.device)
-        require_tensordict("what rand_action() was given", tensordict)
-        self._check_batch(tensordict)
-        given = tensordict.exclude("next").unbind(0)
-        parts = {row: part.to("cpu") for row, part in zip(self._rows, given, strict=True)}
-        drawn = call_by_row(self._pool[0], "rand_action", parts)
-        actions = stack_rows([drawn[row] for row in self._rows], individual=False)
-        return tensordict.update(actions if self.device is None else actions.to(self.device))
+        td = self._drawn_into(tensordict)
+        return drawn_inside(self, self._pool[0], self._rows, td, individual=False)
 
     # ---------------------------------------------------------------------------------------- seed
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDictBase
 
 from envkit import rules
 from envkit.batched.members import (
@@ -33,7 +33,7 @@ from envkit.batched.members import (
     shared_leaves,
 )
 from envkit.batched.shared_simulators import SimulatorOwners
-from envkit.data.arguments import require_state_dict, require_tensordict
+from envkit.data.arguments import require_state_dict
 from envkit.data.paths import Key, Path, as_path
 from envkit.data.plain import from_plain, plain
 from envkit.data.resets import collect_reset_masks
@@ -137,16 +137,13 @@ class MixedEnv(EnvBase):
         """Sample every action; see `EnvBase.rand_action`. Members that override it draw theirs."""
         if not any(member.env._draws_its_own for member in self.members):
             return super().rand_action(tensordict)
-        if tensordict is None:
-            tensordict = TensorDict({}, batch_size=self.batch_size, device=self.device)
-        require_tensordict("what rand_action() was given", tensordict)
-        self._check_batch(tensordict)
+        td = self._drawn_into(tensordict)
         drawn = [
-            member.env.rand_action(member.part(tensordict, self._hidden)).select(*self.action_keys)
+            member.env.rand_action(member.part(td, self._hidden)).select(*self.action_keys)
             for member in self.members
         ]
         actions = torch.cat([delivered(part, self.device) for part in drawn], 0)  # type: ignore[arg-type]
-        return tensordict.update(actions)
+        return td.update(actions)
 
     @property
     def _draws_its_own(self) -> bool:
@@ -356,18 +353,17 @@ class MixedEnv(EnvBase):
 
     @property
     def _cannot_start_at_state(self) -> str | None:
-        kinds = [member.env._cannot_start_at_state for member in self.members]
-        return next((kind for kind in kinds if kind), None)
+        return next(
+            filter(None, (member.env._cannot_start_at_state for member in self.members)), None
+        )
 
     @property
     def _keeps_state(self) -> str | None:
-        kinds = [member.env._keeps_state for member in self.members]
-        return next((kind for kind in kinds if kind), None)
+        return next(filter(None, (member.env._keeps_state for member in self.members)), None)
 
     @property
     def _says_no_state(self) -> str | None:
-        kinds = [member.env._says_no_state for member in self.members]
-        return next((kind for kind in kinds if kind), None)
+        return next(filter(None, (member.env._says_no_state for member in self.members)), None)
 
     @property
     def _writes_down(self) -> bool:

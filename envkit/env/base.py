@@ -139,12 +139,16 @@ class EnvBase(Stepping, metaclass=EnvMeta):
             >>> env.rand_action(env.reset())["action"].shape
             torch.Size([4, 1])
         """
-        if tensordict is None:
-            tensordict = TensorDict({}, batch_size=self.batch_size, device=self.device)
-        else:
-            require_tensordict("what rand_action() was given", tensordict)
-            self._check_batch(tensordict)
-        return tensordict.update(self._drawn_actions(tensordict, self._action_generator))
+        td = self._drawn_into(tensordict)
+        return td.update(self._drawn_actions(td, self._action_generator))
+
+    def _drawn_into(self, td: TensorDictBase | None) -> TensorDictBase:
+        """Give what random actions are written into: what was given, checked, or a new TensorDict."""
+        if td is None:
+            return TensorDict({}, batch_size=self.batch_size, device=self.device)
+        require_tensordict("what rand_action() was given", td)
+        self._check_batch(td)
+        return td
 
     def _drawn_actions(
         self, td: TensorDictBase, generator: torch.Generator | None, part: Any = ()
