@@ -19,13 +19,19 @@ from tensordict import TensorDictBase
 from envkit.batched.attributes import WorkerAttribute
 from envkit.batched.batched_env import BatchedEnv
 from envkit.batched.caller_settings import chosen
-from envkit.batched.env_host import BUILDING, COMMAND_NAMES, HostFactory, Maker
+from envkit.batched.env_host import HostFactory, Maker
 from envkit.batched.exchange.async_rows import BufferJobs, TensorDictJobs
 from envkit.batched.job_queues import ENV_INDEX, JobQueues, env_indices, envs_of
 from envkit.batched.lazy_stacks import stack_rows
 from envkit.batched.metadata import EnvMetaData
 from envkit.batched.settings import AsyncOptions, RayOptions
-from envkit.batched.workers import cores_of, ray_workers, usable_options, worker_processes
+from envkit.batched.workers import (
+    cores_of,
+    limits_of,
+    ray_workers,
+    usable_options,
+    worker_processes,
+)
 from envkit.data.arguments import as_int, require_option
 from envkit.data.paths import Key, as_key
 from envkit.env.base import EnvBase
@@ -481,13 +487,7 @@ class ThreadingAsyncEnvPool(AsyncEnvPool):
         factory = HostFactory(
             makers, described, without_gradients=True, choices=self._choices or chosen()
         )
-        return Pool(
-            Threads(factory, self.num_workers, self.num_workers),
-            commands=COMMAND_NAMES,
-            timeout_s=self.timeout,
-            start_timeout_s=self.start_timeout,
-            building=BUILDING,
-        )
+        return Pool(Threads(factory, self.num_workers, self.num_workers), **limits_of(self))
 
 
 class ProcessorAsyncEnvPool(AsyncEnvPool):

@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import KW_ONLY, dataclass, field
 from operator import attrgetter
 from typing import Any
 
@@ -71,6 +72,7 @@ Maker = tuple[Callable[..., EnvBase], dict[str, Any]]
 Inputs = dict[int, tuple[TensorDictBase | None, dict[str, Any]]]  # data and keywords by row
 
 
+@dataclass(eq=False)
 class HostFactory:
     """Make the host of some rows; travels to a worker process by value.
 
@@ -84,23 +86,14 @@ class HostFactory:
         choices: hold while envs are built, see `caller_settings`.
     """
 
-    def __init__(
-        self,
-        makers: list[Maker],
-        described: frozenset[int],
-        *,
-        num_threads: int | None = None,
-        without_gradients: bool = False,
-        own_random_numbers: bool = False,
-        choices: Mapping[str, Any] | None = None,
-    ):
-        self.makers = makers
-        self.described = described
-        self.num_threads = num_threads
-        self.without_gradients = without_gradients
-        self.own_random_numbers = own_random_numbers
-        self.choices = choices or {}
-        self.owners = SimulatorOwners()
+    makers: list[Maker]
+    described: frozenset[int]
+    _: KW_ONLY
+    num_threads: int | None = None
+    without_gradients: bool = False
+    own_random_numbers: bool = False
+    choices: Mapping[str, Any] = field(default_factory=dict)
+    owners: SimulatorOwners = field(default_factory=SimulatorOwners, init=False)
 
     def __call__(self, rows: range) -> EnvHost:
         if self.num_threads is not None:

@@ -350,13 +350,10 @@ class JobQueues:
                 f"Send more, or pass min_get={max(len(queue), 1)}."
             )
         ready = sorted(self._ready(queue, least, timeout)[:max_get], key=lambda sent: sent.env)
-        given = self._made_together(kind, ready)
-        if given is None:
-            given = self._made_one_by_one(kind, ready)
+        given = self._made_together(kind, ready) or self._made_one_by_one(kind, ready)
         envs = [sent.env for sent in ready]
         self.stats.receive(envs, max_get, asks_for_action=kind != "reset")
-        left = self._without(ready)
-        self._sent = left
+        self._sent = self._without(ready)
         return given
 
     def _made_one_by_one(self, kind: JobKind, ready: list[_Sent]) -> Made:
@@ -397,8 +394,7 @@ class JobQueues:
                 index = NonTensorData(env, batch_size=part.batch_size, device=part.device)
                 part.set(ENV_INDEX, index)
         self.stats.receive([env], 1, asks_for_action=kind != "reset")
-        left = self._without([sent])
-        self._sent = left
+        self._sent = self._without([sent])
         return made
 
     def _ready(self, queue: list[_Sent], least: int, timeout: float | None) -> list[_Sent]:

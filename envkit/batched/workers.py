@@ -20,6 +20,7 @@ from envkit.transport.launch import usable_cores
 __all__ = [
     "actors_for",
     "cores_of",
+    "limits_of",
     "processes_for",
     "ray_workers",
     "usable_options",
@@ -45,7 +46,7 @@ def worker_processes(
         **options: of `Processes`.
     """
     options = {"close_timeout_s": owner.shutdown_timeout, **options}
-    factory, limits = _factory(owner, makers, described), _limits(owner)
+    factory, limits = _factory(owner, makers, described), limits_of(owner)
     return processes_for(factory, owner.num_workers, num_processes, limits, **options)
 
 
@@ -63,7 +64,7 @@ def ray_workers(
         owner, makers, described: see `worker_processes`.
         num_actors, options: see `actors_for`.
     """
-    factory, limits = _factory(owner, makers, described), _limits(owner)
+    factory, limits = _factory(owner, makers, described), limits_of(owner)
     return actors_for(factory, owner.num_workers, num_actors, limits, options)
 
 
@@ -78,7 +79,8 @@ def _factory(owner: PoolOwner, makers: list[Maker], described: frozenset[int]) -
     )
 
 
-def _limits(owner: PoolOwner) -> dict[str, Any]:
+def limits_of(owner: PoolOwner) -> dict[str, Any]:
+    """Give the keywords of a `Pool` of sub-envs: its limits of time, and what its commands are called."""
     return {
         "timeout_s": owner.timeout,
         "start_timeout_s": owner.start_timeout,

@@ -21,9 +21,10 @@ from typing import Any, NoReturn
 import numpy as np
 
 from envkit.batched.async_pool import AsyncEnvPool
-from envkit.batched.env_host import ADVANCE, BUILDING, COMMAND_NAMES, RESET, RESTART, Maker
+from envkit.batched.env_host import ADVANCE, RESET, RESTART, Maker
 from envkit.batched.exchange.row_memory import SLOT, BufferPlan
 from envkit.batched.metadata import EnvMetaData
+from envkit.batched.workers import limits_of
 from envkit.data.keywords import known_to, refuse_unknown
 from envkit.env.base import EnvBase
 from envkit.errors import (
@@ -108,13 +109,8 @@ class EnvPoolAsyncEnvPool(AsyncEnvPool):
         require_keywords(names[0], self._kwargs[0])
 
     def _make_pool(self, makers: list[Maker], described: frozenset[int]) -> Pool:
-        return Pool(
-            EnvPoolRows(self.env_name, self.num_workers, self._kwargs[0]),
-            commands=COMMAND_NAMES,
-            timeout_s=self.timeout,
-            start_timeout_s=self.start_timeout,
-            building=BUILDING,
-        )
+        rows = EnvPoolRows(self.env_name, self.num_workers, self._kwargs[0])
+        return Pool(rows, **limits_of(self))
 
 
 def _pool_of_one(env_name: str, **kwargs: Any) -> MultiThreadedEnv:
