@@ -275,9 +275,8 @@ def adopted(tree: PyTree) -> PyTree:
     return copies
 
 
-@functools.partial(
-    jax.jit, compiler_options={"xla_gpu_graph_min_graph_size": 1 << 30}
-)  # no graph: see the module
+# no graph: see the module
+@functools.partial(jax.jit, compiler_options={"xla_gpu_graph_min_graph_size": 1 << 30})
 def _copied(tree: PyTree) -> PyTree:
     return jax.tree.map(jnp.copy, tree)
 

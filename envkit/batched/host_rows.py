@@ -136,9 +136,8 @@ class TensorDictRow:
             root.set(as_key(path), self._inputs[path][slot].clone())
         if not is_whole and self.root is not None:
             for path, mask in self._reset_masks.items():
-                if not bool(
-                    mask.all()
-                ):  # a full one says no more than none, but to the levels below it
+                # a full one says no more than none, but to the levels below it
+                if not bool(mask.all()):
                     root.set(as_key(path), mask.clone())
         self.root = self.env.reset(root, **kwargs)
         self._write(self._roots, slot + 1, self.root)

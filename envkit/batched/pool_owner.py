@@ -109,9 +109,8 @@ class PoolOwner(EnvBase):
         self._given_allow_done = given.allow_done_after_reset
         self._given_share_individual_td = self._share_individual_td = given.share_individual_td
         self._choices = chosen()
-        self._policy_proof = (
-            given.policy_proof,
-        )  # in a tuple: a module would become a part of the env
+        # in a tuple: a module would become a part of the env
+        self._policy_proof = (given.policy_proof,)
         self._metadata: list[EnvMetaData] = []
         self._entries: PolicyEntries | None = None
         self._pool: Pool | None = None

@@ -886,12 +886,8 @@ class Collector:
                 delivery.raw = self._gathered()
             frames = self.frames + _valid_frames(delivery.raw)
             batch: Any = delivery.deliver()
-            self.frames, self.iter, delivery.raw, delivery.formed = (
-                frames,
-                self.iter + 1,
-                None,
-                None,
-            )
+            done = self.iter + 1
+            self.frames, self.iter, delivery.raw, delivery.formed = frames, done, None, None
             return batch  # with no call since it is counted: Ctrl-C cannot come in between
         except Exception as error:
             require_open(self, error)

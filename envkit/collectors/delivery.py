@@ -119,9 +119,8 @@ def _require_same_keys(buffer: Any, batch: TensorDictBase) -> None:
 
 def _held_keys(buffer: Any) -> set[Key] | None:
     """Give the entries of the data that a buffer holds; None where there is none, or it cannot be seen."""
-    storage = getattr(
-        buffer, "storage", buffer
-    )  # what transforms of the buffer add is not in there
+    # what transforms of the buffer add is not in there
+    storage = getattr(buffer, "storage", buffer)
     if not (hasattr(storage, "__len__") and hasattr(storage, "__getitem__") and len(storage)):
         return None
     held = storage[0]

@@ -167,9 +167,8 @@ class MultiCollector(Collector):
         def parts(worker: int) -> Parts:
             def own(name: str, entries: Any) -> Any:
                 entry = _each(name, entries, len(makers))[worker]
-                return (
-                    None if name == "storing_device" else entry
-                )  # it is moved when it has arrived
+                # it is moved when it has arrived
+                return None if name == "storing_device" else entry
 
             return Parts(makers[worker], policy, runner_options(given, own))
 
@@ -248,9 +247,8 @@ class MultiCollector(Collector):
     # ------------------------------------------------------------------------------------- weights
 
     def _update_weights(self, given: Any) -> None:
-        require_open(
-            self
-        )  # and no turn: a trainer may update while another thread waits for a batch
+        # and no turn: a trainer may update while another thread waits for a batch
+        require_open(self)
         if not self._worker_pool.has_weights:
             raise ArgumentTypeError(
                 "the policy of the workers is neither a torch.nn.Module nor a JaxPolicy, so it has no weights to update. Build "

@@ -229,11 +229,9 @@ def checked(given: Any) -> Any:
         require_callable("policy_factory", factory, is_optional=True)
     for kwargs in _entries(given.create_env_kwargs):
         as_keywords("create_env_kwargs", kwargs, "{'size': 3}")
-    for name in ("seed", "worker_idx"):
-        if getattr(given, name) is not None:
-            setattr(
-                given, name, as_int(name, getattr(given, name), least=0, meaning=_NUMBERS[name])
-            )
+    for name, meaning in _NUMBERS.items():
+        if (number := getattr(given, name)) is not None:
+            setattr(given, name, as_int(name, number, least=0, meaning=meaning))
     require_policy(given.policy)
     _check_schemes(given.weight_sync_schemes)
     _take_extend_buffer(given)

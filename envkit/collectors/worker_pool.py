@@ -151,10 +151,6 @@ class WorkerPool:
         self._knows_weights = False  # before an update, only the workers know them
         return first
 
-    def bind(self) -> None:
-        """Share memory with the workers."""
-        self._bind()
-
     @property
     def pids(self) -> list[int]:
         """Process ids of the workers."""
@@ -165,7 +161,7 @@ class WorkerPool:
         self.jobs, self._memory = {}, {}
         self._pool.close()
 
-    def _bind(self, packings: Sequence[Packing[Path]] = ()) -> None:
+    def bind(self, packings: Sequence[Packing[Path]] = ()) -> None:
         """Share memory with the workers; that of batches once their form is known."""
         fields, made = [Field(STOP, (), "uint8")], (BATCH,) if packings else ()
         traffic: dict[int | str, Traffic] = {"collect": Traffic((STOP,), made)}
@@ -213,9 +209,8 @@ class WorkerPool:
         """Put the newest weights where a worker that is free finds them, unless it has them."""
         if newest.packed is None or self._loaded[worker] == newest.version:
             return False
-        if (
-            not self._knows_weights
-        ):  # the version was counted, and the workers have what they began with
+        # the version was counted, and the workers have what they began with
+        if not self._knows_weights:
             return False
         self._memory[WEIGHTS][worker] = newest.packed
         return True
@@ -313,7 +308,7 @@ class WorkerPool:
         form, self._axes = Packing.of(tensors[0]), node_axes(parts[0].data)
         packings = [_of_length(form, len(self.batch_size), steps) for steps in self.steps]
         if all(packings[part.worker].fits(own) for part, own in zip(parts, tensors, strict=True)):
-            self._persistently(self._bind, packings)
+            self._persistently(self.bind, packings)
 
     def call(self, method: str, *args: Any, workers: Sequence[int]) -> Any:
         return self._persistently(self._pool.call, method, *args, workers=workers)
@@ -345,9 +340,8 @@ class WorkerPool:
             ArgumentError: (a ValueError) they are of another architecture.
         """
         assert self._weights is not None and self._newest.packed is not None
-        fresh = np.empty_like(
-            self._newest.packed
-        )  # Ctrl-C may come in between, or an order of another thread
+        # Ctrl-C may come in between, or an order of another thread
+        fresh = np.empty_like(self._newest.packed)
         views = self._weights.views(fresh)
         require_same_architecture(views, weights)
         with torch.no_grad():
@@ -393,9 +387,8 @@ class WorkerPool:
         if self._weights is None or packed is None:
             return
         packed[:] = state["newest_weights"].numpy()
-        if (
-            not version
-        ):  # no update was made: what acts is all there is, if it is the same everywhere
+        # no update was made: what acts is all there is, if it is the same everywhere
+        if not version:
             acting = [state[f"worker{row}"]["policy_state_dict"] for row in range(self.count)]
             for name, place in self._weights.views(packed).items():
                 place.copy_(acting[0][name])
@@ -441,11 +434,7 @@ def _require_alike(first: Description, other: Description, worker: int) -> None:
                 f"the envs of workers are unlike: {path} is {theirs} in worker {worker}, and {own} in worker 0. All "
                 "workers must make batches of one form; collect from unlike envs with a collector each."
             )
-    if (first.weights is None) != (other.weights is None) or (
-        first.weights is not None
-        and other.weights is not None
-        and first.weights.plan != other.weights.plan
-    ):
+    if first.weights != other.weights:
         raise SpecError(
             f"the policies of workers 0 and {worker} have other weights. Have policy_factory make policies of one "
             "architecture."

@@ -175,9 +175,8 @@ class BurnInTransform(RecordedTransform):
         hidden = sorted(as_key(path[1:]) for path in written if path[0] == "next" and path[1:])
         read = sorted({as_key(as_path(key)) for module in given for key in module.in_keys}, key=str)
         super().__init__(read, hidden if out_keys is None else as_keys(out_keys))
-        self.modules_to_run: tuple[TensorDictModuleBase, ...] = tuple(
-            given
-        )  # no submodules: they belong to the policy
+        # no submodules: they belong to the policy
+        self.modules_to_run: tuple[TensorDictModuleBase, ...] = tuple(given)
         self.burn_in = burn_in
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:

@@ -140,9 +140,8 @@ def main(requests_fd: int, parent_pid: int) -> None:
     for fd in (ended_r, ended_w):
         os.set_blocking(fd, False)
     signal.set_wakeup_fd(ended_w, warn_on_full_buffer=False)
-    signal.signal(
-        signal.SIGCHLD, lambda _number, _frame: None
-    )  # a handler, so that the byte is written
+    # a handler, so that the byte is written
+    signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
     statuses: dict[int, int] = {}
     poller = select.poll()
     poller.register(ended_r, select.POLLIN)
@@ -177,8 +176,7 @@ def main(requests_fd: int, parent_pid: int) -> None:
 def _preload(requests: socket.socket) -> None:
     size = _LENGTH.unpack(requests.recv(_LENGTH.size, socket.MSG_WAITALL))[0]
     names = json.loads(requests.recv(size, socket.MSG_WAITALL))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"):
         for name in names:
             with contextlib.suppress(Exception):  # the worker that needs it will say why it fails
                 importlib.import_module(name)
@@ -229,8 +227,8 @@ def _leave_to_server() -> None:
 
 
 def _fork() -> int:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of forking beside threads: those of BLAS survive it
+    # of forking beside threads: those of BLAS survive it
+    with warnings.catch_warnings(action="ignore"):
         return os.fork()
 
 

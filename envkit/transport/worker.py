@@ -87,9 +87,8 @@ class Setup:
         if self.cwd is not None:
             os.chdir(self.cwd)
         if self.cores is not None:
-            with contextlib.suppress(
-                OSError
-            ):  # they were taken from us meanwhile, which costs only speed
+            # they were taken from us meanwhile, which costs only speed
+            with contextlib.suppress(OSError):
                 os.sched_setaffinity(0, self.cores)
         for pickled in self.prepare:
             pickle.loads(pickled)()

@@ -135,9 +135,8 @@ class _Accounting:
         if hasattr(value, "__dict__") and _is_plain(kind):
             own = tuple((name, self.of(item)) for name, item in vars(value).items())
             return kind, own, tuple(map(self._of_class, kind.__mro__[:-1]))
-        if (
-            kind.__module__.partition(".")[0] == "mujoco"
-        ):  # its models hold all they are when pickled
+        # its models hold all they are when pickled
+        if kind.__module__.partition(".")[0] == "mujoco":
             return kind, _digest(pickle.dumps(value))
         return Same(value)
 

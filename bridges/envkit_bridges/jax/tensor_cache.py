@@ -33,9 +33,8 @@ class Unchanged:
         if tensor.is_inference():
             return
         key, kept = id(tensor), self._kept
-        forget = partial(
-            kept.pop, key
-        )  # called with the weak reference, which pop takes as its default
+        # called with the weak reference, which pop takes as its default
+        forget = partial(kept.pop, key)
         reference = weakref.ref(tensor, forget)
         kept[key] = reference, tensor._version, tensor.data_ptr(), value
 

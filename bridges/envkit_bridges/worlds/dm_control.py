@@ -291,10 +291,8 @@ def _bare(control: Simulator) -> Simulator:
 def _place_of_generator(control: object) -> tuple[Any, str] | None:
     """Say whose attribute of which name holds the random state that episodes are drawn from."""
     bare = _bare(control)
-    places = [
-        (bare, "_random_state"),
-        (getattr(bare, "task", None), "_random"),
-    ]  # composer's, the suite's
+    # composer's, the suite's
+    places = [(bare, "_random_state"), (getattr(bare, "task", None), "_random")]
     for owner, name in places:
         if isinstance(getattr(owner, name, None), np.random.RandomState):
             return owner, name

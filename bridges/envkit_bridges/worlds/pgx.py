@@ -60,9 +60,8 @@ Illegal = Literal["raise", "library"]
 _ILLEGAL, _PLAYER = "illegal_action", "current_player"
 _HREF = "{http://www.w3.org/1999/xlink}href"
 _FONT = "DejaVu Sans Mono"  # comes with matplotlib
-_BOXES = frozenset(
-    ("Last Resort", "Last Resort High-Efficiency")
-)  # fonts with a box for every letter
+# fonts with a box for every letter
+_BOXES = frozenset(("Last Resort", "Last Resort High-Efficiency"))
 _LEAST = 240  # pixels of a side of a PNG picture, whose own are cells
 
 

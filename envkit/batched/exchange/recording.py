@@ -252,9 +252,8 @@ class _Recording:
             if not self._apart and start and not first:
                 for path, root in rows.roots[0].items():
                     root.copy_(rows.roots[2 * half][path])
-            if (
-                start + half >= len(self._stacks) < self._steps
-            ):  # with room for the root that follows
+            # with room for the root that follows
+            if start + half >= len(self._stacks) < self._steps:
                 self._catch_up()
                 room = min(2 * len(self._stacks), self._steps)
                 self._stacks = self._stacks.grown(rows, room, self._device)
@@ -371,9 +370,8 @@ class Drawn(Actor):
         self._rows, self._spec, self._generator = rows, spec, generator
         self._steps, self._next = steps, min(first, steps)
         self._drawn = 0
-        self._before: list[
-            tuple[int, torch.Tensor]
-        ] = []  # where the generator was, by actions drawn then
+        # where the generator was, by actions drawn then
+        self._before: list[tuple[int, torch.Tensor]] = []
         self._parts: list[dict[Path, torch.Tensor]] = []
 
     def open(self, start: int, slots: range) -> None:

@@ -45,9 +45,8 @@ __all__ = ["SLOT", "BufferPlan", "Leaves", "LentMemory", "Moment", "Rings", "Row
 SLOT = Field("slot", (), "int64")
 _MOST_SLOTS, _RING_BYTES = 64, 4 * 2**20  # what stays in a processor's cache
 _LEAST_SLOTS = 2  # what lies in one is copied while another is written
-_LARGE_BYTES = (
-    32 * 2**20
-)  # glibc maps blocks from here on again each time (mallopt(3), M_MMAP_THRESHOLD)
+# glibc maps blocks from here on again each time (mallopt(3), M_MMAP_THRESHOLD)
+_LARGE_BYTES = 32 * 2**20
 
 
 @dataclass(frozen=True)
@@ -179,9 +178,8 @@ def _torch_dtype(field: Field) -> torch.dtype:
 
 
 Leaves = dict[Path, torch.Tensor]
-_SMALL_BYTES = (
-    2**18
-)  # NumPy copies what is small in half of the time, torch what is large with several threads
+# NumPy copies what is small in half of the time, torch what is large with several threads
+_SMALL_BYTES = 2**18
 
 
 class Moment(Leaves):

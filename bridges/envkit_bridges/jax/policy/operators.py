@@ -296,9 +296,8 @@ def _slogdet(a: jax.Array) -> tuple[jax.Array, jax.Array]:
     factors, pivots, _ = _lu(a)
     diagonal = _diagonal(factors)
     sign = jnp.sign(diagonal).prod(-1) * _parity(pivots)
-    return sign, jnp.log(jnp.abs(diagonal)).sum(
-        -1
-    )  # without the factors: asking for them is an error
+    # without the factors: asking for them is an error
+    return sign, jnp.log(jnp.abs(diagonal)).sum(-1)
 
 
 def _det(a: jax.Array) -> tuple[jax.Array]:
