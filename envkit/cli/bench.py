@@ -44,8 +44,7 @@ def measure(work: str | None, seconds: float) -> None:
     if work is not None and work not in WORKS:
         raise ArgumentError(f"there is no work {work!r}. Name one of {', '.join(WORKS)}.")
     for name in WORKS if work is None else [work]:
-        with ExitStack() as stack, warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with ExitStack() as stack, warnings.catch_warnings(action="ignore"):
             title, runs = WORKS[name](stack)
             _print(title, _speeds(runs, seconds))
 

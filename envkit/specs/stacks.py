@@ -546,8 +546,8 @@ class Stacked(Stack):
             return lazy_stack(list(values), dim)
         if len({tuple(value.shape) for value in values}) == 1:
             return torch.stack(list(values), dim)
-        with warnings.catch_warnings():  # torch announces that nested tensors are a prototype
-            warnings.simplefilter("ignore", UserWarning)
+        # torch announces that nested tensors are a prototype
+        with warnings.catch_warnings(action="ignore", category=UserWarning):
             return torch.nested.as_nested_tensor(list(values))
 
     def _split(self, value: Any) -> Sequence[Any] | None:

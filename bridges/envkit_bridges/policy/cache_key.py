@@ -228,8 +228,8 @@ def _held(cell: Any) -> Any:
 def _place_of(iterator: Iterator[Any]) -> Any:
     """Give what is left of an iterator, without taking from it; None for a generator, which does not say."""
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # copies of those of itertools are deprecated
+        # copies of those of itertools are deprecated
+        with warnings.catch_warnings(action="ignore"):
             return iterator.__reduce__()
     except TypeError:
         return None
