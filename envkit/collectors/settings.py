@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from functools import cache
-from typing import Annotated, Any, Literal, TypedDict
+from typing import Annotated, Any, Literal, TypedDict, get_type_hints
 
 import torch
 
@@ -190,15 +190,6 @@ class WorkerOptions(CollectorOptions, total=False):
     init_fn: Annotated[Callable[[], Any] | None, Default(None)]
 
 
-_SWITCHES = (
-    *("reset_at_each_iter", "reset_when_done", "set_truncated", "replay_buffer_chunk"),
-    *("track_policy_version", "progress", "record_state", "record_for_resume"),
-    *("track_traj_ids", "compact_obs", "return_same_td", "no_cuda_sync"),
-)
-_OPTIONAL_SWITCHES = (
-    *("split_trajs", "use_buffers", "trust_policy"),
-    *("auto_register_policy_transforms", "extend_buffer"),
-)
 _NUMBERS = {"seed": "the seed of all envs and generators", "worker_idx": "the number of a worker"}
 _CALLABLE = ("postproc", "pre_collect_hook", "post_collect_hook")
 _DEVICES = ("storing_device", "env_device", "policy_device")
@@ -216,11 +207,10 @@ def checked(given: Any) -> Any:
         ArgumentError: (a ValueError) a number is out of range.
         ArgumentTypeError: (a TypeError) something is of another type.
     """
-    for name in _SWITCHES:
-        as_bool(name, getattr(given, name))
-    for name in _OPTIONAL_SWITCHES:
-        if getattr(given, name) is not None:
-            as_bool(name, getattr(given, name))
+    for name, kind in get_type_hints(CollectorOptions).items():
+        value = getattr(given, name)
+        if kind is bool or (kind == bool | None and value is not None):
+            as_bool(name, value)
     for name in _CALLABLE:
         require_callable(name, getattr(given, name), is_optional=True)
     for name in ("compile_policy", "cudagraph_policy"):
