@@ -105,7 +105,7 @@ def shared_fork_server() -> ForkServer:
 
 
 def _nothing() -> None:
-    """Nothing is to be closed while no server runs."""
+    """Close nothing: no server runs."""
 
 
 def _hung_up(server: socket.socket) -> bool:
