@@ -174,11 +174,9 @@ def single_envs(env: Any) -> int:
 def ask_single_envs(env: Any, ask: Callable[[Any], Any], rows: list[int]) -> list[Any]:
     """Call ``ask`` with each of the single envs of an env that are named."""
     batched = _batched_in(env)
-    return (
-        [ask(env) for _ in rows]
-        if batched is None
-        else batched._ask_rows(ask, rows, wants_all=False)
-    )
+    if batched is None:
+        return [ask(env) for _ in rows]
+    return batched._ask_rows(ask, rows, wants_all=False)
 
 
 def _batched_in(env: Any) -> Any:

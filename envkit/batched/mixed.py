@@ -313,11 +313,9 @@ class MixedEnv(EnvBase):
                 "a partial reset came before the first full one, or after a step that failed, so what the "
                 "other rows show is not known. Call reset() once without a mask."
             )
-        rows = (
-            self._rows_of(masks)
-            if masks
-            else torch.ones(self.batch_size, dtype=torch.bool, device="cpu")
-        )
+        rows = torch.ones(self.batch_size, dtype=torch.bool, device="cpu")
+        if masks:
+            rows = self._rows_of(masks)
         take = Member.part_to_reset if masks else Member.part
         parts: dict[str, Any] = {}
         for member in self.members:

@@ -845,11 +845,10 @@ class MultiaSyncDataCollector(MultiCollector):
 
     def _load_runner_states(self, state: Mapping[str, Any], *, strict: bool) -> None:
         super()._load_runner_states(state, strict=strict)
-        self._taken_frames = (
-            state["taken_frames"]
-            if "taken_frames" in state
-            else state["taken"] * self._frames_each  # as older files say it
-        )
+        if "taken_frames" in state:
+            self._taken_frames = state["taken_frames"]
+        else:  # as older files say it
+            self._taken_frames = state["taken"] * self._frames_each
         self._ready = deque(
             Part(part["worker"], from_plain(part["data"]), part["valid"], part["following"].clone())
             for part in state["ready"]

@@ -351,14 +351,9 @@ class BatchView:
         checked = self._checked(seeds)
         rows = list(checked)
         takes_seed = self.pool._ask_rows(_takes_seed, rows) if rows else []
-        self.seed(
-            {row: checked[row] for row, takes in zip(rows, takes_seed, strict=True) if not takes}
-        )
-        return {
-            row: {"seed": checked[row]}
-            for row, takes in zip(rows, takes_seed, strict=True)
-            if takes
-        }
+        taking = [row for row, takes in zip(rows, takes_seed, strict=True) if takes]
+        self.seed({row: seed for row, seed in checked.items() if row not in taking})
+        return {row: {"seed": checked[row]} for row in taking}
 
     def reset(
         self,

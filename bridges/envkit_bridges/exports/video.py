@@ -66,12 +66,8 @@ class Video:
     """
 
     def __init__(self, frames: torch.Tensor, fps: float):
-        if (
-            frames.dtype != torch.uint8
-            or frames.ndim != 4
-            or frames.shape[1] != 3
-            or not len(frames)
-        ):
+        is_uint8 = frames.dtype == torch.uint8
+        if not is_uint8 or frames.ndim != 4 or frames.shape[1] != 3 or not len(frames):
             raise ArgumentError(
                 f"frames are {frames.dtype}{list(frames.shape)}, but must be uint8 of shape (frames, 3, height, width). Convert "
                 "them, e.g. frames.permute(0, 3, 1, 2) where the colours come last."

@@ -559,11 +559,9 @@ def _require_control(env: object) -> None:
     if not all(
         hasattr(env, name) for name in ("physics", "observation_spec", "action_spec", "step")
     ):
-        fix = (
-            "DMControlEnv with domain and task"
-            if isinstance(env, str)
-            else "dm_control.suite.load(...)"
-        )
+        fix = "dm_control.suite.load(...)"
+        if isinstance(env, str):
+            fix = "DMControlEnv with domain and task"
         raise ArgumentTypeError(
             f"DMControlWrapper was given {env!r}, of type {type(env).__name__}, but wraps an env object of "
             f"dm_control. Use {fix}."

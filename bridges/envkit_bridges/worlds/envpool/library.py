@@ -218,11 +218,8 @@ def require_pool(env: object) -> None:
         ArgumentError: its envs do not step together, or have several players each.
     """
     config = getattr(env, "config", None)
-    if (
-        not isinstance(config, Mapping)
-        or not hasattr(env, "recv")
-        or not hasattr(env, "_state_keys")
-    ):
+    is_pool = hasattr(env, "recv") and hasattr(env, "_state_keys")
+    if not is_pool or not isinstance(config, Mapping):
         fix = f"MultiThreadedEnv(n, {env!r})" if isinstance(env, str) else "MultiThreadedEnv"
         raise ArgumentTypeError(
             f"MultiThreadedEnvWrapper was given {env!r}, of type {type(env).__name__}, but wraps a pool "
