@@ -32,7 +32,7 @@ from envkit.data.forms import require_form
 from envkit.data.paths import Key, Path, as_key, leaf_paths
 from envkit.data.plain import from_plain, plain
 from envkit.env.base import EnvBase
-from envkit.env.wrapper_hints import wrapping_of
+from envkit.env.wrapper_hints import fix_of_result
 from envkit.errors import WorkerError
 from envkit.specs.consolidation import contains_lazy_spec
 from envkit.transport import RowsFailedError
@@ -147,7 +147,7 @@ class EnvHost:
         if not isinstance(env, EnvBase):
             raise WorkerError(
                 f"the create function of env {row} returned {type(env).__name__}, but must "
-                f"return an envkit environment. Wrap it: {wrapping_of(env)}."
+                f"return an envkit environment. {fix_of_result(env)}"
             )
         self._owners.require("env", row, env)
         return env

@@ -210,7 +210,14 @@ def _valued(
     td: TensorDictBase, value: Callable[[TensorDictBase], Any] | None, where: str
 ) -> torch.Tensor:
     """Give the values of a moment, and write them down."""
-    found: Any = td if value is None else value(td)
+    try:
+        found: Any = td if value is None else value(td)
+    except (AttributeError, TypeError) as error:
+        error.add_note(
+            "value was called with a TensorDict. Pass lambda td: critic(td['observation']), or a TensorDictModule "
+            f"that writes {_VALUE!r}."
+        )
+        raise
     if isinstance(found, TensorDictBase):
         values = found.get(_VALUE, None)
         if values is None:

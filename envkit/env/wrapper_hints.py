@@ -5,7 +5,7 @@ from __future__ import annotations
 from envkit.env.base import EnvBase
 from envkit.errors import ArgumentTypeError
 
-__all__ = ["called_here", "known_wrapping_of", "require_env", "wrapping_of"]
+__all__ = ["called_here", "fix_of_result", "known_wrapping_of", "require_env", "wrapping_of"]
 
 _WRAPPERS = {
     "brax": "BraxWrapper",
@@ -27,6 +27,7 @@ _WRAPPERS = {
 _MEMBERS = {
     "action_size": "action_spec.shape",
     "action_space": "action_spec",
+    "num_envs": "batch_size.numel()",
     "observation_size": "observation_spec",
     "observation_space": "observation_spec",
     "seed": "set_seed(0)",
@@ -72,3 +73,14 @@ def known_wrapping_of(env: object) -> str | None:
 def wrapping_of(env: object) -> str:
     """Say how to wrap what is no env of envkit, as code; as one of Gymnasium's where its library is not known."""
     return known_wrapping_of(env) or "GymWrapper(env)"
+
+
+def fix_of_result(result: object) -> str:
+    """Say how a create function returns an env of envkit, in place of what it returned."""
+    if result is None:
+        return "End the function with return env."
+    if isinstance(result, str):
+        return f"Return an env, e.g. GymEnv({result!r})."
+    if isinstance(result, type):
+        return f"Build one: {result.__name__}(...)."
+    return f"Wrap it: {wrapping_of(result)}."

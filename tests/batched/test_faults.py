@@ -231,6 +231,21 @@ def test_a_dead_worker_is_told_by_every_call_until_the_env_is_closed(opened, tmp
     assert_works(env)
 
 
+@pytest.mark.parametrize(
+    ("result", "fix"),
+    [
+        (None, "End the function with return env"),
+        ("CartPole-v1", r"Return an env, e\.g\. GymEnv\('CartPole-v1'\)"),
+        (Count, r"Build one: Count\(\.\.\.\)"),
+        (object(), r"Wrap it: GymWrapper\(env\)"),
+    ],
+    ids=["none", "name", "class", "object"],
+)
+def test_a_create_function_that_returns_no_env_is_told_what_to_return(result, fix):
+    with pytest.raises(WorkerError, match=f"must return an envkit environment. {fix}"):
+        SerialEnv(1, lambda: result).reset()
+
+
 def test_envs_that_were_built_are_closed_when_another_cannot_be():
     closed = []
 

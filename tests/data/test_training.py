@@ -264,6 +264,9 @@ def test_what_does_not_fit_is_named():
 
     with pytest.raises(ArgumentError, match=r"value.unsqueeze\(-1\)"):
         gae(batch, lambda td: torch.zeros(2, 5), gamma=GAMMA, lmbda=LMBDA)
+    with pytest.raises(TypeError) as caught:
+        gae(batch, torch.nn.Linear(3, 1), gamma=GAMMA, lmbda=LMBDA)
+    assert "Pass lambda td: critic(td['observation'])" in caught.value.__notes__[0]
     with pytest.raises(MissingKeyError, match=r"state_value.*Pass value"):
         gae(batch.exclude("state_value"), gamma=GAMMA, lmbda=LMBDA)
     with pytest.raises(MissingKeyError, match="no 'reward'"):

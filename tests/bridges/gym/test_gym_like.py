@@ -289,3 +289,11 @@ def test_a_name_of_gymnasium_that_is_gone_says_what_it_is_called_here(make):
         pytest.raises(AttributeError, match=r"'seed'.* here it is env\.set_seed\(0\)"),
     ):
         env.seed(0)
+
+
+def test_the_number_of_rows_has_another_name_here():
+    with (
+        SerialEnv(2, lambda: GymEnv("CartPole-v1")) as env,
+        pytest.raises(AttributeError, match=r"'num_envs'.* here it is env\.batch_size\.numel\(\)"),
+    ):
+        env.num_envs
