@@ -35,6 +35,7 @@ from envkit.errors import (
 )
 from envkit.specs import Binary, Bounded, BoundedContinuous, Composite, TensorSpec, Unbounded
 from envkit.transforms.core.leafwise import (
+    INPUTS,
     OUTPUTS,
     ArrayTransform,
     box_between,
@@ -761,6 +762,11 @@ class ObservationNorm(_Affine):
             raise MissingKeyError(
                 f"key is {source!r}, but ObservationNorm normalises {keys}. Pass one of these."
             )
+        env = self._stood_in()
+        if source in self.in_keys:
+            require_known(self, [source], env.output_spec, OUTPUTS, "in_keys=")
+        else:
+            require_known(self, [source], env.input_spec, INPUTS, "in_keys_inv=")
         return source
 
     def _stood_in(self) -> EnvBase:

@@ -173,6 +173,10 @@ def test_normalising_says_what_is_missing():
         several.init_stats(3)
     with pytest.raises(MissingKeyError, match="key is 'c'"):
         several.init_stats(3, key="c")
+    for side in ("in_keys", "in_keys_inv"):
+        missing = TransformedEnv(Count(), ObservationNorm(**{side: ["nowhere"]}))
+        with pytest.raises(MissingKeyError, match=rf"reads \['nowhere'\].*with {side}="):
+            missing.transform.init_stats(3)
     with pytest.raises(ArgumentError, match="cat_dim is 0"):
         several.init_stats(3, reduce_dim=1, cat_dim=0, key="count")
 

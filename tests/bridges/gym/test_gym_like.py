@@ -296,4 +296,4 @@ def test_the_number_of_rows_has_another_name_here():
         SerialEnv(2, lambda: GymEnv("CartPole-v1")) as env,
         pytest.raises(AttributeError, match=r"'num_envs'.* here it is env\.batch_size\.numel\(\)"),
     ):
-        env.num_envs
+        _ = env.num_envs
