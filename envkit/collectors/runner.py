@@ -10,6 +10,7 @@ Conventions
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -34,7 +35,7 @@ from envkit.env.base import EnvBase
 from envkit.env.fragments import Begun, Fragment, begin_fragment
 from envkit.env.policy import ExplorationType, HasParams, Policy, set_exploration_type
 from envkit.env.rollout import truncate_last, unrecorded
-from envkit.errors import ArgumentError, ResumeError, StaleDataError
+from envkit.errors import ArgumentError, ResumeError
 from envkit.rules import RESET
 
 __all__ = [
@@ -178,10 +179,11 @@ class EnvRunner:
         Returns:
             The numbers of the trajectories that end by this.
         """
+        if rows is not None:
+            self._leave_moved()
         if rows is None or self.root is None:
             rows = torch.ones(self.env.batch_size, dtype=torch.bool, device="cpu")
             return self._take_root(self.env.reset(), rows)
-        self._require_unmoved()
         batch = self.env.batch_size
         rows = rows if isinstance(rows, torch.Tensor) else torch.as_tensor(rows, device="cpu")
         if rows.shape != batch or rows.dtype != torch.bool:
@@ -203,17 +205,17 @@ class EnvRunner:
         self._moves, self.root = self.env._in_use.moves, root
         return ended
 
-    def _require_unmoved(self) -> None:
-        """Check that an env which keeps its episodes to itself is where the root was left.
-
-        Raises:
-            StaleDataError: (a RuntimeError) somebody else has used it.
-        """
-        if self.env.batch_locked and self._moves != self.env._in_use.moves:
-            raise StaleDataError(
+    def _leave_moved(self) -> None:
+        """Drop the root, with a warning, where other code has used an env that keeps its episodes to itself."""
+        if self.root is None or not self.env.batch_locked:
+            return
+        if self._moves != self.env._in_use.moves:
+            self.root = None
+            warnings.warn(
                 f"this {type(self.env).__name__} was stepped, reset or loaded by other code since the last batch of its "
-                "collector, so its episodes are not where the collector left them. Use another env for evaluation, or "
-                "call the collector's reset() to begin new trajectories."
+                "collector, so the next batch begins new trajectories. To continue those under way, use another env "
+                "or evaluate() between batches.",
+                stacklevel=10,  # of a loop over the collector
             )
 
     def seed(self, seed: int | None, *, static: bool) -> int | None:
@@ -234,10 +236,12 @@ class EnvRunner:
             self.act, self.policy = self._bind(loaded), loaded
 
     def _first_root(self) -> TensorDictBase:
-        if self.root is None or (self.options.reset_at_each_iter and self.frames):
+        if self.options.reset_at_each_iter and self.frames:
+            self.root = None
+        self._leave_moved()
+        if self.root is None:
             self.begin_anew()
         assert self.root is not None
-        self._require_unmoved()
         root, self.root = self.root, None  # what fails in the middle has none to go on from
         return root
 
@@ -293,10 +297,8 @@ class EnvRunner:
 
         Raises:
             ResumeError: an env cannot say where it is.
-            StaleDataError: somebody else has used it since the last batch.
         """
-        if self.root is not None:
-            self._require_unmoved()
+        self._leave_moved()
         if kind := self.env._says_no_state:
             raise ResumeError(
                 f"{kind} is your own env, and does not say what it keeps of an episode, so its next steps could "

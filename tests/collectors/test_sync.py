@@ -39,7 +39,6 @@ from envkit.errors import (
     DoneError,
     OptionError,
     ResumeError,
-    StaleDataError,
 )
 from tests.collectors.slow_model import assert_same, collected
 from tests.zoo.envs import Chaos, Count, StatelessCount
@@ -435,13 +434,18 @@ def test_whole_episodes_can_come_one_after_the_other():
     assert [episode[IDS].unique().item() for episode in episodes] == [0, 1, 2]
 
 
-def test_a_reset_ends_unfinished_episodes_of_whole_batches_by_truncation():
+@pytest.mark.parametrize("use", [lambda env: None, lambda env: env.rollout(3)], ids=["", "used"])
+def test_what_begins_anew_ends_unfinished_episodes_of_whole_batches_by_truncation(use):
     collector = SyncDataCollector(lambda: Count(40).add_truncated_keys(), trajs_per_batch=1)
     whole = collector.next()
     assert whole[DONE].sum() == 1
 
-    collector.reset()
-    cut = collector.next()
+    if use(collector.env) is None:
+        collector.reset()
+        cut = collector.next()
+    else:
+        with pytest.warns(UserWarning, match="begins new trajectories"):
+            cut = collector.next()
 
     assert cut["next", "truncated"].flatten()[-1] and not cut["next", "terminated"].any()
     assert cut[IDS].unique().item() == 1 and cut.batch_size[1] == 64 - 40
@@ -458,22 +462,48 @@ def test_a_reset_ends_unfinished_episodes_of_whole_batches_by_truncation():
     ],
     ids=["rollout", "reset", "step", "collector"],
 )
-def test_an_env_that_somebody_else_has_used_is_not_gone_on_with(use):
+def test_an_env_that_other_code_has_used_begins_new_trajectories(use):
     env = two()
     collector = SyncDataCollector(env, still, frames_per_batch=4)
     first = collector.next()
 
     use(env)
+    with pytest.warns(UserWarning, match="by other code.*begins new trajectories"):
+        batch = collector.next()
 
-    for call in (collector.next, collector.state_dict):
-        with pytest.raises(
-            StaleDataError, match=r"by other code.*reset\(\) to begin new trajectories"
-        ):
-            call()
-    collector.reset()
-    batch = collector.next()
     assert not (set(first[IDS].flatten().tolist()) & set(batch[IDS].flatten().tolist()))
     assert batch["count"].squeeze(-1).tolist() == [[0, 1]] * 2 and collector.frames == 8
+    after = collector.next()  # without a warning
+    assert torch.equal(after["count"][:, 0], batch["next", "count"][:, -1])
+
+
+def test_a_reset_of_some_rows_of_an_env_that_other_code_has_used_is_one_of_all():
+    env = two()
+    collector = SyncDataCollector(env, still, frames_per_batch=4)
+    collector.next()
+    env.rollout(3)
+
+    with pytest.warns(UserWarning, match="begins new trajectories"):
+        collector.reset(torch.tensor([True, False]))
+
+    assert collector.next()["count"].squeeze(-1).tolist() == [[0, 1]] * 2
+
+
+def test_a_state_saved_after_other_code_has_used_the_env_begins_new_trajectories_too():
+    collectors = [
+        SyncDataCollector(Told(5), still, frames_per_batch=3, total_frames=30) for _ in range(2)
+    ]
+    saved, loaded = collectors
+    saved.next()
+    saved.env.rollout(2)
+    with pytest.warns(UserWarning, match="begins new trajectories"):
+        state = saved.state_dict()
+    loaded.load_state_dict(state)
+
+    one, other = saved.next(), loaded.next()
+
+    assert one["count"].flatten().tolist() == [0, 1, 2] and one[IDS].unique().tolist() == [1]
+    assert_same(one, other)
 
 
 def test_an_env_that_was_left_as_it_was_or_keeps_nothing_is_gone_on_with():

@@ -21,7 +21,8 @@ def test_every_kind_is_a_collector():
     assert "True" in differs("kinds-are-collectors", kinds)
 
 
-def test_an_env_that_is_rolled_out_between_two_batches_is_not_gone_on_with():
+@pytest.mark.filterwarnings("ignore:.*begins new trajectories:UserWarning")
+def test_an_env_that_is_rolled_out_between_two_batches_begins_new_trajectories():
     def jumps(library):
         env = library.GymEnv("Pendulum-v1")
         env.set_seed(0)
@@ -35,5 +36,4 @@ def test_an_env_that_is_rolled_out_between_two_batches_is_not_gone_on_with():
         return float(turned[0].norm()) > 1, float(turned[1:].norm(dim=-1).max()) > 1
 
     differs("envs-of-a-collector", jumps)
-    with pytest.raises(RuntimeError, match="Use another env for evaluation"):
-        jumps(OURS)
+    assert jumps(OURS) == (False, False)

@@ -241,6 +241,7 @@ def test_a_policy_learns_through_dynamics_of_ones_own():
 
 
 @sweep
+@pytest.mark.filterwarnings("ignore:.*begins new trajectories:UserWarning")
 def test_ppo():
     base = GymEnv("InvertedDoublePendulum-v5")
     env = TransformedEnv(
@@ -290,11 +291,13 @@ def test_ppo():
                 optim.step()
                 optim.zero_grad()
         lengths.append(data.numel() / data["next", "done"].sum().item())
+        assert steps_follow_each_other(data)
+        if len(lengths) % 3 == 1:
+            with set_exploration_type(ExplorationType.DETERMINISTIC), torch.no_grad():
+                played = env.rollout(1000, policy)
         scheduler.step()
-    with set_exploration_type(ExplorationType.DETERMINISTIC), torch.no_grad():
-        played = env.rollout(1000, policy)
 
-    assert torch.isfinite(total) and steps_follow_each_other(data)
+    assert torch.isfinite(total)
     assert played["step_count"].max().item() == played.shape[0] - 1
     assert sum(lengths[-3:]) > sum(lengths[:3])
 
