@@ -35,7 +35,7 @@ from envkit.env.base import EnvBase
 from envkit.env.fragments import Begun, Fragment, begin_fragment
 from envkit.env.policy import ExplorationType, HasParams, Policy, set_exploration_type
 from envkit.env.rollout import truncate_last, unrecorded
-from envkit.errors import ArgumentError, ResumeError
+from envkit.errors import ArgumentError, ResumeError, StaleDataError
 from envkit.rules import RESET
 
 __all__ = [
@@ -141,6 +141,9 @@ class EnvRunner:
         first_number, stride: of the trajectories; see `TrajectoryNumbers`.
     """
 
+    refuses_moved = False
+    """An env that other code has used is an error: in workers, which hide warnings."""
+
     def __init__(
         self,
         env: EnvBase,
@@ -179,18 +182,19 @@ class EnvRunner:
         Returns:
             The numbers of the trajectories that end by this.
         """
-        if rows is not None:
-            self._leave_moved()
-        if rows is None or self.root is None:
-            rows = torch.ones(self.env.batch_size, dtype=torch.bool, device="cpu")
-            return self._take_root(self.env.reset(), rows)
         batch = self.env.batch_size
+        if rows is None or self.root is None:
+            rows = torch.ones(batch, dtype=torch.bool, device="cpu")
+            return self._take_root(self.env.reset(), rows)
         rows = rows if isinstance(rows, torch.Tensor) else torch.as_tensor(rows, device="cpu")
         if rows.shape != batch or rows.dtype != torch.bool:
             raise ArgumentError(
                 f"index is of shape {tuple(rows.shape)} and dtype {rows.dtype}, but must be a bool mask of the "
                 f"batch of the env, {tuple(batch)}. Pass True for each row that is to be reset."
             )
+        self._leave_moved()
+        if self.root is None:
+            return self.begin_anew()
         root = self.root.copy()
         for level, names in self.env.done_levels.items():
             flags = root.get(as_key((*level, names[0])))
@@ -206,17 +210,22 @@ class EnvRunner:
         return ended
 
     def _leave_moved(self) -> None:
-        """Drop the root, with a warning, where other code has used an env that keeps its episodes to itself."""
-        if self.root is None or not self.env.batch_locked:
+        """Drop the root where other code has used an env that keeps its episodes to itself, and say so once.
+
+        Raises:
+            StaleDataError: (a RuntimeError) it has, and ``refuses_moved``; else it is a warning.
+        """
+        if self.root is None or not self.env.batch_locked or self._moves == self.env._in_use.moves:
             return
-        if self._moves != self.env._in_use.moves:
-            self.root = None
-            warnings.warn(
-                f"this {type(self.env).__name__} was stepped, reset or loaded by other code since the last batch of its "
-                "collector, so the next batch begins new trajectories. To continue those under way, use another env "
-                "or evaluate() between batches.",
-                stacklevel=10,  # of a loop over the collector
-            )
+        self.root = None
+        told = (
+            f"this {type(self.env).__name__} was stepped, reset or loaded by other code since the last batch of its "
+            "collector, so the next batch begins new trajectories. To continue those under way, use another env or "
+            "evaluate() between batches."
+        )
+        if self.refuses_moved:
+            raise StaleDataError(told)
+        warnings.warn(told, stacklevel=10)  # of a loop over the collector
 
     def seed(self, seed: int | None, *, static: bool) -> int | None:
         """Seed the env; a root that was not stepped yet is dropped."""

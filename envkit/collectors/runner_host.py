@@ -188,7 +188,10 @@ class _RunnerHost:
 
     def _built(self) -> EnvRunner:
         with holding(self._given.choices):
-            return build_runner(self._parts, first_number=self._row, stride=len(self._given.parts))
+            stride = len(self._given.parts)
+            runner = build_runner(self._parts, first_number=self._row, stride=stride)
+        runner.refuses_moved = True
+        return runner
 
     def describe(self) -> Description:
         """Tell what the env gives and which weights the policy has."""

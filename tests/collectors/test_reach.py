@@ -30,7 +30,13 @@ from envkit import (
     VecNorm,
     VecNormV2,
 )
-from envkit.errors import ArgumentError, ArgumentTypeError, KeyCollisionError, OptionError
+from envkit.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    KeyCollisionError,
+    OptionError,
+    WorkerError,
+)
 from tests.zoo.envs import Count
 
 CHOICE = {"dtype": torch.int64}
@@ -108,6 +114,22 @@ def test_paths_lead_to_what_a_worker_has():
         assert collector.frames_per_batch_worker() == 2
         with pytest.raises(ArgumentError, match=r"have \[1\] entries, but there are 2 calls"):
             collector.map_fn("env.hello", [(1,)])
+
+
+def test_an_env_of_a_worker_that_was_reset_by_name_is_refused_since_its_warnings_are_hidden():
+    with MultiSyncDataCollector([one] * 2, RandomPolicy(), frames_per_batch=4) as collector:
+        first = collector.next()
+        collector.map_fn("env.reset")
+
+        for worker in (0, 1):  # each says it once
+            with pytest.raises(
+                WorkerError, match=f"worker {worker} .*StaleDataError.*by other code"
+            ):
+                collector.next()
+        batch = collector.next()
+
+        numbers = [set(data["collector", "traj_ids"].flatten().tolist()) for data in (first, batch)]
+        assert not numbers[0] & numbers[1]
 
 
 @pytest.mark.parametrize("kind", [VecNorm, VecNormV2])

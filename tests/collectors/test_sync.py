@@ -483,6 +483,8 @@ def test_a_reset_of_some_rows_of_an_env_that_other_code_has_used_is_one_of_all()
     collector.next()
     env.rollout(3)
 
+    with pytest.raises(ArgumentError, match="must be a bool mask"):
+        collector.reset(torch.tensor([True]))
     with pytest.warns(UserWarning, match="begins new trajectories"):
         collector.reset(torch.tensor([True, False]))
 
