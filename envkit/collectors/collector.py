@@ -157,7 +157,7 @@ class Collector:
         """Make what keeps and shows episodes, now that nothing can be refused any more."""
         given = self._options
         if given.trajs_per_batch is not None:
-            self._episodes = EpisodeStore(workers, completes=given.replay_buffer is None)
+            self._episodes = EpisodeStore(workers)
         if given.progress:
             self._bar = ProgressBar(given.total_frames, workers)
 

@@ -32,22 +32,10 @@ class _BufferFilling:
         buffer: where.
         whole: put whole batches in; else step by step.
         episodes_each: of whole episodes, put so many in at once; None: all.
-        begins_randomly: the first batches have random actions, and so nothing else that a policy writes: only what
-            they have is put in, of all batches.
     """
 
-    def __init__(
-        self,
-        buffer: Any,
-        *,
-        whole: bool,
-        begins_randomly: bool,
-        episodes_each: int | None = None,
-    ):
-        self._buffer, self._whole, self._begins_randomly = buffer, whole, begins_randomly
-        self._episodes_each = episodes_each
-        self.keys: list[Key] = []
-        """Entries that are added where the first batches had random actions."""
+    def __init__(self, buffer: Any, *, whole: bool, episodes_each: int | None = None):
+        self._buffer, self._whole, self._episodes_each = buffer, whole, episodes_each
         self._fits = False
         self._parts_in = (
             0  # of the batch that is put in part by part: single steps, or some episodes
@@ -74,9 +62,6 @@ class _BufferFilling:
         Raises:
             MissingKeyError: (a KeyError) the buffer holds other entries.
         """
-        if self._begins_randomly:
-            self.keys = self.keys or list(batch.keys(True, True))
-            batch = batch.select(*self.keys)
         if not self._fits:
             _require_same_keys(self._buffer, batch)
             self._fits = True
@@ -101,11 +86,11 @@ class _BufferFilling:
 
     def state_dict(self) -> dict[str, Any]:
         """Give what the next batches depend on, in plain form; what the buffer holds is the buffer's."""
-        return {"keys": plain(self.keys), "steps_in": self._parts_in}
+        return {"steps_in": self._parts_in}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue as the object that gave ``state`` would have."""
-        self.keys, self._parts_in = from_plain(state["keys"]), state["steps_in"]
+        self._parts_in = state["steps_in"]
 
 
 def _require_same_keys(buffer: Any, batch: TensorDictBase) -> None:
@@ -149,7 +134,6 @@ class Delivery:
                 options.replay_buffer,
                 whole=options.replay_buffer_chunk,
                 episodes_each=options.trajs_per_write,
-                begins_randomly=bool(options.init_random_frames),
             )
 
     def require_room(self, paths: Iterable[Path]) -> None:

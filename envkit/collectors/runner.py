@@ -42,6 +42,7 @@ __all__ = [
     "COLLECTOR",
     "OWN_STEP_COUNT",
     "POLICY_VERSION",
+    "RANDOM_ACTION",
     "Batch",
     "EnvRunner",
     "Order",
@@ -72,6 +73,9 @@ COLLECTOR = "collector"
 POLICY_VERSION: tuple[Key, ...] = ("policy_version", ("next", "policy_version"))
 """Where the version of the policy that acted is recorded."""
 
+RANDOM_ACTION = (COLLECTOR, "random_action")
+"""Where `init_random_frames` records which actions were drawn from their specs, bool of the batch size."""
+
 OWN_STEP_COUNT = "collector_step_count"
 """Name of the count of `StepCounter` in an env that has its own ``step_count``."""
 
@@ -98,6 +102,7 @@ class RunnerOptions:
     storing_device: torch.device | None = None
     track_policy_version: bool = False
     compact_obs: bool = False
+    init_random_frames: int | None = None
 
 
 @dataclass(frozen=True)
@@ -162,6 +167,7 @@ class EnvRunner:
         self.numbers = TrajectoryNumbers(env.batch_size.numel(), first=first_number, stride=stride)
         self.root: TensorDictBase | None = None
         self._moves = 0  # of the env when there was that root
+        self._written: TensorDictBase | None = None  # what the policy adds to a root
         self.seconds = Seconds()
         self.frames = self.episodes = 0
         self.profiling: Profiling | None = None
@@ -171,8 +177,11 @@ class EnvRunner:
     def begin(self, order: Order) -> Callable[[], Batch]:
         """Begin a batch, and give what ends it. With steps that are one program, that runs meanwhile."""
         began = perf_counter()
+        root = self._first_root()
+        if order.random and self.policy is not None and self._written is None:
+            self._written = self._acted(root.clone()).exclude(*root.keys(True, True))
         with self._acting():
-            begun = begin_fragment(self._fragment(order), self._first_root())
+            begun = begin_fragment(self._fragment(order), root)
         self.seconds["envs"] += perf_counter() - began
         return lambda: self._finish(order, begun)
 
@@ -362,10 +371,7 @@ class EnvRunner:
         """Give zeros that look like a batch, and leave env, policy and generators as they are."""
         env = self.env
         step = env.fake_tensordict().exclude(*unrecorded(env, self.options.record_state))
-        policy = self.policy
-        trial = copy.deepcopy(policy) if isinstance(policy, torch.nn.Module) else policy
-        with self._acting(), torch.random.fork_rng():
-            acted = self._bind(trial)(step.exclude("next", *env.action_keys).clone())
+        acted = self._acted(step.exclude("next", *env.action_keys).clone())
         step.update(acted.exclude(*step.keys(True, True)))
         dims = len(env.batch_size)
         zeros = cast(TensorDictBase, step.apply(torch.zeros_like))
@@ -376,11 +382,33 @@ class EnvRunner:
         fresh.seconds = Seconds()
         return fresh._marked(data, Order(steps))
 
+    def _acted(self, root: TensorDictBase) -> TensorDictBase:
+        """Call a copy of the policy with a root; no later draw depends on that."""
+        policy, generator = self.policy, self.env._action_generator
+        trial = copy.deepcopy(policy) if isinstance(policy, torch.nn.Module) else policy
+        before = None if generator is None else generator.get_state()
+        with self._acting(), torch.random.fork_rng():
+            acted = self._bind(trial)(root)
+        if generator is not None and before is not None:
+            generator.set_state(before)
+        return acted
+
     # ------------------------------------------------------------------------- what is added to them
+
+    def _completed(self, data: TensorDictBase, written: TensorDictBase) -> TensorDictBase:
+        """Add what the policy writes in other batches, as zeros, to steps of random actions."""
+        missing = written.exclude(*data.keys(True, True))
+        zeros = missing.apply(torch.zeros_like, filter_empty=True)
+        if zeros is None:
+            return data
+        dims = len(self.env.batch_size)
+        return data.update(zeros.unsqueeze(dims).expand(*data.batch_size).clone())
 
     def _marked(self, data: TensorDictBase, order: Order) -> TensorDictBase:
         """Add what the collector says of a batch, take out what is private, and store it."""
         options, batch = self.options, data.batch_size
+        if order.random and self._written is not None:
+            data = self._completed(data, self._written)
         ended = self.env._rows_done(data.get("next")).reshape(-1, batch[-1])
         if not options.reset_when_done:
             ended = torch.zeros_like(ended)
@@ -394,6 +422,9 @@ class EnvRunner:
         numbers = self.numbers.count(ended.cpu()).reshape(batch)
         data.set((COLLECTOR, "traj_ids"), numbers if device is None else numbers.to(device))
         data = _with_own_counts(data)
+        if options.init_random_frames:
+            is_random = order.random or self.policy is None
+            data.set(RANDOM_ACTION, torch.full(batch, is_random, device=device))
         if options.track_policy_version:
             version = torch.full(batch, order.version, dtype=torch.int64, device=device)
             for key in POLICY_VERSION:

@@ -69,8 +69,9 @@ class CollectorOptions(TypedDict, total=False):
         create_env_kwargs: keywords for ``create_env_fn``; with workers, a dict for all or a list of one each.
         max_frames_per_traj: steps after which an episode is truncated (`StepCounter`); None, 0 and -1 set no limit.
         init_random_frames: actions are random until so many frames were collected, in whole batches; with
-            ``trajs_per_batch``, in what is made at once. Those have nothing that a policy writes beside its action,
-            and so such entries do not go into ``replay_buffer``. Whole episodes have zeros for them, and ``("collector", "random_action")`` says at which steps.
+            ``trajs_per_batch``, in what is made at once. Other entries that the policy writes are zero there;
+            to learn their shapes, it is called once with the first root. All batches have ``("collector", "random_action")``, bool: which
+            actions were drawn.
         reset_at_each_iter: reset all envs before each batch.
         postproc: callable from batch to batch, a transform for instance; called last. It is moved to ``storing_device`` if it
             has ``to``.

@@ -32,9 +32,6 @@ __all__ = ["EpisodeMeter", "EpisodeStore", "ProgressBar", "TrajectoryNumbers", "
 
 _IDS = ("collector", "traj_ids")
 
-RANDOM = ("collector", "random_action")
-"""Where a batch has random actions and others: which are random, bool of its batch size."""
-
 _LONG = 100_000
 """Steps after which an episode that has not ended is reported, since a caller may wait for its end without success."""
 
@@ -132,12 +129,10 @@ class EpisodeStore:
 
     Args:
         stride: see `TrajectoryNumbers`.
-        completes: an episode that begins with random actions has what the policy writes later, zero until then;
-            False: it has only what all of its steps have.
     """
 
-    def __init__(self, stride: int = 1, *, completes: bool = True) -> None:
-        self._stride, self._completes = stride, completes
+    def __init__(self, stride: int = 1) -> None:
+        self._stride = stride
         self._pieces: dict[int, list[TensorDictBase]] = {}
         self._whole: deque[TensorDictBase] = deque()
         self._has_warned = False
@@ -167,7 +162,7 @@ class EpisodeStore:
                 start = last + 1
             if start < steps:
                 _keep(pieces, rows[row, start:])
-        whole += [self._joined(pieces.pop(number)) for _, _, number in sorted(over)]
+        whole += [_joined(pieces.pop(number)) for _, _, number in sorted(over)]
         self._warn_of_long_ones(pieces, steps)
         self._pieces, self._whole = pieces, whole
 
@@ -190,7 +185,7 @@ class EpisodeStore:
         """Give what is kept when trajectories are ended by truncation."""
         pieces, whole = dict(self._pieces), self._whole.copy()
         for number in numbers:
-            episode = self._joined(pieces.pop(number))
+            episode = _joined(pieces.pop(number))
             for path, flags in leaves(episode.get("next")):
                 if path[-1] in ("truncated", "done"):
                     cut = flags.clone()
@@ -207,28 +202,12 @@ class EpisodeStore:
             layout: "padded" gives batch size ``(count, longest)`` and ``("collector", "mask")``, "cat" one
                 episode after the other, batch size ``(frames,)``.
         """
-        data = self._joined(list(islice(self._whole, count)))
+        data = _joined(list(islice(self._whole, count)))
         data.names = ["time"]
         if layout == "padded":
             data = split_trajectories(data)
         self._whole = deque(islice(self._whole, count, None))
         return data
-
-    def _joined(self, pieces: Sequence[TensorDictBase]) -> TensorDictBase:
-        """Concatenate pieces in time; what a policy writes is zero where random actions were taken, and RANDOM says where."""
-        keys = [set(piece.keys(True, True)) for piece in pieces]
-        every = set().union(*keys)
-        if all(own == every for own in keys):
-            return cast(TensorDictBase, torch.cat(cast(Any, pieces)))
-        if self._completes:
-            pieces = [
-                _completed(piece, every - own - {RANDOM}, pieces)
-                for piece, own in zip(pieces, keys, strict=True)
-            ]
-        else:
-            common = [key for key in pieces[0].keys(True, True) if all(key in own for own in keys)]
-            pieces = [piece.select(*common) for piece in pieces]
-        return cast(TensorDictBase, torch.cat(cast(Any, pieces)))
 
     def state_dict(self) -> dict[str, Any]:
         """Give the pieces and whole episodes that wait, in plain form."""
@@ -248,17 +227,9 @@ def _keep(pieces: _Pieces, piece: TensorDictBase) -> int:
     return number
 
 
-def _completed(
-    piece: TensorDictBase, missing: Collection[Any], pieces: Sequence[TensorDictBase]
-) -> TensorDictBase:
-    """Add what a piece of random actions lacks, as zeros of the form that it has in another piece."""
-    completed, steps = piece.copy(), piece.batch_size[0]
-    for key in missing:
-        like = next(value for other in pieces if (value := other.get(key, None)) is not None)
-        completed.set(key, like.new_zeros(steps, *like.shape[1:]))
-    if missing or RANDOM not in completed.keys(True, True):
-        completed.set(RANDOM, torch.full((steps,), bool(missing), device=piece.device))
-    return completed
+def _joined(pieces: Sequence[TensorDictBase]) -> TensorDictBase:
+    """Concatenate pieces in time."""
+    return cast(TensorDictBase, torch.cat(cast(Any, pieces)))
 
 
 class EpisodeMeter:

@@ -6,15 +6,21 @@ from functools import partial
 
 import pytest
 import torch
+from tensordict.nn import TensorDictModule
 from torchrl.data import LazyTensorStorage, ReplayBuffer, SliceSampler, TensorDictReplayBuffer
 
 from envkit import (
     Collector,
+    GymEnv,
+    GymnaxEnv,
+    JaxEnv,
     MultiStep,
     MultiSyncDataCollector,
+    PendulumEnv,
     RewardSum,
     SerialEnv,
     SyncDataCollector,
+    compile_policy,
 )
 from tests.collectors.test_resume import Saved
 from tests.collectors.test_workers import still
@@ -252,7 +258,7 @@ def test_a_layout_of_episodes_wants_batches_of_episodes():
 
 @pytest.mark.parametrize("layout", ["padded", "cat"])
 def test_episodes_that_begin_with_random_actions_go_on_with_those_of_a_policy(layout):
-    """The random ones have nothing that the policy writes beside its action: zeros, and a mask that says where."""
+    """What the policy writes beside its action is zero in the random ones, and a mask says where."""
     env = Count(8)
 
     def telling(td):
@@ -273,7 +279,7 @@ def test_episodes_that_begin_with_random_actions_go_on_with_those_of_a_policy(la
     random = first["collector", "random_action"]
     assert random.tolist() == [True] * 5 + [False] * 3
     assert torch.equal(first["value"].squeeze(-1) != 0, ~random)
-    assert ("collector", "random_action") not in second.keys(True)
+    assert not second["collector", "random_action"].any() and (second["value"] != 0).all()
 
 
 def telling(td):
@@ -321,7 +327,7 @@ def test_random_frames_are_rounded_up_to_what_is_made_at_once(at_once, random):
 
 
 @pytest.mark.parametrize("amount", [{"trajs_per_batch": 2}, {"frames_per_batch": 5}])
-def test_a_buffer_that_began_with_random_actions_holds_what_all_steps_have(amount):
+def test_a_buffer_that_began_with_random_actions_holds_all_that_the_policy_writes(amount):
     buffer = ReplayBuffer(storage=LazyTensorStorage(200), batch_size=4)
     collector = SyncDataCollector(
         lambda: Count(8), telling, init_random_frames=5, replay_buffer=buffer, **amount
@@ -333,4 +339,95 @@ def test_a_buffer_that_began_with_random_actions_holds_what_all_steps_have(amoun
     held = buffer.storage[: len(buffer)]
     assert len(buffer) == collector.frames >= 20
     assert held["count"].flatten().tolist() == [step % 8 for step in range(len(buffer))]
-    assert "value" not in held.keys() and ("collector", "random_action") not in held.keys(True)
+    random = held["collector", "random_action"]
+    assert random.sum() >= 5 and torch.equal(held["value"].squeeze(-1) != 0, ~random)
+
+
+class Acts(torch.nn.Module):
+    """Take the option of the highest score, and write two entries beside the action."""
+
+    def __init__(self, module: torch.nn.Module):
+        super().__init__()
+        self.module = module
+
+    def forward(self, observation):
+        score = self.module(observation)
+        best = score.argmax(-1)
+        return torch.nn.functional.one_hot(best, score.shape[-1]), score + 100, best + 1
+
+
+def scores() -> TensorDictModule:
+    torch.manual_seed(0)
+    written = ["action", "score", ("own", "option")]
+    return TensorDictModule(Acts(torch.nn.Linear(4, 2)), ["observation"], written)
+
+
+def carts() -> JaxEnv:
+    return GymnaxEnv("CartPole-v1", batch_size=[2])
+
+
+def gym_carts() -> SerialEnv:
+    return SerialEnv(2, lambda: GymEnv("CartPole-v1"))
+
+
+KINDS_OF_COLLECTORS = {
+    "here": (gym_carts, lambda policy: policy, {}),
+    "stepwise JAX": (carts, lambda policy: policy, {}),
+    "a program": (carts, compile_policy, {}),
+    "workers": (gym_carts, lambda policy: policy, {"num_collectors": 2, "cat_results": 0}),
+    "asynchronous workers": (
+        gym_carts,
+        lambda policy: policy,
+        {"num_collectors": 1, "sync": False},
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS_OF_COLLECTORS)
+def test_random_batches_have_the_entries_of_later_ones(kind):
+    make, acting, options = KINDS_OF_COLLECTORS[kind]
+    policy = acting(scores())
+    collector = Collector(
+        make, policy, frames_per_batch=12, total_frames=36, init_random_frames=12, **options
+    )
+
+    random, *later = [batch.cpu() for batch in collector]
+    collector.shutdown()
+
+    assert random["collector", "random_action"].all()
+    assert not random["score"].any() and not random["own", "option"].any()
+    for batch in later:
+        assert not batch["collector", "random_action"].any() and batch["own", "option"].all()
+        assert set(batch.keys(True)) == set(random.keys(True)) and batch.names == random.names
+        for key in batch.keys(True, True):
+            assert batch[key].shape == random[key].shape and batch[key].dtype == random[key].dtype
+        assert batch["own"].batch_size == random["own"].batch_size
+
+
+def test_what_a_policy_writes_is_found_without_changing_what_it_draws():
+    """The policy is called once more, and neither its draws nor its buffers follow from that."""
+
+    class Draws(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("calls", torch.zeros(()))
+
+        def forward(self, angle):
+            self.calls += 1
+            drawn = torch.rand(1)
+            return drawn * 4 - 2, drawn
+
+    def collected(**options):
+        module = Draws()
+        policy = TensorDictModule(module, ["th"], ["action", "drawn"])
+        collector = Collector(PendulumEnv(), policy, frames_per_batch=6, seed=0, **options)
+        batches = [collector.next() for _ in range(3)]
+        return batches, int(module.calls)
+
+    known, calls = collected(init_random_frames=6)
+
+    assert calls == 12
+    torch.manual_seed(0)
+    env = PendulumEnv()
+    env.set_seed(0)
+    assert torch.equal(known[0]["action"], env.rollout(6)["action"])

@@ -3,7 +3,7 @@
 import torch
 from tensordict import TensorDict
 
-from envkit.collectors.trajectories import RANDOM, EpisodeStore
+from envkit.collectors.trajectories import EpisodeStore
 
 
 def fragment(*rows: list[int], **entries: torch.Tensor) -> TensorDict:
@@ -50,17 +50,6 @@ def test_an_episode_that_nobody_goes_on_with_is_cut_when_the_next_fragment_comes
     store.add(fragment([5, 5]), torch.tensor([5]))
 
     assert store.take(1, "padded")["collector", "traj_ids"].tolist() == [[0, 0]]
-
-
-def test_what_random_actions_lack_is_zero_and_marked():
-    store = EpisodeStore()
-    store.add(fragment([0, 0]), torch.tensor([0]))
-    store.add(fragment([0, 0], value=torch.ones(1, 2)), torch.tensor([1]))
-
-    data = store.take(1, "cat")
-
-    assert data["value"].tolist() == [0, 0, 1, 1]
-    assert data[RANDOM].tolist() == [True, True, False, False]
 
 
 def test_a_store_goes_on_from_the_state_of_another():
