@@ -172,7 +172,7 @@ class Collector:
         """Frames of a raw batch."""
         raise NotImplementedError
 
-    def _end(self, *, close_env: bool = True) -> None:
+    def _end(self, *, close_env: bool | None = None) -> None:
         """Close envs, end workers; called once."""
         raise NotImplementedError
 
@@ -792,12 +792,12 @@ class Collector:
         with background.held():
             yield
 
-    def async_shutdown(self, timeout: float | None = None, close_env: bool = True) -> None:
+    def async_shutdown(self, timeout: float | None = None, close_env: bool | None = None) -> None:
         """End what `start` has begun, then `shutdown`; see there.
 
         Args:
             timeout: seconds to wait for the batch under way; None waits for it.
-            close_env: False leaves the env of a collector in this process open.
+            close_env: see `shutdown`.
 
         Raises:
             BusyError: (a RuntimeError) the batch under way is not done after ``timeout`` seconds.
@@ -1091,14 +1091,15 @@ class Collector:
     def shutdown(
         self,
         timeout: float | None = None,
-        close_env: bool = True,
+        close_env: bool | None = None,
         raise_on_error: bool = True,
     ) -> None:
-        """Close envs and end workers, for good; twice is as good as once.
+        """End workers and close what the collector made, for good; a second call has no effect.
 
         Args:
             timeout: seconds to wait for a batch that is made in the background (`start`); None waits for it.
-            close_env: False leaves the env of a collector in this process open; workers end with theirs.
+            close_env: whether the env of a collector in this process is closed. None closes one that ``create_env_fn`` made,
+                and leaves one open that was passed as an env. Workers end with theirs.
             raise_on_error: False warns of what goes wrong instead of raising it.
 
         Raises:
@@ -1117,7 +1118,7 @@ class Collector:
                 raise
             warnings.warn(f"shutdown() failed: {error}", stacklevel=2)
 
-    def _shut_down(self, timeout: float | None, close_env: bool) -> None:
+    def _shut_down(self, timeout: float | None, close_env: bool | None) -> None:
         background = self._background
         if background is not None:
             background.end(timeout)

@@ -455,7 +455,7 @@ class MultiCollector(Collector):
             "and have it go on from state_dict()."
         )
 
-    def _end(self, *, close_env: bool = True) -> None:
+    def _end(self, *, close_env: bool | None = None) -> None:
         self._worker_pool.end()
         if self._end_limit is not None:
             self._end_limit()

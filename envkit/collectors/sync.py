@@ -74,6 +74,7 @@ class SyncDataCollector(Collector):
         self._trained = policy
         if given.seed is not None:
             torch.manual_seed(given.seed)
+        self._made_env = not isinstance(create_env_fn, EnvBase)
         self._runner = build_runner(parts)
         self.env = self._runner.env
         try:
@@ -82,8 +83,7 @@ class SyncDataCollector(Collector):
             if given.seed is not None:
                 self.set_seed(given.seed)
         except BaseException:
-            if not isinstance(create_env_fn, EnvBase):
-                self.shutdown()
+            self.shutdown()
             raise
 
     def _fit(self, given: Any) -> None:
@@ -194,8 +194,9 @@ class SyncDataCollector(Collector):
     def _profile(self, config: ProfileConfig | None) -> None:
         self._runner.profile(config, 0)
 
-    def _end(self, *, close_env: bool = True) -> None:
-        if close_env and not self.env.is_closed:
+    def _end(self, *, close_env: bool | None = None) -> None:
+        closes = self._made_env if close_env is None else close_env
+        if closes and not self.env.is_closed:
             self.env.close(raise_if_closed=False)
 
 

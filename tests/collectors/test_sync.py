@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
+from torchrl.data import LazyTensorStorage, ReplayBuffer
 
 from envkit import (
     Collector,
@@ -22,6 +23,7 @@ from envkit import (
     MixedEnv,
     MultiAsyncCollector,
     MultiSyncCollector,
+    ParallelEnv,
     RewardSum,
     SerialEnv,
     StepCounter,
@@ -744,7 +746,6 @@ def test_after_shutdown_there_is_nothing_and_twice_is_once():
         collector.next()
     collector.shutdown()
 
-    assert env.is_closed
     with pytest.raises(ClosedEnvError, match="shut down"):
         collector.next()
 
@@ -771,7 +772,53 @@ def test_a_collector_that_was_shut_down_says_so(call):
     with pytest.raises(ClosedEnvError, match=r"this SyncDataCollector was shut down. Build a new"):
         call(collector)
 
-    assert env.is_closed
+
+ENDINGS = {
+    "shutdown": lambda collector: collector.shutdown(),
+    "with": lambda collector: collector.__exit__(None, None, None),
+    "async_shutdown": lambda collector: collector.async_shutdown(),
+}
+
+
+@pytest.mark.parametrize("ends", ENDINGS)
+@pytest.mark.parametrize("limit", [None, 3])
+def test_an_env_of_the_caller_serves_one_collector_after_the_other(ends, limit):
+    """It stays open, whatever the collector has put around it; one that the collector made is closed."""
+    env = two()
+    for _ in range(2):
+        collector = SyncDataCollector(env, frames_per_batch=8, max_frames_per_traj=limit)
+        assert collector.next()["count"].squeeze(-1)[:, 0].tolist() == [0, 0]
+        ENDINGS[ends](collector)
+        assert not env.is_closed
+
+    collector = SyncDataCollector(two, frames_per_batch=8, max_frames_per_traj=limit)
+    collector.next()
+    ENDINGS[ends](collector)
+    assert collector.env.is_closed
+    env.close()
+
+
+def test_a_pool_of_the_caller_keeps_its_workers_and_can_be_closed_with_the_collector(opened):
+    pool = opened(ParallelEnv(2, lambda: Count(5)))
+    buffer = ReplayBuffer(storage=LazyTensorStorage(100), batch_size=4)
+    with Collector(pool, frames_per_batch=4, replay_buffer=buffer) as collector:
+        collector.next()
+        workers = pool.worker_pids
+
+    assert workers and pool.worker_pids == workers
+    second = Collector(pool, frames_per_batch=4)
+    second.next()
+    second.shutdown(close_env=True)
+    assert pool.is_closed
+
+
+@pytest.mark.parametrize("sync", [True, False])
+def test_envs_that_workers_get_copies_of_stay_open(sync):
+    env = Count(5)
+    with Collector([env], frames_per_batch=4, backend="process", sync=sync) as collector:
+        collector.next()
+
+    assert not env.is_closed and env.rollout(2).shape == (2,)
 
 
 def test_a_collector_is_used_by_one_thread_at_a_time():

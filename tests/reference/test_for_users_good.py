@@ -130,6 +130,16 @@ def test_frames_of_random_actions_have_zeros_for_what_the_policy_writes():
     assert difference(call) is None
 
 
+def test_a_collector_leaves_the_env_open_that_it_was_given():
+    def call(lib):
+        env = lib.GymEnv("CartPole-v1")
+        lib.Collector(env, None, frames_per_batch=4, total_frames=4).shutdown()
+        return env.is_closed
+
+    differs("envs-of-the-caller", call)
+    assert not call(OURS)
+
+
 def test_a_batch_that_is_not_locked_takes_any_batch():
     def call(lib):
         class Free(type(Halves(lib))):
