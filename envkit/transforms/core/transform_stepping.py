@@ -130,8 +130,7 @@ class TransformStepping(TransformHolder):
     @property
     def _route(self) -> Route:
         if self._instead_of_copies is not None:
-            outside = self._instead_of_copies
-            return Route(self.base_env, self.base_env, [], outside, is_direct=False)
+            return Route(self.base_env, self.base_env, [], self._chain, is_direct=False)
         route = self._found_route
         if route is None and self._declared.remembers and self.base_env._may_be_fused:
             route = self._found_route = self._find_route()

@@ -222,7 +222,8 @@ class TransformedEnv(OnRow, TransformStepping):
     def _chain(self) -> list[Transform]:
         """All that runs between the base env and the user: the transforms, and what keeps memory from them."""
         self._read_specs()
-        leaves = self._transform.flat()
+        own = self._instead_of_copies
+        leaves = self._transform.flat() if own is None else own
         places = [[self._kept[n]] if n in self._kept else [] for n in range(len(leaves) + 1)]
         return [one for n, leaf in enumerate(leaves) for one in (*places[n], leaf)] + [*places[-1]]
 

@@ -61,10 +61,12 @@ def core_around_rows(env: Any) -> TransformedCore | None:
 def _stacking_core(env: Any, base: Any, *, of_rows: bool) -> TransformedCore | None:
     if not env.is_spec_locked or list(env.done_levels) != [()] or not env.transform.is_flat:
         return None
-    chain = env._chain
+    chain, inside = tuple(env._chain), env.base_env
     if not all(isinstance(leaf, FusableTransform) and leaf.stacks for leaf in chain):
         return None
-    core = TransformedCore(env, base, tuple(chain), of_rows=of_rows)
+    if isinstance(base, TransformedCore):  # an env behind transforms inside another one: one chain
+        chain, inside, base = base.chain + chain, base.inside, base.base
+    core = TransformedCore(env, inside, base, chain, of_rows=of_rows)
     return core if core.gives_what_it_declares() else None
 
 
@@ -73,16 +75,17 @@ class TransformedCore:
 
     Args:
         env: the `TransformedEnv`.
-        base: core of its base env.
-        chain: its transforms, first to last; all of them stack.
+        inside: the env before the first transform, which is no `TransformedEnv` that stacks too.
+        base: core of that env.
+        chain: the transforms around it, first to last; all of them stack.
         of_rows: the first axis of the env are the rows.
     """
 
-    def __init__(self, env: Any, base: Any, chain: Chain, *, of_rows: bool):
-        self.env, self.base, self.chain, self._of_rows = env, base, chain, of_rows
-        inner = env.base_env
-        self.inner = {region: self._leaves(inner, *kinds) for region, kinds in _SHOWN.items()}
-        self.inputs = list(_leaves(inner, "action", "state"))
+    def __init__(self, env: Any, inside: Any, base: Any, chain: Chain, *, of_rows: bool):
+        self.env, self.inside, self.base, self.chain = env, inside, base, chain
+        self._of_rows = of_rows
+        self.inner = {region: self._leaves(inside, *kinds) for region, kinds in _SHOWN.items()}
+        self.inputs = list(_leaves(inside, "action", "state"))
         self.memory = memory_of(chain)
         self.untouched: dict[str, set[Path]] = {}
 
@@ -176,7 +179,7 @@ class TransformedRows:
         """Put another env, made by the same function, in the place of a row's env."""
         core: Any = env.row_core()  # type: ignore[attr-defined]
         self._chains[row - self._first] = core.chain
-        self._base.replace(row, core.env.base_env)
+        self._base.replace(row, core.inside)
         self._constants = _SharedConstants(self._chains)
 
     # ------------------------------------------------------------------------------- steps and resets
