@@ -26,6 +26,7 @@ from tensordict import TensorDictBase, is_non_tensor
 from torch.nn import functional
 
 from envkit.data.paths import Key, as_key, as_path
+from envkit.data.timeline import carried_keys, equal, seams, step_entry, time_axis
 from envkit.data.transition import copied
 from envkit.errors import ArgumentError, ArgumentTypeError, BatchSizeError, MissingKeyError
 from envkit.specs.annotations import EnvData
@@ -46,7 +47,7 @@ def split_trajectories(
     """Give each trajectory of a rollout its own row, zero-padded.
 
     A trajectory ends where its id changes. Data without ids ends it after each set done flag (which
-    includes truncation). The end of a row of the data ends it, too.
+    includes truncation). Padding that a mask beside the ids marks is left out. The end of a row of the data ends it, too, and a root that is not the ``next`` of the step before.
 
     Padding costs memory and hides lengths if you forget the mask. For new training code prefer
     the flat layout, ``data.reshape(-1)``, and sample slices that stay within one id, with TorchRL's
@@ -72,7 +73,8 @@ def split_trajectories(
         and without new ids; ``to_padded_tensor()`` pads them.
 
     Raises:
-        ArgumentError: the data has no time axis, or is to be nested and has entries that are no tensors.
+        ArgumentError: the data has no time axis or is not in the order of time, or is to be nested and has entries that
+            are no tensors.
         ArgumentTypeError: ``as_nested`` is neither a bool nor a layout.
         MissingKeyError: an entry that was named is absent, or neither ids nor flags are there.
 
@@ -82,7 +84,8 @@ def split_trajectories(
         >>> from envkit import split_trajectories
         >>> done = torch.tensor([[False], [True], [False], [False], [False]])
         >>> following = TensorDict(done=done, batch_size=[5])
-        >>> data = TensorDict(x=torch.arange(5.0), next=following, batch_size=[5])
+        >>> x = torch.arange(5.0)
+        >>> data = TensorDict(x=x, next=following, batch_size=[5], names=["time"])
         >>> rows = split_trajectories(data)
         >>> rows["x"]
         tensor([[0., 1., 0.],
@@ -92,24 +95,36 @@ def split_trajectories(
                 [ True,  True,  True]])
     """
     data = rollout_tensordict
-    if not data.batch_dims:
-        raise ArgumentError(
-            "the data has batch size (), but its last batch axis must be time. Pass a rollout."
-        )
+    data = data.transpose(time_axis(data), -1)
     node = _node(data, prefix)
     ids_key = (*node, _IDS) if trajectory_key is None else as_path(trajectory_key)
     ids = data.get(as_key(ids_key), None)
     if trajectory_key is not None and ids is None:
         raise _missing(data, as_key(ids_key), "Name an entry that is there: trajectory_key=...")
+    numbers = None
     if ids is not None and (done_key is None or trajectory_key is not None):
-        ids_by_row = ids.reshape(-1, data.batch_size[-1])
-        is_cut = ids_by_row[:, 1:] != ids_by_row[:, :-1]
-    else:
-        is_cut = ended_steps(data, done_key or ("next", "done"))[:, :-1]
-    begins = functional.pad(is_cut, (1, 0), value=True)
-    rows, mask = _rows(begins)
+        numbers = ids.reshape(data.batch_size)
+    flagged = None if numbers is not None else ended_steps(data, done_key or ("next", "done"))
+    ended = ended_steps(data) if data.get(("next", "done"), None) is not None else flagged
+    if ended is None:
+        ended = torch.zeros(data.batch_size, dtype=torch.bool, device=data.device)
+    is_cut = seams(
+        data,
+        ended.reshape(data.batch_size),
+        data.batch_dims - 1,
+        ids=numbers,
+    ).reshape(-1, data.batch_size[-1])
+    is_cut = is_cut if flagged is None else is_cut | flagged
+    begins = functional.pad(is_cut[:, :-1], (1, 0), value=True)
+    is_step = None if ids is None else step_entry(data, "mask")
+    if is_step is not None:  # padding is no trajectory
+        is_step = is_step.reshape(begins.shape)
+        begins[:, 1:] |= is_step[:, 1:] != is_step[:, :-1]
+    rows, mask = _rows(begins, is_step)
     if as_nested is not False:
-        return _nested(data, mask.sum(-1).tolist(), as_nested)
+        steps: Any = data.reshape(-1)
+        steps = steps if is_step is None else steps[is_step.flatten()]
+        return _nested(steps, mask.sum(-1).tolist(), as_nested)
     if mask.all() and mask.shape[1] == data.batch_size[-1]:
         split = data.copy() if data.batch_dims > 1 else data.unsqueeze(0)
         mask = mask.reshape(split.batch_size)
@@ -121,7 +136,7 @@ def split_trajectories(
     return split.set(as_key((*ids_key[:-1], "mask")), mask)
 
 
-def _nested(data: TensorDictBase, lengths: list[int], layout: object) -> EnvData:
+def _nested(data: Any, lengths: list[int], layout: object) -> EnvData:
     """Give pieces of these lengths, which follow each other in ``data``, as nested tensors."""
     if not isinstance(layout, bool | torch.layout):
         raise ArgumentTypeError(
@@ -142,7 +157,7 @@ def _nested(data: TensorDictBase, lengths: list[int], layout: object) -> EnvData
             return torch.nested.as_nested_tensor(list(leaf.split(lengths)), layout=chosen)
 
     # `apply` would check the axis of time, which has no size, of jagged tensors.
-    return data.reshape(-1)._fast_apply(nest, batch_size=[len(lengths), -1])
+    return data._fast_apply(nest, batch_size=[len(lengths), -1])
 
 
 def _node(data: TensorDictBase, prefix: Key | None) -> tuple[str, ...]:
@@ -182,10 +197,13 @@ def ended_steps(
     return flags.reshape(*data.batch_size, -1).any(-1).reshape(-1, steps)
 
 
-def _rows(begins: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _rows(begins: torch.Tensor, is_step: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
     """Give the flat positions of each piece's steps, its last repeated, and which are no repeats."""
     starts = begins.flatten().nonzero()[:, 0]
     ends = torch.cat([starts[1:], starts.new_tensor([begins.numel()])])
+    if is_step is not None:
+        whole = is_step.flatten()[starts]
+        starts, ends = starts[whole], ends[whole]
     steps = torch.arange(int((ends - starts).max()), device=begins.device)
     positions = starts[:, None] + steps
     return positions.minimum(ends[:, None] - 1), positions < ends[:, None]
@@ -202,8 +220,6 @@ def _padded(data: TensorDictBase, rows: torch.Tensor, mask: torch.Tensor) -> Ten
     split.names = [None, "time"]
     return split
 
-
-_FLAGS = {"done", "terminated", "truncated", "reward"}
 
 _NO_FLAGS = "Pass steps as rollout and collectors give them, with their flags."
 
@@ -246,7 +262,7 @@ class EpisodeNumbers:
 
     With ``("collector", "traj_ids")`` the batches may have any shape, come from any worker, and be flattened.
     Without, the last axis must be time. A row then goes on where it ended in the batch before: its first root is
-    the last ``next``. Where it is not, the row was reset in between, and a new episode begins. ``traj_ids`` at the
+    the last ``next``. Where it is not, there and within a batch, the row was reset in between, and a new episode begins. ``traj_ids`` at the
     root, as `split_trajectories` writes them, hold within their batch.
 
     Attributes:
@@ -277,16 +293,22 @@ class EpisodeNumbers:
             outside |= _frozen(batch, ended)
             self._go_on(batch)
             ids = torch.arange(len(ended), device="cpu")[:, None].expand(ended.shape)
-        pieces = list(self._pieces(ids, ended, outside))
+        shape = batch.batch_size
+        seam = seams(
+            batch, ended.reshape(shape), len(shape) - 1, ids=ids.reshape(shape), takes_turns=True
+        )
+        pieces = list(self._pieces(ids, ended, outside, seam.reshape(ended.shape)))
         if is_whole:
             self._open.clear()
         return EpisodeSteps(*_spread(pieces, ended.shape), pieces)
 
     def _pieces(
-        self, ids: torch.Tensor, ended: torch.Tensor, outside: torch.Tensor
+        self, ids: torch.Tensor, ended: torch.Tensor, outside: torch.Tensor, seam: torch.Tensor
     ) -> Iterator[Piece]:
         begins = torch.ones_like(ended)
-        begins[:, 1:] = ended[:, :-1] | (ids[:, 1:] != ids[:, :-1])
+        begins[:, 1:] = ended[:, :-1] | seam[:, :-1]
+        is_lost = seam.clone()
+        is_lost[:, :-1] &= ids[:, 1:] == ids[:, :-1]
         begins[:, 1:] |= outside[:, 1:] != outside[:, :-1]
         rows, starts = (begins & ~outside).nonzero(as_tuple=True)
         stops = _next_begin(begins)[rows, starts]
@@ -295,7 +317,7 @@ class EpisodeNumbers:
         for row, start, stop, key, is_last in zip(*(x.tolist() for x in of_piece), strict=True):
             number, first = self._open.pop(key, (self.count, 0))
             self.count = max(self.count, number + 1)
-            if not is_last:
+            if not (is_last or is_lost[row, stop - 1]):
                 self._open[key] = (number, first + stop - start)
             yield Piece(row, start, stop, number, first, is_last)
 
@@ -308,7 +330,7 @@ class EpisodeNumbers:
                 "'time', so that nothing tells where its rows end. Pass it as it was before it was reshaped. If "
                 f"its last axis is time, say so: data.names = {names}."
             )
-        rows, carried = batch.batch_size[:-1], _carried(batch)
+        rows, carried = batch.batch_size[:-1], carried_keys(batch)
         if self._last is not None:
             if rows != self._last.batch_size:
                 raise BatchSizeError(
@@ -357,7 +379,7 @@ def _frozen(batch: TensorDictBase, ended: torch.Tensor) -> torch.Tensor:
     over = ended.cumsum(1) > 0
     repeats = torch.cat([torch.zeros_like(over[:, :1]), over[:, :-1]], 1)
     none = torch.zeros_like(over)
-    if not repeats.any() or over[:, :-1].all(0).any() or not _carried(batch):
+    if not repeats.any() or over[:, :-1].all(0).any() or not carried_keys(batch):
         return none
     rows, steps = repeats.nonzero(as_tuple=True)
     ends = ended.int().argmax(1)[rows]
@@ -391,13 +413,6 @@ def _spread(pieces: list[Piece], shape: torch.Size) -> tuple[torch.Tensor, torch
     return episode, step
 
 
-def _carried(batch: TensorDictBase) -> list[Key]:
-    """Name the entries of a step that are the next root's, flags and rewards aside."""
-    root = set(map(as_path, batch.keys(True, True)))
-    paths = map(as_path, batch.get("next").keys(True, True))
-    return [as_key(path) for path in paths if path in root and path[-1] not in _FLAGS]
-
-
 def _same(last: TensorDictBase, root: TensorDictBase, keys: list[Key]) -> torch.Tensor:
     """Say of each row whether it begins where it ended, NaN included."""
     same = torch.ones(last.batch_size.numel(), dtype=torch.bool, device="cpu")
@@ -406,6 +421,5 @@ def _same(last: TensorDictBase, root: TensorDictBase, keys: list[Key]) -> torch.
         if was.is_nested:  # of unlike shapes, which one row alone has
             same &= all(map(torch.equal, was.unbind(), now.unbind()))
             continue
-        equal = (was == now) | ((was != was) & (now != now))
-        same &= equal.reshape(len(same), -1).all(-1).cpu()
+        same &= equal(was, now).reshape(len(same), -1).all(-1).cpu()
     return same

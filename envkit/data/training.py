@@ -4,7 +4,7 @@ Both read a batch as `rollout` and collectors give it, on the device where it is
 
 Conventions
     batch    TensorDict of batch size (*batch, T) with ``("next", "reward")``, ``done`` and ``terminated``; time is the
-             axis that is named ``"time"``, otherwise the last batch axis.
+             axis that is named ``"time"``, otherwise the last batch axis (see `envkit.data.timeline`).
     reward   shape (*batch, T, *F), F being (1,) unless the env has several rewards; values have its shape.
     padding  steps that ``("collector", "mask")`` or ``"mask"`` marks with False.
 """
@@ -21,7 +21,7 @@ from tensordict import TensorDictBase
 
 from envkit.arrays.integers import as_int
 from envkit.data.arguments import require_tensordict
-from envkit.data.paths import Key
+from envkit.data.timeline import seams, step_entry, time_axis
 from envkit.errors import ArgumentError, MissingKeyError
 from envkit.specs.annotations import EnvData
 
@@ -140,9 +140,10 @@ def gae(
     """Add ``advantage`` and ``value_target`` to a batch, by generalised advantage estimation.
 
     The formula is that of `generalized_advantage_estimate`. A terminated step has no future; a truncated one has
-    the value of its last observation, and nothing is carried over from the episode after it. Where the data has
-    ``traj_ids``, nothing is carried over where they change either. Padding has an advantage of 0 and changes no other
-    step. After `MultiStep`, a step is discounted by ``gamma ** steps_to_next_obs``.
+    the value of its last observation, and nothing is carried over from the episode after it. A trajectory also
+    ends where ``traj_ids`` change, and where the next observation is not that of the step. Steps in another order than that of time are refused, and so is data of
+    one axis without ids that is not named ``"time"``, unless its observations tell. Padding has an advantage of 0 and changes no
+    other step. After `MultiStep`, a step is discounted by ``gamma ** steps_to_next_obs``.
 
     Args:
         batch: data, batch size ``(*batch, T)``. It is not written to.
@@ -160,7 +161,8 @@ def gae(
     Raises:
         DataTypeError: (a TypeError) ``batch`` is no TensorDict.
         MissingKeyError: (a KeyError) an entry is absent.
-        ArgumentError: (a ValueError) the batch has no axis of time, or a value has another shape than the reward.
+        ArgumentError: (a ValueError) the batch has no axis of time, its steps are not in the order of time, or a value has
+            another shape than the reward.
 
     Example:
         >>> import torch
@@ -172,18 +174,19 @@ def gae(
         torch.Size([8, 1])
     """
     require_tensordict("batch", batch, "what rollout or a collector gives")
-    time = _time_axis(batch, time_dim)
+    time = time_axis(batch, time_dim)
     data = batch.copy()
     following: Any = data.get("next")
     now, after = _valued(data, value, "the batch"), _valued(following, value, '"next" of the batch')
     reward = _entry(following, "reward")
     done, terminated = _flags(following, reward)
-    done = done | _where_ids_change(data, time, reward)
+    ended = _entry(following, "done").reshape(*data.batch_size, -1).any(-1)
+    done = done | _over(seams(data, ended, time, is_time=time_dim is not None), data, reward)
     discount: Any = gamma
     steps = data.get("steps_to_next_obs", None)
     if steps is not None:
         discount = gamma ** _over(steps, data, reward).to(now.dtype)
-    mask = _mask(data)
+    mask = step_entry(data, "mask")
     shown, beyond = now, after
     if mask is not None:
         is_step = _over(mask, data, reward)
@@ -192,18 +195,6 @@ def gae(
         discount, lmbda, shown, beyond, reward, done, terminated, time_dim=time
     )
     return data.update({"advantage": advantage, "value_target": target})
-
-
-def _time_axis(batch: TensorDictBase, given: int | None) -> int:
-    axes = batch.batch_dims
-    named = [axis for axis, name in enumerate(batch.names) if name == "time"] if axes else []
-    time = given if given is not None else named[0] if named else axes - 1
-    if not axes or not -axes <= time < axes:
-        raise ArgumentError(
-            f"the batch has batch size {tuple(batch.batch_size)} and time_dim is {given}; expected a batch axis of "
-            "time. Pass data of a rollout, or its axis of time as time_dim."
-        )
-    return time % axes
 
 
 def _valued(
@@ -254,32 +245,6 @@ def _over(steps: torch.Tensor, data: TensorDictBase, reward: torch.Tensor) -> to
     return steps.reshape(*data.batch_size, *axes).expand_as(reward)
 
 
-def _where_ids_change(data: TensorDictBase, time: int, reward: torch.Tensor) -> torch.Tensor:
-    ids = _either(data, "traj_ids")
-    changes = torch.zeros(data.batch_size, dtype=torch.bool, device=reward.device)
-    if ids is not None:
-        in_time = ids.reshape(data.batch_size).movedim(time, 0)
-        changes.movedim(time, 0)[:-1] = in_time[1:] != in_time[:-1]
-    return _over(changes, data, reward)
-
-
-def _mask(data: TensorDictBase) -> torch.Tensor | None:
-    """Give which steps are no padding, in the batch size; an env may show a mask of another shape."""
-    mask = _either(data, "mask")
-    return None if mask is None else mask.reshape(data.batch_size)
-
-
-def _either(data: TensorDictBase, name: str) -> torch.Tensor | None:
-    """Give one number a step from where a collector, or `split_trajectories`, writes it."""
-    keys: tuple[Key, ...] = (("collector", name), name)
-    shapes = tuple(data.batch_size), (*data.batch_size, 1)
-    for key in keys:
-        found: Any = data.get(key, None)
-        if isinstance(found, torch.Tensor) and tuple(found.shape) in shapes:
-            return found
-    return None
-
-
 def minibatches(
     batch: TensorDictBase,
     batch_size: int,
@@ -323,7 +288,7 @@ def minibatches(
         raise ArgumentError(
             "the batch has batch size (); expected at least one batch axis. Pass data of a rollout."
         )
-    mask = _mask(batch)
+    mask = step_entry(batch, "mask")
     steps: Any = batch.reshape(-1) if mask is None else batch[mask]
     if drop_last and len(steps) < size:
         raise ArgumentError(

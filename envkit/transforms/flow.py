@@ -21,6 +21,7 @@ from envkit import rules
 from envkit.arrays import episode_counters
 from envkit.data.arguments import as_bool, as_int, require_callable
 from envkit.data.paths import Key, as_key, as_path
+from envkit.data.timeline import seams
 from envkit.data.transition import empty_like, keep_unstepped
 from envkit.env.base import EnvBase
 from envkit.errors import ArgumentError, ArgumentTypeError, MissingKeyError, NotCallableError
@@ -606,8 +607,8 @@ class ActionChunkTransform(Transform):
             action is repeated.
         pad_key: where that is marked, bool, shape ``(*batch, T, H)``.
         time_dim: axis of the actions that is time: the one before the last.
-        done_key: flag in ``next`` that ends a sequence within a row; None, or data without it: only the end
-            of the data does.
+        done_key: flag in ``next`` that ends a sequence within a row. So do a change of trajectory ids, and a root that
+            is not the ``next`` of the step before. None, or data without it: only these and the end of the data do.
 
     Raises:
         ArgumentError: (a ValueError) ``chunk_size`` is below 1, or ``time_dim`` is another axis.
@@ -670,6 +671,8 @@ class ActionChunkTransform(Transform):
         flags = None if done is None else tensordict.get(done, None)
         lead = actions.shape[:-1]
         ended = actions.new_zeros(lead, dtype=torch.bool) if flags is None else flags.reshape(lead)
+        if tensordict.batch_size == lead:
+            ended = ended | seams(tensordict, ended, len(lead) - 1, is_time=True)
         steps, is_pad = windows_ahead(ended, self.chunk_size)
         index = steps.flatten(-2)[..., None].expand(*lead[:-1], -1, actions.shape[-1])
         chunks = actions.gather(-2, index).unflatten(-2, (lead[-1], self.chunk_size))

@@ -26,8 +26,8 @@ from envkit.arrays.elementwise import Array
 from envkit.arrays.leaves import Changes, Leaves
 from envkit.data.arguments import as_bool, as_int, as_number, require_option
 from envkit.data.paths import Key, Path, as_key, as_path
+from envkit.data.timeline import seams, time_axis
 from envkit.errors import (
-    ArgumentError,
     KeyCollisionError,
     MissingKeyError,
     PlacementError,
@@ -46,7 +46,7 @@ from envkit.transforms.core.leafwise import (
 )
 from envkit.transforms.core.transform import Keys
 from envkit.transforms.episodes import EpisodeTransform
-from envkit.transforms.postprocess import time_axis, windows_ahead
+from envkit.transforms.postprocess import windows_ahead
 
 __all__ = ["CatFrames", "TimeMaxPool", "cat_frames"]
 
@@ -150,13 +150,9 @@ class _Episodes:
     """
 
     def __init__(self, td: TensorDictBase, done_key: Key, count: int, *, ahead: bool):
-        if not td.batch_dims:
-            raise ArgumentError(
-                "recorded data needs a time axis, but the TensorDict has batch size (). Pass a rollout, "
-                "or put the transform into an environment."
-            )
         self.axis = time_axis(td)
         ended = self._ended(td, done_key, is_needed=not ahead)
+        ended = (ended | seams(td, ended, self.axis)).movedim(self.axis, -1)
         if ahead:
             self.steps, self.padded = windows_ahead(ended, count)
             return
@@ -167,7 +163,7 @@ class _Episodes:
         self.padded = self.steps != wanted
 
     def _ended(self, td: TensorDictBase, done_key: Key, *, is_needed: bool) -> torch.Tensor:
-        """Say which steps end an episode, time last; none where the data does not tell, unless it must."""
+        """Return which steps end an episode, by their flags; none where the data does not tell, unless it must."""
         done = td.get(("next", *as_path(done_key)), None)
         if done is None and is_needed:
             raise MissingKeyError(
@@ -176,8 +172,7 @@ class _Episodes:
             )
         if done is None:
             done = torch.zeros(td.batch_size, dtype=torch.bool, device=td.device)
-        ended = done.flatten(td.batch_dims).any(-1) if done.ndim > td.batch_dims else done
-        return ended.movedim(self.axis, -1)
+        return done.flatten(td.batch_dims).any(-1) if done.ndim > td.batch_dims else done
 
     def windows(
         self,
@@ -336,7 +331,9 @@ class CatFrames(_Windowed):
 
     In an env, the first frames of an episode are preceded by padding. Called on recorded data
     ``(*batch, T)``, it joins frames along time (the axis named "time", or the last one of the batch), within each
-    episode. There the first frame of the data counts as the first one.
+    episode. There the first frame of the data counts as the first one. So does a frame after a change of trajectory ids,
+    and one whose root is not the ``next`` of the step before. Steps in another order than that of time
+    are refused, and so is data of one axis without ids that is not named "time", unless its observations tell.
 
     Args:
         N: number of frames.
@@ -358,6 +355,7 @@ class CatFrames(_Windowed):
             recorded data only.
         UnsupportedError: (a NotImplementedError) when specs are read: an in_key is below ``next``.
         MissingKeyError: recorded data does not say where its episodes end; with ``future`` each row may be one.
+        ArgumentError: (a ValueError) the steps of recorded data are not in the order of time, or nothing tells.
 
     Example:
         >>> from envkit import CatFrames, GymEnv
@@ -526,7 +524,9 @@ class TimeMaxPool(_Windowed):
         >>> done = torch.zeros(3, 1, dtype=torch.bool)
         >>> following = TensorDict(done=done, batch_size=[3])
         >>> frames = torch.tensor([[1.0], [3.0], [2.0]])
-        >>> data = TensorDict(observation=frames, next=following, batch_size=[3])
+        >>> data = TensorDict(
+        ...     observation=frames, next=following, batch_size=[3], names=["time"]
+        ... )
         >>> TimeMaxPool(T=2)(data)["observation"].flatten()
         tensor([1., 3., 3.])
     """

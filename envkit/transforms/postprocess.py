@@ -26,6 +26,7 @@ from torch import nn
 
 from envkit.data.arguments import as_int, as_number
 from envkit.data.paths import Key, Path, as_key, as_path
+from envkit.data.timeline import seams, time_axis
 from envkit.data.transition import leaves
 from envkit.errors import ArgumentError, BatchSizeError, DoneError, MissingKeyError, PlacementError
 from envkit.specs import Composite
@@ -38,7 +39,6 @@ __all__ = [
     "RandomCropTensorDict",
     "RecordedTransform",
     "Reward2GoTransform",
-    "time_axis",
     "windows_ahead",
 ]
 
@@ -234,6 +234,10 @@ class MultiStep(nn.Module):
     ``done`` and ``truncated`` stay those of t, so that episodes are still cut where they end. Where the
     data has no ``terminated``, it is added: ``done``, but for what was ``truncated``.
 
+    An episode also ends where trajectory ids change, or the next root is not the ``next`` of the step: between the parts of
+    workers or rollouts that were joined. Time is the axis of that name, or the last one. Steps in another order than that
+    of time are refused, and so is data of one axis without ids that is not named "time", unless its observations tell.
+
     Adds ``steps_to_next_obs`` (k, int64), ``gamma`` (``gamma**k``), ``nonterminal`` (k > 1) of shape
     ``(*batch, T)``, and ``("next", "original_reward")``.
 
@@ -285,11 +289,17 @@ class MultiStep(nn.Module):
 
         Args:
             tensordict: transitions, batch size ``(*batch, T)``.
+
+        Raises:
+            ArgumentError: (a ValueError) the data has no axis of time, or its steps are not in the order of time.
         """
+        axis, last = time_axis(tensordict), tensordict.batch_dims - 1
+        if axis != last:
+            return self(tensordict.transpose(axis, last)).transpose(axis, last)
         td = tensordict.copy()
         following = self._with_terminated(td.get("next"))
         valid = self._valid(td)
-        reaches = self._reaches(following, valid)
+        reaches = self._reaches(td, following, valid)
         length = torch.stack(reaches).sum(0)
         original = {key: following.get(key) for key in self.reward_keys}
         shown = self._from_last(following, length)
@@ -322,9 +332,12 @@ class MultiStep(nn.Module):
                 return mask.reshape(td.batch_size)
         return torch.ones(td.batch_size, dtype=torch.bool, device=td.device)
 
-    def _reaches(self, following: TensorDictBase, valid: torch.Tensor) -> list[torch.Tensor]:
-        """Say for i = 0, 1, ... whether the window of each step holds the i-th step after it."""
-        goes_on = ~following.get(self.done_key).reshape((*following.shape, -1)).any(-1)
+    def _reaches(
+        self, td: TensorDictBase, following: TensorDictBase, valid: torch.Tensor
+    ) -> list[torch.Tensor]:
+        """Return for i = 0, 1, ... whether the window of each step holds the i-th step after it."""
+        ended = following.get(self.done_key).reshape((*following.shape, -1)).any(-1)
+        goes_on = ~(ended | seams(td, ended, td.batch_dims - 1))
         goes_on[..., :-1] &= valid[..., 1:]
         goes_on[..., -1] = False
         reaches = [torch.ones_like(valid)]
@@ -368,7 +381,8 @@ class MultiStepTransform(RecordedTransform):
 
     The last ``n_steps`` steps of what was written are kept back until their windows are complete, so each write
     gives the steps that became complete, and None where there are none. See `MultiStep` for what a step
-    becomes. Give it to a replay buffer.
+    becomes, and where episodes end. Windows at the end of a worker's part are shorter.
+    Give it to a replay buffer.
 
     Args:
         n_steps: longest window; may be changed at any time.
@@ -378,6 +392,7 @@ class MultiStepTransform(RecordedTransform):
     Raises:
         ArgumentError: (a ValueError) ``n_steps`` is below 1, or ``gamma`` outside (0, 1].
         BatchSizeError: (a RuntimeError) a write has other batch axes than the one before.
+        ArgumentError: (a ValueError) a write has no axis of time, or its steps are not in the order of time.
 
     Example:
         >>> from envkit import GymEnv, MultiStepTransform
@@ -439,11 +454,15 @@ class MultiStepTransform(RecordedTransform):
         return tensordict
 
     def _inv_call(self, td: TensorDictBase) -> TensorDictBase | None:  # type: ignore[override]
+        axis, last = time_axis(td), td.batch_dims - 1
+        if axis != last:
+            written = self._inv_call(td.transpose(axis, last))
+            return None if written is None else written.transpose(axis, last)
         held = self._held
         if held is not None and held.shape[:-1] != td.shape[:-1]:
             raise BatchSizeError(
                 f"MultiStepTransform was given data of batch size {tuple(td.shape)} after {tuple(held.shape)}. "
-                "All that is written to one buffer must have the same axes before the time, which is the last."
+                "All that is written to one buffer must have the same axes beside the time."
             )
         whole = td if held is None else torch.cat([held, td], -1)
         complete = whole.shape[-1] - self.n_steps
@@ -455,7 +474,8 @@ class Reward2GoTransform(Transform):
     """Add up, for each step, the rewards from there to the end of its episode, discounted.
 
     Works in the inverse pass, on the way into a replay buffer, or as ``transform.inv(data)``: data
-    must hold whole episodes. Rewards after the last end of an episode are added up to the end of the data.
+    must hold whole episodes. Rewards after the last end of an episode are added up to the end of the data, or to where
+    another trajectory begins; see `MultiStep` for how that is found.
 
     Args:
         gamma: discount.
@@ -466,6 +486,7 @@ class Reward2GoTransform(Transform):
     Raises:
         ArgumentError: (a ValueError) it is put into an environment.
         DoneError: (a RuntimeError) no episode ends in the data.
+        ArgumentError: (a ValueError) the steps are not in the order of time, or nothing tells.
 
     Example:
         >>> from envkit import GymEnv, Reward2GoTransform
@@ -496,7 +517,8 @@ class Reward2GoTransform(Transform):
         return tensordict
 
     def _inv_call(self, td: TensorDictBase) -> TensorDictBase:
-        ended, axis = self._ended(td), time_axis(td)
+        axis, ended = time_axis(td), self._ended(td)
+        ended = ended | seams(td, ended, axis)
         for source, target in zip(self.in_keys_inv, self.out_keys_inv, strict=True):
             reward = td.get(source, None)
             if reward is None:
@@ -530,11 +552,6 @@ class Reward2GoTransform(Transform):
             "Reward2GoTransform needs whole episodes and cannot be in an environment. Call "
             "transform.inv(data), or give it to a replay buffer."
         )
-
-
-def time_axis(td: TensorDictBase) -> int:
-    """Say which batch axis of recorded data is time: the one of that name, or the last one."""
-    return td.names.index("time") if "time" in td.names else td.batch_dims - 1
 
 
 def windows_ahead(ended: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:

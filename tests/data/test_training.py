@@ -48,7 +48,9 @@ def recorded(shape: tuple[int, ...], seed: int) -> TensorDict:
     following = {name: steps[name] for name in ("reward", "done", "terminated")}
     following["state_value"] = steps["next_state_value"]
     return TensorDict(
-        {"state_value": steps["state_value"], "next": TensorDict(following, batch_size)}, batch_size
+        {"state_value": steps["state_value"], "next": TensorDict(following, batch_size)},
+        batch_size,
+        names=[*[None] * (len(batch_size) - 1), "time"],
     )
 
 

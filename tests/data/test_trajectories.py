@@ -100,7 +100,8 @@ def test_equal_ids_in_two_rows_are_two_trajectories():
 def test_full_trajectories_keep_their_shape_and_one_has_an_axis_before_time(size):
     done = torch.zeros(*size, 1, dtype=torch.bool)
     done[..., -1, :] = True
-    data = TensorDict({"x": torch.rand(size), "next": {"done": done}}, size)
+    names = [*[None] * (len(size) - 1), "time"]
+    data = TensorDict({"x": torch.rand(size), "next": {"done": done}}, size, names=names)
 
     split = split_trajectories(data)
 

@@ -23,7 +23,8 @@ def recorded(rewards: torch.Tensor, done: torch.Tensor) -> TensorDict:
         {"observation": observation + 1, "reward": rewards[..., None], "done": done[..., None]},
         [rows, time],
     )
-    return TensorDict({"observation": observation, "next": following}, [rows, time])
+    data = {"observation": observation, "next": following}
+    return TensorDict(data, [rows, time], names=[None, "time"])
 
 
 def ends(*rows: list[int]) -> torch.Tensor:
@@ -204,7 +205,7 @@ def test_flags_of_any_axes_end_a_window(axes):
         done = done.reshape(6, *(1,) * len(shape)).expand(6, *shape).clone()
         reward = torch.arange(1.0, 7.0)
         following = {"reward": reward.reshape(6, *(1,) * len(shape)).expand(6, *shape).clone()}
-        return TensorDict({"next": {**following, "done": done}}, [6])
+        return TensorDict({"next": {**following, "done": done}}, [6], names=["time"])
 
     windows = MultiStepTransform(3, 1.0).inv(written(axes))["next", "reward"]
 

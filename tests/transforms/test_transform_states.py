@@ -74,6 +74,7 @@ def test_what_waits_for_its_window_is_kept():
     data = TensorDict(
         {"observation": torch.rand(8, 2), "next": {**following, "observation": torch.rand(8, 2)}},
         [8],
+        names=["time"],
     )
     first.inv(data[:4].clone())
 
@@ -143,7 +144,8 @@ def test_a_dict_of_windows_that_hold_nothing_empties_others():
     def written(first):
         flags = torch.zeros(5, 1, dtype=torch.bool)
         following = {"x": torch.arange(first, first + 5.0), "reward": flags.float(), "done": flags}
-        return TensorDict({"x": torch.arange(first, first + 5.0), "next": following}, [5])
+        x = torch.arange(first, first + 5.0)
+        return TensorDict({"x": x, "next": following}, [5], names=["time"])
 
     fresh, used = MultiStepTransform(2, 1.0), MultiStepTransform(2, 1.0)
     used.inv(written(100.0))

@@ -1,0 +1,219 @@
+"""Where, along time, recorded steps stop following each other.
+
+An episode ends where a done flag is set. A batch holds more ends, which no flag marks: rows that were flattened, parts of
+workers and rollouts joined along time, slices of a buffer. All that reads windows of recorded data finds them here.
+
+Conventions
+    data     TensorDict of batch size (*batch, T); see `time_axis`.
+    seam     a step after which another trajectory goes on, or another stretch of the same one, though no flag is set.
+    carried  entries of ``next`` that the root one step later has, too: equal there, unless a seam lies between.
+    certain  an axis is, if it is named "time", is named by an argument, or is the last one of several. The only axis of
+             a batch without names may hold anything: a rollout, rows that were flattened, steps that were shuffled.
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# (tensordict ships no types, and what is given is not known)
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from tensordict import TensorDictBase
+
+from envkit.data.paths import Key, as_key, as_path
+from envkit.errors import ArgumentError
+
+__all__ = ["carried_keys", "equal", "seams", "step_entry", "time_axis"]
+
+_NOT_CARRIED = {"done", "terminated", "truncated", "reward", "state_value"}
+
+_LOOKED_FOR = 16
+"""Steps whose next one is looked for elsewhere in the data, to tell shuffled data from data that was changed."""
+
+
+def time_axis(data: TensorDictBase, given: int | None = None) -> int:
+    """Return which batch axis of recorded data is time: the given one, the one of that name, or the last one.
+
+    Raises:
+        ArgumentError: (a ValueError) there is no batch axis, or not the given one.
+    """
+    axes = data.batch_dims
+    named = [axis for axis, name in enumerate(data.names) if name == "time"] if axes else []
+    time = given if given is not None else named[0] if named else axes - 1
+    if not axes or not -axes <= time < axes:
+        told, fix = "", "Pass a rollout, or put a transform into an environment."
+        if given is not None:
+            told, fix = f" and time_dim is {given}", "Pass its axis of time as time_dim."
+        raise ArgumentError(
+            f"the data has batch size {tuple(data.batch_size)}{told}, but recorded data needs a time axis. {fix}"
+        )
+    return time % axes
+
+
+def step_entry(data: TensorDictBase, name: str) -> torch.Tensor | None:
+    """Return one number a step, in the batch size, from where a collector or `split_trajectories` writes it.
+
+    An env may show an entry of that name and another shape.
+    """
+    keys: tuple[Key, ...] = (("collector", name), name)
+    shapes = tuple(data.batch_size), (*data.batch_size, 1)
+    for key in keys:
+        found: Any = data.get(key, None)
+        if isinstance(found, torch.Tensor) and tuple(found.shape) in shapes:
+            return found.reshape(data.batch_size)
+    return None
+
+
+def carried_keys(data: TensorDictBase) -> list[Key]:
+    """List the entries of a step that are the next root's, flags and rewards aside."""
+    root = set(map(as_path, data.keys(True, True)))
+    paths = map(as_path, data.get("next").keys(True, True))
+    return [as_key(path) for path in paths if path in root and path[-1] not in _NOT_CARRIED]
+
+
+def seams(
+    data: TensorDictBase,
+    ended: torch.Tensor,
+    axis: int,
+    *,
+    is_time: bool = False,
+    ids: torch.Tensor | None = None,
+    takes_turns: bool = False,
+) -> torch.Tensor:
+    """Mark the steps after which another trajectory goes on, or another stretch of it, though no flag is set.
+
+    That is where trajectory ids change, and where the next root is not the ``next`` of the step.
+
+    Args:
+        data: recorded steps.
+        ended: where a flag ends an episode, bool, shape ``(*batch, T)``.
+        axis: of time.
+        is_time: whether the axis is certain, whatever its name.
+        ids: of trajectories, shape ``(*batch, T)``; None looks for ``traj_ids``.
+        takes_turns: whether a trajectory may go on after steps of others.
+
+    Returns:
+        bool, shape ``(*batch, T)``; False at the last step of the axis.
+
+    Raises:
+        ArgumentError: (a ValueError) the steps are not in the order of time, or nothing tells.
+    """
+    ids = step_entry(data, "traj_ids") if ids is None else ids
+    is_certain = is_time or data.batch_dims > 1 or data.names[axis] == "time"
+    carried = _Carried.of(data, axis)
+    over, mask = by_row(ended, axis), step_entry(data, "mask")
+    steps = over.shape[1]
+    if steps < 2:
+        return torch.zeros_like(ended)
+    numbers = torch.zeros_like(over, dtype=torch.int64) if ids is None else by_row(ids, axis)
+    is_step = numbers >= 0 if mask is None else by_row(mask, axis) & (numbers >= 0)
+    # each step of a trajectory, and its next one in the data, which other trajectories may come before
+    order = numbers.argsort(dim=-1, stable=True)
+    first, second = order[:, :-1], order[:, 1:]
+    is_pair = numbers.gather(1, first) == numbers.gather(1, second)
+    is_pair &= (is_step & ~over).gather(1, first) & is_step.gather(1, second)
+    at_once = second == first + 1
+    apart = is_pair & ~at_once
+    goes_on = carried.goes_on()
+    if goes_on is None:
+        if not (is_certain or takes_turns) and (ids is None or bool(apart.any())):
+            raise _unknown(data, ids is not None)
+        goes_on = torch.ones_like(over[:, 1:])
+    follows = goes_on.to(over.device).gather(1, first.clamp(max=steps - 2)) & at_once
+    if takes_turns and apart.any():
+        row, place = apart.nonzero(as_tuple=True)
+        follows[row, place] = carried.agree(row, first[row, place], second[row, place])
+    lost, kept = is_pair & ~follows, is_pair & follows
+    broken = lost & at_once
+    if int(lost.sum()) > int(kept.sum()):
+        # roots that were changed after they were recorded tell nothing
+        is_changed = is_certain and not kept.any() and not apart.any()
+        if not is_changed or carried.lie_elsewhere(broken, first):
+            raise _out_of_order(data, is_certain)
+        broken = torch.zeros_like(broken)
+    cut = torch.zeros_like(over).scatter_(1, first, broken)
+    cut[:, :-1] |= numbers[:, 1:] != numbers[:, :-1]
+    moved = cut.reshape(ended.movedim(axis, -1).shape)
+    return moved.movedim(-1, axis)
+
+
+def by_row(tensor: torch.Tensor, axis: int) -> torch.Tensor:
+    """Return one number a step as (rows, T)."""
+    return tensor.movedim(axis, -1).reshape(-1, tensor.shape[axis])
+
+
+class _Carried(NamedTuple):
+    """The carried entries of data at the root and under ``next``, each of shape (rows, T, numbers)."""
+
+    roots: list[torch.Tensor]
+    following: list[torch.Tensor]
+
+    @classmethod
+    def of(cls, data: TensorDictBase, axis: int) -> _Carried:
+        carried = cls([], [])
+        tells = data.get("next", None) is not None and "steps_to_next_obs" not in data.keys()
+        for key in carried_keys(data) if tells else ():
+            try:
+                pair: Any = data.get(key), data.get(as_key(("next", *as_path(key))))
+            except RuntimeError:  # rows of unlike shapes
+                continue
+            if not all(isinstance(leaf, torch.Tensor) and not leaf.is_nested for leaf in pair):
+                continue
+            if len({(leaf.shape, leaf.dtype) for leaf in pair}) == 1:
+                for leaf, leaves in zip(pair, carried, strict=True):
+                    in_time = leaf.movedim(axis, data.batch_dims - 1)
+                    shape = (-1, data.batch_size[axis], leaf.shape[data.batch_dims :].numel())
+                    leaves.append(in_time.reshape(shape))
+        return carried
+
+    def goes_on(self) -> torch.Tensor | None:
+        """Mark the steps but the last that the next one in the data continues; None where no entry is carried."""
+        found = [
+            equal(following[:, :-1], root[:, 1:]).all(-1)
+            for root, following in zip(self.roots, self.following, strict=True)
+        ]
+        return torch.stack(found).all(0) if found else None
+
+    def agree(self, row: torch.Tensor, step: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        """Tell for each step of a row whether another step of it continues it."""
+        found = torch.ones_like(row, dtype=torch.bool)
+        for root, following in zip(self.roots, self.following, strict=True):
+            found &= equal(following[row, step], root[row, other]).all(-1).to(row.device)
+        return found
+
+    def lie_elsewhere(self, broken: torch.Tensor, first: torch.Tensor) -> bool:
+        """Tell whether some step that the next one does not continue is continued by another one of its row."""
+        row, place = (index[:_LOOKED_FOR] for index in broken.nonzero(as_tuple=True))
+        step = first[row, place]
+        found = torch.ones(len(row), broken.shape[1] + 1, dtype=torch.bool, device=broken.device)
+        for root, following in zip(self.roots, self.following, strict=True):
+            found &= equal(following[row, step][:, None], root[row]).all(-1).to(row.device)
+        found[torch.arange(len(row), device=row.device), step] = False
+        return bool(found.any())
+
+
+def equal(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """Compare element by element; NaN equals NaN."""
+    same = one == other
+    return same | ((one != one) & (other != other)) if one.is_floating_point() else same
+
+
+def _named(data: TensorDictBase) -> str:
+    return f"data.names = {[*([None] * (data.batch_dims - 1)), 'time']}"
+
+
+def _unknown(data: TensorDictBase, has_ids: bool) -> ArgumentError:
+    lack = "steps of a trajectory lie apart" if has_ids else "there are no trajectory ids"
+    return ArgumentError(
+        f"the data has batch size {tuple(data.batch_size)} and no axis named 'time', and {lack}, so that nothing tells "
+        "where one episode ends and the next begins. Pass it as it was before it was reshaped, or keep "
+        f"('collector', 'traj_ids'). If its axis is time, name it: {_named(data)}."
+    )
+
+
+def _out_of_order(data: TensorDictBase, is_certain: bool) -> ArgumentError:
+    fix = "" if is_certain else f" If its axis is time, name it: {_named(data)}."
+    return ArgumentError(
+        f"the data has batch size {tuple(data.batch_size)}, and most of its steps are not followed by the next one of "
+        f"their trajectory. Pass it in the order of time, as it was before it was shuffled or reshaped.{fix}"
+    )
