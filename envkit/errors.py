@@ -383,7 +383,7 @@ class HandoffError(EnvkitError, TypeError):
 
 
 class StateStructureError(EnvkitError, RuntimeError):
-    """The state of a stateless env changes its structure between reset and step."""
+    """The state of a stateless env changes its structure between reset and step, or is kept in Python beside them."""
 
 
 class PolicyError(EnvkitError, TypeError):

@@ -246,7 +246,7 @@ def choose_allowed(
     """Choose among the options that masks allow, each with equal probability.
 
     An option of n is chosen by 32 bits: some are likelier than others by n / 2^32 at most. Where a mask allows none,
-    all of them may be chosen.
+    all of them may be chosen: `JaxEnv` looks at masks on a CPU.
 
     Args:
         space: a space, or a tree of spaces.

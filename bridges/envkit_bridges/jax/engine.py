@@ -29,8 +29,8 @@ from tensordict import TensorDict, TensorDictBase
 
 from envkit.data.paths import Key, Path, as_key, tensordict_of
 from envkit.data.transition import leaves, selected_rows
-from envkit.errors import InputError, MissingKeyError
-from envkit.functional import BatchedEnv
+from envkit.errors import InputError, MissingKeyError, SpecMaskError
+from envkit.functional import BatchedEnv, Discrete
 from envkit.rules import DONE_LEAVES
 from envkit.specs.annotations import reading_waits
 from envkit.specs.inputs import ActionInput, action_inputs
@@ -45,6 +45,7 @@ from envkit_bridges.jax.codecs import (
     integers_of,
     is_choice,
 )
+from envkit_bridges.jax.compilation import simulator_name
 from envkit_bridges.jax.gradients import Differentiable, Running, is_wanted, start
 from envkit_bridges.jax.options import padded_size
 from envkit_bridges.jax.programs import BEGIN, KEY, PACKED, RESTART, Constants, Programs
@@ -523,6 +524,30 @@ class ProgramEngine:
             except InputError as error:
                 error.add_note("The last number of the row is the step of the run.")
                 raise
+
+    def require_options(self, data: TensorDictBase) -> None:
+        """Check the masks that a program drew random actions from, as single steps do; none on an accelerator.
+
+        The program went on with any option.
+
+        Raises:
+            SpecMaskError: one allows no option.
+        """
+        env = self.programs.env
+        for action, mask in env.action_masks:
+            flags, space = data.get(as_key(mask), None), self.action_spaces[action_path(action)]
+            if flags is None or not flags.is_cpu or flags.is_floating_point():
+                continue
+            sizes = [space.n] if isinstance(space, Discrete) else list(space.nvec)
+            options = flags.reshape(*data.batch_size, sum(sizes)) != 0
+            left = torch.stack([part.any(-1) for part in options.split(sizes, -1)], -1).all(-1)
+            if not bool(left.all()):
+                place = tuple((~left).nonzero()[0].tolist())
+                raise SpecMaskError(
+                    f"the mask {as_key(mask)!r} of {simulator_name(env)} allows no option of "
+                    f"{as_key(action_path(action))!r}{_told_place(place, data)}, but random actions are drawn from what it "
+                    "allows. Allow at least one, or end the episode."
+                )
 
     def require_legal(
         self, data: TensorDictBase, following: TensorDictBase, mask: torch.Tensor | None = None

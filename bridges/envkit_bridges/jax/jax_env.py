@@ -84,6 +84,7 @@ from envkit_bridges.jax.policy.inputs import is_compilable
 from envkit_bridges.jax.programs import NOTHING, Programs
 from envkit_bridges.jax.rendering import picture, pictures
 from envkit_bridges.jax.sharding import AXIS, Shards
+from envkit_bridges.jax.side_effects import frozen_values
 from envkit_bridges.jax.unrolling import Unrolling
 
 __all__ = ["FusedEnv", "JaxEnv"]
@@ -219,7 +220,8 @@ class JaxEnv(EnvBase):
         return infos | {path for path in self._engine.shown if path[0] == "metrics"}
 
     def _faults(self) -> Iterable[str]:
-        return unkeyed_draws(self._engine.programs.env)
+        env = self._engine.programs.env
+        return [*unkeyed_draws(env), *frozen_values(env)]
 
     def _told_first(self) -> list[str]:
         return [simulator_name(self._engine.programs.env)]

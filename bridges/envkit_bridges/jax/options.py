@@ -29,6 +29,7 @@ from envkit.functional import (
     groups_of,
 )
 from envkit.functional.batch import ALL_ON_CARD, ALL_ON_HOST, ON_CARD, ON_HOST, Chunks
+from envkit_bridges.jax.side_effects import Traced
 
 __all__ = [
     "JaxOptions",
@@ -154,8 +155,8 @@ def chunks_on(device: torch.device | None, reset_rows: ResetRows) -> Chunks:
 def rows_of(
     env: StatelessEnv, given: SimpleNamespace, device: torch.device, *, axis: str | None
 ) -> BatchedEnv:
-    """Put what the keywords ask for around one env: metrics, then repeated actions, the time limit, the ends of agents."""
-    drawn = None
+    """Put what the keywords ask for around one env: checks of what is traced, metrics, then repeated actions, the time limit, the ends of agents."""
+    env, drawn = Traced(env), None
     if given.randomize is not None:
         drawn = Randomization.of(env, given.randomize, given.randomize_at or "episode")
     if given.metrics:

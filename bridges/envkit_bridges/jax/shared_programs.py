@@ -34,7 +34,7 @@ from jax.core import Tracer
 
 from envkit.functional.structure import PyTree, is_typed_key
 
-__all__ = ["Owner", "Program", "Same", "Shared", "account_of", "shared_by"]
+__all__ = ["Owner", "Program", "Same", "Shared", "account_of", "is_of_library", "shared_by"]
 
 _ATOMS = (type(None), bool, int, str, bytes)
 _LIBRARIES = sys.stdlib_module_names - {"__main__"} | frozenset(
@@ -96,7 +96,7 @@ class _Accounting:
         kind = type(value)
         if kind in _ATOMS or isinstance(value, ModuleType):
             return kind, value
-        if isinstance(value, type) and _is_of_library(value):
+        if isinstance(value, type) and is_of_library(value):
             return kind, value
         if kind is float:
             return kind, value.hex()
@@ -142,7 +142,7 @@ class _Accounting:
 
     def _of_function(self, function: FunctionType) -> Hashable:
         """Describe a function; those that a library makes again, inside another one, by code and closure."""
-        if not (_is_of_library(function) and function.__closure__):
+        if not (is_of_library(function) and function.__closure__):
             return Same(function), *self._read_by(function)
         cells = inspect.getclosurevars(function).nonlocals
         defaults = function.__defaults__, function.__kwdefaults__
@@ -161,7 +161,7 @@ class _Accounting:
 
         Functions in installed libraries are not read: their globals do not change.
         """
-        if _is_of_library(function):
+        if is_of_library(function):
             return ()
         cells = list(inspect.getclosurevars(function).nonlocals.values())
         defaults = (function.__defaults__, function.__kwdefaults__)
@@ -189,7 +189,8 @@ def _names_in(code: CodeType) -> list[str]:
     return sorted({*code.co_names, *(name for part in inner for name in _names_in(part))})
 
 
-def _is_of_library(value: object) -> bool:
+def is_of_library(value: object) -> bool:
+    """Return whether a class or function belongs to an installed library that is known here."""
     return str(value.__module__).partition(".")[0] in _LIBRARIES
 
 

@@ -132,8 +132,10 @@ class Unrolling:
             self._free = self._specs.free_entries(self._root)
 
     def _require_right(self, data: TensorDict) -> None:
-        """Check what a policy chose in a program, which went on with it."""
-        if self._actor.function is not None:
+        """Check what was chosen in a program, which went on with it."""
+        if self._actor.function is None:
+            self._engine.require_options(data)
+        else:
             self._engine.require_actions(data)
         self._engine.require_legal(data, data.get("next"))
 

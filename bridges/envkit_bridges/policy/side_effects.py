@@ -2,7 +2,8 @@
 
 A program computes with the values of the one call that was traced. This module compares what that call
 could change: attributes of the module, of its parts and of their classes, globals that their methods
-name, and the global generators of Python and NumPy. It knows torch; it does not know JAX.
+name, and the global generators of Python and NumPy. Of other objects it compares their numbers, arrays and
+generators (`values_held`). It knows torch; it does not know JAX.
 
 Conventions
     place  name under which a change is reported: ``"its attribute 'calls'"``.
@@ -27,7 +28,15 @@ from envkit.errors import TranslationError
 from envkit_bridges.policy.cache_key import is_own_object, own_classes, state_of, values_of_class
 from envkit_bridges.policy.errors import STEPWISE
 
-__all__ = ["python_kept", "python_state", "require_pure", "tensors_by_name"]
+__all__ = [
+    "changed_places",
+    "generator_states",
+    "python_kept",
+    "python_state",
+    "require_pure",
+    "tensors_by_name",
+    "values_held",
+]
 
 _PYTHON, _NUMPY = "the generator of `random`", "the generator of `numpy.random`"
 _OF_MODULES = frozenset(torch.nn.Module().__dict__)
@@ -43,7 +52,7 @@ def tensors_by_name(module: torch.nn.Module) -> dict[str, torch.Tensor]:
 def python_state(module: torch.nn.Module) -> dict[str, Hashable]:
     """Give what a forward can change besides tensors, each place by its name."""
     named = tensors_by_name(module).values()
-    found: dict[str, Hashable] = {_PYTHON: random.getstate(), _NUMPY: repr(np.random.get_state())}
+    found = generator_states()
     for name, part in module.named_modules():
         is_own = is_own_object(part)  # a library's modules keep things of theirs, as flat weights
         for attribute, value in part.__dict__.items():
@@ -59,6 +68,42 @@ def python_state(module: torch.nn.Module) -> dict[str, Hashable]:
     return found
 
 
+def generator_states() -> dict[str, Hashable]:
+    """Return where the global generators of Python and NumPy are, by name."""
+    return {_PYTHON: random.getstate(), _NUMPY: repr(np.random.get_state())}
+
+
+_COUNTED = (
+    bool,
+    int,
+    float,
+    np.ndarray,
+    np.generic,
+    random.Random,
+    np.random.Generator,
+    np.random.RandomState,
+)
+
+
+def values_held(owner: object) -> dict[str, Hashable]:
+    """Return the numbers, arrays and generators that an object and its classes have as attributes, each by its place."""
+    own, classes = getattr(owner, "__dict__", {}), own_classes(owner)
+    attributes = {f"its attribute {name!r}": value for name, value in own.items()}
+    for cls in classes:
+        attributes |= {f"its class attribute {n!r}": v for n, v in values_of_class(cls).items()}
+    return {
+        place: state_of(value, ())
+        for place, value in attributes.items()
+        if isinstance(value, _COUNTED)
+    }
+
+
+def changed_places(before: Mapping[str, Hashable], after: Mapping[str, Hashable]) -> list[str]:
+    """List the places whose value has changed, those that are new and those that are gone."""
+    changed = [name for name in after if name not in before or before[name] != after[name]]
+    return changed + [name for name in before if name not in after]
+
+
 def require_pure(
     module: torch.nn.Module, before: Mapping[str, Hashable], after: Mapping[str, Hashable]
 ) -> None:
@@ -67,8 +112,7 @@ def require_pure(
     Raises:
         TranslationError: it did.
     """
-    changed = [name for name in after if name not in before or before[name] != after[name]]
-    changed += [name for name in before if name not in after]
+    changed = changed_places(before, after)
     if not changed:
         return
     fix = (

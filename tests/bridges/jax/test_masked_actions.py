@@ -7,11 +7,21 @@ import torch
 
 from envkit import ExcludeTransform, StepCounter, TransformedEnv, evaluate
 from envkit.env.checks import check_env_specs
+from envkit.errors import SpecMaskError
 from envkit_bridges.jax.jax_env import JaxEnv
 from tests.bridges.compare import assert_same
 from tests.zoo.jax_envs import Nim
 
 ROWS = 16
+
+
+class Blocked(Nim):
+    """Allows nothing below four stones, though the game goes on."""
+
+    def observe(self, state):
+        shown = super().observe(state)
+        takes = shown["allowed"]["takes"] & (state["left"] > 3)
+        return {**shown, "allowed": {"takes": takes}}
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +63,19 @@ def test_actions_of_single_steps_are_allowed_and_the_same_run_steps_alike(nim):
         stepped.append(step)
 
     assert_same(data, torch.stack(stepped, 1).exclude("state", ("next", "state")))
+
+
+@pytest.mark.parametrize("rule", [{"break_when_any_done": False}, {"break_when_all_done": True}])
+def test_a_mask_that_allows_nothing_is_refused_in_programs_as_in_single_steps(rule):
+    env = JaxEnv(Blocked(stones=7), batch_size=[2])
+    env.set_seed(0)
+
+    with pytest.raises(
+        SpecMaskError, match=r"mask \('allowed', 'takes'\) of Blocked allows no option"
+    ):
+        env.rollout(20, **rule)
+    with pytest.raises(SpecMaskError, match="allows no option"):
+        env.rollout(20, callback=lambda env, td: None, **rule)
 
 
 @pytest.mark.slow

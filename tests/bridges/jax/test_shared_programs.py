@@ -7,7 +7,7 @@ import gc
 import pickle
 import sys
 import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -55,7 +55,7 @@ def made(gravity, mark, rows=2, **options):
 
 def core_of(env: Any) -> Any:
     """Give the object that was handed to the env."""
-    return env._engine.programs.env.env.env.env
+    return env._engine.programs.env.env.env.env.env
 
 
 def fallen(env):
@@ -221,18 +221,18 @@ def test_what_is_made_of_too_many_objects_counts_by_identity():
 
 
 @dataclass
-class Counting(Fall):
-    """Counts in Python how often it is traced, as Brax's `fast` does."""
+class Caching(Fall):
+    """Keeps something at each trace."""
 
-    steps: int = 0
+    shapes: list = field(default_factory=list)
 
     def step(self, state, action):
-        self.steps += 1
+        self.shapes.append(action.shape)
         return super().step(state, action)
 
 
 def test_what_a_trace_itself_changes_makes_no_program_anew(mark):
-    env = JaxEnv(Counting(1.0, mark), batch_size=[2], device="cpu")
+    env = JaxEnv(Caching(1.0, mark), batch_size=[2], device="cpu")
     env.set_seed(0)
     root = env.reset()
     env.unroll(root, 3)
