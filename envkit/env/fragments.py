@@ -20,6 +20,7 @@ from tensordict import TensorDictBase
 from envkit.data.resets import undeclared
 from envkit.data.transition import copied
 from envkit.env.policy import Policy
+from envkit.env.policy_calls import recorded_calls
 from envkit.env.rollout import stack_steps, unrecorded
 from envkit.env.runs import Run
 from envkit.env.stepping import Stepping
@@ -64,7 +65,12 @@ def begin_fragment(wanted: Fragment, root: TensorDictBase) -> Begun:
     at_once = wanted.resets and wanted.interrupted is None and env._steps_by_itself
     if at_once and env._runs_at_once(wanted.policy):
         return env._begin_run(_run_of(wanted, root))
-    return lambda: _recorded(wanted, root, at_once)
+
+    def record() -> tuple[TensorDictBase, TensorDictBase]:
+        with recorded_calls():
+            return _recorded(wanted, root, at_once)
+
+    return record
 
 
 def _run_of(wanted: Fragment, root: TensorDictBase) -> Run:

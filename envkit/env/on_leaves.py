@@ -11,7 +11,7 @@ Conventions
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,8 +21,9 @@ from tensordict.nn import TensorDictModule, skip_existing
 from torch import Tensor
 from torch.nn.modules import module as torch_modules
 
-from envkit.data.paths import Key, Path, as_key, as_path
+from envkit.data.paths import Key, Path, as_path
 from envkit.data.transition import leaves
+from envkit.env.policy_calls import calls_of_run, changed_in_place, versions_of
 from envkit.env.stepping import Stepping
 from envkit.errors import PolicyError
 from envkit.specs import Categorical, OneHot, TensorSpec
@@ -35,8 +36,6 @@ __all__ = [
     "CallOnLeaves",
     "LeavesPolicy",
     "add_advice",
-    "changed_in_place",
-    "versions_of",
 ]
 
 HOW_CALLED = (
@@ -151,6 +150,9 @@ class ActionWriter:
         for number, value in enumerate(further, 1):
             found[f"output{number}"] = self._further(value, number, batch)
         self._was_called = True
+        if (calls := calls_of_run()) is not None:
+            for key, value in found.items():
+                found[key] = calls.own(key, value)
         return found
 
     def _further(self, value: Any, number: int, batch: torch.Size) -> torch.Tensor:
@@ -227,7 +229,7 @@ class CallModule:
         if not all(type(leaf) is Tensor for leaf in given):
             return self._otherwise(tensordict)
         out = _called(module.module, module.in_keys, given)
-        found = _tensors(out, len(module.out_keys))
+        found = _own_tensors(out, module.out_keys)
         if found is None:
             return _given_out(module, out)(tensordict)
         for key, value in zip(module.out_keys, found, strict=True):
@@ -245,7 +247,7 @@ class CallModule:
 
         def act(given: Sequence[Tensor]) -> dict[Path, Any]:
             out = _called(module.module, module.in_keys, given)
-            found = _tensors(out, len(paths))
+            found = _own_tensors(out, paths)
             if found is not None and all(value.shape[:dims] == batch for value in found):
                 return {
                     path: value
@@ -268,38 +270,9 @@ def _called(function: Callable[..., Any], keys: Sequence[Any], given: Sequence[A
         raise
     if versions_of(given) != versions:
         raise changed_in_place(keys, given, versions)
+    if (calls := calls_of_run()) is not None:
+        calls.called(keys, given, versions)
     return out
-
-
-def versions_of(given: Collection[Any]) -> list[int | None]:
-    """Give how often each tensor was written to; None of what does not tell."""
-    try:
-        return [one._version for one in given]
-    except (AttributeError, RuntimeError):  # other objects, and tensors made in inference mode
-        return [
-            one._version if isinstance(one, Tensor) and not one.is_inference() else None
-            for one in given
-        ]
-
-
-def changed_in_place(
-    keys: Iterable[Any], given: Sequence[Any], versions: Sequence[int | None]
-) -> PolicyError:
-    """Make the error of a policy that wrote to tensors that it was called with.
-
-    Steps that were made before hold some of these, as ``next``: their data would change after it was recorded.
-
-    Args:
-        keys: names of the tensors.
-        given: the tensors.
-        versions: what `versions_of` gave before the call.
-    """
-    pairs = zip(keys, versions, versions_of(given), strict=True)
-    changed = [as_key(as_path(key)) for key, before, after in pairs if before != after]
-    return PolicyError(
-        f"the policy changed {changed} in place, but what it is called with must stay as it is: data of the step before "
-        "holds the same tensors. Compute new ones, x = x / 255 and not x /= 255, or change a clone()."
-    )
 
 
 def add_advice(error: Exception, given: Iterable[Any]) -> None:
@@ -356,12 +329,14 @@ _REPLACEABLE = frozenset(("forward", "_call_module", "_call_impl", "_write_to_te
 """Methods that a user may have replaced on one module."""
 
 
-def _tensors(out: Any, count: int) -> tuple[Tensor, ...] | None:
-    """Give what a module returned as ``count`` tensors; None if it is anything else."""
+def _own_tensors(out: Any, keys: Sequence[Any]) -> Sequence[Tensor] | None:
+    """Give what a module returned as a tensor for each key, as it may be recorded; None if it is anything else."""
     found = out if type(out) is tuple else (out,)
-    if len(found) == count and all(type(value) is Tensor for value in found):
+    if len(found) != len(keys) or not all(type(value) is Tensor for value in found):
+        return None
+    if (calls := calls_of_run()) is None:
         return found
-    return None
+    return [calls.own(key, value) for key, value in zip(keys, found, strict=True)]
 
 
 def _given_out(module: TensorDictModule, out: Any) -> TensorDictModule:

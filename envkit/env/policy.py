@@ -23,7 +23,7 @@ from typing import (
 
 import numpy as np
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDictBase
 from tensordict.nn import InteractionType as ExplorationType
 from tensordict.nn import TensorDictModule, TensorDictModuleBase
 from tensordict.nn import set_interaction_type as set_exploration_type
@@ -31,7 +31,6 @@ from tensordict.nn.probabilistic import interaction_type as exploration_type
 from torch import nn
 
 from envkit.data.paths import Key, Path, as_path
-from envkit.data.transition import leaves
 from envkit.env.on_leaves import (
     HOW_CALLED,
     WRONG_FORM,
@@ -40,9 +39,8 @@ from envkit.env.on_leaves import (
     CallOnLeaves,
     LeavesPolicy,
     add_advice,
-    changed_in_place,
-    versions_of,
 )
+from envkit.env.policy_calls import calls_of_run, changed_in_place, tensors_in, versions_of
 from envkit.env.stepping import Stepping
 from envkit.errors import BatchSizeError, NoParentError, PolicyError, RolloutError
 from envkit.specs import TensorSpec
@@ -269,13 +267,17 @@ def replay(env: Stepping, actions: Iterable[Any]) -> Policy:
         write.given_by = f"item {number} of actions holds"
         if not isinstance(action, TensorDictBase):
             return write(tensordict, action)
+        before = tensors_in(tensordict)
         try:
-            return tensordict.update(action)
+            tensordict.update(action)
         except RuntimeError as error:  # which tells no sizes
             raise PolicyError(
                 f"item {number} of actions is a TensorDict of batch size {tuple(action.batch_size)}, but the env has "
                 f"{tuple(tensordict.batch_size)}. Pass one action for each row."
             ) from error
+        if (calls := calls_of_run()) is not None:
+            calls.own_entries(tensordict, before)
+        return tensordict
 
     return act
 
@@ -321,9 +323,9 @@ class _CallOnRoot:
         self.function, self.why = function, why
 
     def __call__(self, tensordict: TensorDictBase) -> TensorDictBase:
-        # Stacks that are not made show other tensors each time.
-        given = dict(leaves(tensordict)) if type(tensordict) is TensorDict else {}
-        versions = versions_of(given.values())
+        given = tensors_in(tensordict)
+        tensors = given.values()
+        versions = versions_of(tensors)
         try:
             acted = self.function(tensordict)
         except Exception as error:
@@ -334,17 +336,24 @@ class _CallOnRoot:
                     f"The policy was called with the TensorDict, and not with the observations. {self.why}"
                 )
             raise
-        if versions_of(given.values()) != versions:
-            raise changed_in_place(given, list(given.values()), versions)
-        if acted is tensordict:
-            return acted
+        if versions_of(tensors) != versions:
+            raise changed_in_place(given, tensors, versions)
+        if acted is not tensordict:
+            self._merge(tensordict, acted)
+        if (calls := calls_of_run()) is not None:
+            calls.called(given, tensors, versions)
+            calls.own_entries(tensordict, given)
+        return tensordict
+
+    def _merge(self, tensordict: TensorDictBase, acted: Any) -> None:
+        """Write what a policy has returned in a new TensorDict into the one that it was called with."""
         if not isinstance(acted, TensorDictBase):
             raise PolicyError(
                 f"the policy returned {type(acted).__name__}, but was called with a TensorDict and "
                 f"must return one. Write the action into it, or return a new one with the action. {self.why}"
             )
         try:
-            return tensordict.update(acted)
+            tensordict.update(acted)
         except RuntimeError as error:  # which tells no sizes
             raise PolicyError(
                 f"the policy returned a TensorDict of batch size {tuple(acted.batch_size)}, but was called with one of "

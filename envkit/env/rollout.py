@@ -25,6 +25,7 @@ from envkit.data.arguments import as_int, require_tensordict
 from envkit.data.paths import Key, as_key, as_path, leaf_paths
 from envkit.data.transition import leaves
 from envkit.env.policy import Policy, PolicyLike, as_policy, on_device, policy_device, replay
+from envkit.env.policy_calls import recorded_calls
 from envkit.env.runs import Run
 from envkit.env.stepping import Stepping
 from envkit.errors import (
@@ -162,15 +163,22 @@ def rollout(
         unbegun = self._unbegun_root(policy)
     root = _first_root(self, tensordict, auto_reset, set_state) if unbegun is None else unbegun
     steps = None
-    if is_whole:
-        run = Run(stop, root, max_steps, policy, act, record_state, check_every)
-        steps = self._fast_rollout(run)
-    if unbegun is not None:
-        self._check_begun(cast(TensorDictBase, steps)[..., 0])
-    if steps is None:
-        hidden = unrecorded(self, record_state)
-        made = steps_of(self, root, act, max_steps, stop, callback, check_every)
-        steps = [_kept(step, hidden, storing_device) for step in made]
+    with recorded_calls() as calls:
+        if is_whole:
+            run = Run(stop, root, max_steps, policy, act, record_state, check_every)
+            steps = self._fast_rollout(run)
+        if unbegun is not None:
+            self._check_begun(cast(TensorDictBase, steps)[..., 0])
+        if steps is None:
+            hidden = unrecorded(self, record_state)
+            made = steps_of(self, root, act, max_steps, stop, callback, check_every)
+            steps = []
+            for step in made:
+                steps.append(_kept(step, hidden, storing_device))
+                if _is_moved(
+                    self, storing_device
+                ):  # copies are recorded: what was there may be freed
+                    calls.forget()
     if isinstance(steps, list):
         steps = stack_steps(self, steps, contiguous=return_contiguous)
     result = steps if storing_device is None else steps.to(storing_device)
@@ -185,6 +193,12 @@ def _kept(step: TensorDictBase, hidden: list[Key], device: Device | None) -> Ten
     """Give a step as it is recorded."""
     step = step.exclude(*hidden) if hidden else step
     return step if device is None else step.to(device)
+
+
+def _is_moved(env: Stepping, device: Device | None) -> bool:
+    """Say whether steps are copied to another device when they are kept."""
+    here = "cpu" if env.device is None else env.device.type
+    return device is not None and torch.device(device).type != here
 
 
 def _require_arguments(

@@ -558,9 +558,12 @@ class OnTensorDicts(Actor):
     def _taken(
         self, td: TensorDictBase, seen: dict[Path, torch.Tensor]
     ) -> dict[Path, torch.Tensor] | None:
-        """Give what the policy has left beside what it saw; None where it asks for what is obeyed step by step only."""
+        """Give what the policy has left beside what it saw; None where it asks for what is obeyed step by step only.
+
+        Tensors that it has put in the place of others are put into ``seen``.
+        """
         given: dict[Path, torch.Tensor] = {}
-        replaced = []
+        replaced: dict[Path, torch.Tensor] = {}
         found = 0
         for path, value in leaves(td):
             known = seen.get(path)
@@ -573,13 +576,12 @@ class OnTensorDicts(Actor):
             if value is not known:
                 if not _can_replace(value, known):
                     return None
-                replaced.append((known, value))
+                replaced[path] = value
         if found < len(seen) or not given.keys() >= self._needed:
             return None
         if self._given and given.keys() != self._given.keys():
             return None
-        for known, value in replaced:
-            known.copy_(value)
+        seen.update(replaced)
         return given
 
     def written(self, count: int) -> dict[Path, torch.Tensor]:
