@@ -48,6 +48,7 @@ from envkit.envs.pendulum import PendulumEnv as PendulumEnv
 from envkit.envs.tictactoe import TicTacToeEnv as TicTacToeEnv
 from envkit.envs.trading import FinancialRegimeEnv as FinancialRegimeEnv
 from envkit.errors import EnvSpecWarning as EnvSpecWarning
+from envkit.errors import StaleNextWarning as StaleNextWarning
 from envkit.evaluation.evaluate import evaluate as evaluate
 from envkit.evaluation.outcome import Comparison as Comparison
 from envkit.evaluation.outcome import Difference as Difference

@@ -71,6 +71,7 @@ __all__ = [
     "SpecStackError",
     "SpecTypeError",
     "StaleDataError",
+    "StaleNextWarning",
     "StartedError",
     "StateStructureError",
     "StatisticsError",
@@ -139,6 +140,22 @@ class EnvSpecWarning(UserWarning):
         >>> with warnings.catch_warnings():
         ...     warnings.simplefilter("error", EnvSpecWarning)
         ...     check_env_specs(PendulumEnv())
+    """
+
+
+class StaleNextWarning(UserWarning):
+    """Warn that data was stepped again with the outcome of an earlier step under ``next``, which was replaced.
+
+    Example:
+        >>> import warnings
+        >>> from envkit import PendulumEnv, StaleNextWarning
+        >>> env = PendulumEnv()
+        >>> td = env.rand_step(env.reset())
+        >>> with warnings.catch_warnings(record=True) as caught:
+        ...     warnings.simplefilter("always")
+        ...     td = env.rand_step(td)
+        >>> caught[0].category is StaleNextWarning
+        True
     """
 
 

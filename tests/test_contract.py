@@ -36,7 +36,14 @@ from envkit import (
 )
 from envkit.env.base import EnvBase
 from envkit.env.policy import observation_inputs
-from envkit.errors import ClosedEnvError, DoneError, NotEnumerableError, ResetMaskError, ResumeError
+from envkit.errors import (
+    ClosedEnvError,
+    DoneError,
+    NotEnumerableError,
+    ResetMaskError,
+    ResumeError,
+    StaleDataError,
+)
 from envkit_bridges.gym.like import GymLikeEnv
 from tests.zoo.drift import gym_rows
 from tests.zoo.envs import Count, StatelessCount
@@ -268,6 +275,29 @@ def test_preset_next_entries_win_over_computed_ones(env):
 
     assert is_equal(out["next"].select(*env.reward_keys), rewards)
     assert "done" in out["next"]
+
+
+@pytest.mark.parametrize("advance", [False, True], ids=["step", "step and maybe reset"])
+@pytest.mark.parametrize("handed", [lambda td: td, lambda td: td.copy()], ids=["same", "copy"])
+@pytest.mark.filterwarnings("ignore::envkit.StaleNextWarning")
+def test_what_an_earlier_step_wrote_under_next_is_no_preset(env, handed, advance):
+    step = (lambda td: env.step_and_maybe_reset(td)[0]) if advance else env.step
+    td = step(env.rand_action(first_root(env)))
+    old = td["next"].copy()
+    rewards = env.full_reward_spec.zero().apply(lambda reward: reward + 77)
+    td = env.rand_action(handed(td))
+    for key in env.reward_keys:
+        td["next", key] = rewards[key]
+
+    if isinstance(env, MixedEnv):  # which sees that its simulators have moved on
+        with pytest.raises(StaleDataError, match="step_mdp"):
+            step(td)
+        return
+    out = step(td)
+
+    assert is_equal(out["next"].select(*env.reward_keys), rewards)
+    for key in (*env.observation_keys, *env.done_keys):
+        assert out["next"].get(key) is not old.get(key), key
 
 
 def test_data_that_was_given_out_is_safe_from_later_steps(env):

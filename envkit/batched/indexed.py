@@ -268,14 +268,17 @@ class IndexedEnv(AttributeLookup, EnvBase):
         self._pool[0].seeds.update(of_row)
         call_by_row(self._pool[0], "set_seed", of_row)
         self._seed_actions(seed)
-        self._after_seed()
         if batched._has_begun:
-            unshown = batched._unshown
-            unshown = (
-                torch.zeros(batched.batch_size, dtype=torch.bool) if unshown is None else unshown
-            )
-            batched._unshown = unshown.index_fill(0, torch.tensor(self._rows), True)
+            self._leave_episodes("set_seed()")
         return following
+
+    def _leave_episodes(self, call: str) -> None:
+        batched = self._batched()
+        unshown = batched._unshown
+        if unshown is None:
+            unshown = torch.zeros(batched.batch_size, dtype=torch.bool)
+        batched._unshown = unshown.index_fill(0, torch.tensor(self._rows), True)
+        batched._left_by = call
 
     def _set_seed(self, seed: int | None) -> None:
         raise NotImplementedError("set_seed seeds the sub-envs.")

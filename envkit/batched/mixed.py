@@ -430,6 +430,10 @@ class MixedEnv(EnvBase):
         self._seed_actions(seed)
         return following
 
+    def _leave_episodes(self, call: str) -> None:
+        for member in self.members:
+            member.env._leave_episodes(call)
+
     @property
     def _seeded_parts(self) -> list[tuple[Any, int | None]]:
         return [

@@ -15,7 +15,7 @@ from __future__ import annotations
 import random
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from copy import deepcopy
 from typing import Any
 
@@ -49,8 +49,8 @@ def left_as_it_was(
     """Freeze what learns in an env, those in sub-envs too; afterwards, bring the env to where it was.
 
     This holds after errors and Ctrl-C too, and where such blocks are nested. The global generators of torch, NumPy
-    and Python are put back as well. Where the env cannot say where it is, only its transforms are put back, and the
-    next call must be a reset.
+    and Python are put back as well. Where the env cannot say where it is, only its transforms are put back. Then, and
+    where it does not get back to where it was, a step before the next reset raises `NotResetError`.
 
     Args:
         env: any env. A pool that has not started yet is started.
@@ -61,11 +61,7 @@ def left_as_it_was(
     moves, writes_down = env._in_use.moves, env._writes_down
     held, reason = _held(env)
     if reason is not None and warns_as is not None and moves:  # else no episode is lost
-        warnings.warn(
-            f"{warns_as} ends the episodes under way in {type(env).__name__}, because it cannot return to them: {reason} "
-            "Reset the env before its next step, or pass an env that is used for nothing else.",
-            stacklevel=stacklevel,
-        )
+        _warn_of_lost_episodes(env, reason, warns_as, stacklevel)
     of_transforms = _held_by_transforms(env) if held is None else None
     try:
         with nullcontext() if update_stats else not_learning(env), _global_generators_put_back():
@@ -74,15 +70,39 @@ def left_as_it_was(
         if not env.is_closed:
             learnt = env._visit_transforms(_learnt, ALL) if update_stats else None
             if held is not None:
-                env.load_state_dict(held)
+                failure = _put_back(env, held)
+                if failure is not None and reason is None:
+                    _warn_of_lost_episodes(env, failure, warns_as or "a check", stacklevel)
+                    reason = failure
                 if not writes_down:  # so no episode was under way: nothing is lost
                     env.record_for_resume(False)
             elif of_transforms is not None:
                 env._visit_transforms(_states, of_transforms)
             if learnt is not None:
                 env._visit_transforms(_learnt, learnt)
+            if reason is not None:
+                env._leave_episodes(warns_as or "a check")
             if reason is None or not moves:
                 env._in_use.moves = moves  # as if it had not been used
+
+
+def _warn_of_lost_episodes(env: Any, reason: str, who: str, stacklevel: int) -> None:
+    warnings.warn(
+        f"{who} ends the episodes under way in {type(env).__name__}, because it cannot return to them: {reason} "
+        "Reset the env before its next step, or pass an env that is used for nothing else.",
+        stacklevel=stacklevel + 1,
+    )
+
+
+def _put_back(env: Any, held: Any) -> str | None:
+    """Load the state dict of an env; if it does not get there, return why, and give its episodes up."""
+    try:
+        env.load_state_dict(held)
+    except EnvkitError as error:
+        with suppress(EnvkitError):
+            env.load_state_dict(held, strict=False)
+        return str(error).splitlines()[0]
+    return None
 
 
 @contextmanager

@@ -14,6 +14,7 @@ Conventions
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -23,6 +24,7 @@ from tensordict import TensorDict, TensorDictBase
 
 from envkit import rules
 from envkit.data.arguments import require_tensordict
+from envkit.data.outcomes import callers_part, noted
 from envkit.data.paths import Path, as_path, infos_in
 from envkit.data.resets import (
     any_done,
@@ -39,7 +41,7 @@ from envkit.env.runs import InPlace, Run
 from envkit.env.set_state import refuse_state_left_out, start_keywords
 from envkit.env.spec_names import SpecNames
 from envkit.env.tickets import OverriddenTicket, Ticket
-from envkit.errors import BatchSizeError, ClosedEnvError, NotResetError
+from envkit.errors import BatchSizeError, ClosedEnvError, NotResetError, StaleNextWarning
 from envkit.specs.annotations import EnvData
 
 __all__ = ["Stepping"]
@@ -83,7 +85,12 @@ class Stepping(SpecNames, ABC):
     """`reset` was called."""
 
     _unshown: torch.Tensor | None = None
-    """Rows whose simulator was reset by a seed, which no `reset` has shown since; None where there are none."""
+    """Rows whose simulator left its episode, which no `reset` has shown since; None where there are none."""
+
+    _left_by = "set_seed()"
+    """The call that did so."""
+
+    _has_warned_of_old_root = False
 
     _unrecorded: tuple[str, ...] = ()
     """Nodes at root and next that a fragment leaves out unless it is asked to record them."""
@@ -209,8 +216,9 @@ class Stepping(SpecNames, ABC):
 
         Args:
             tensordict: root with the action (and state of a stateless env), batch size
-                ``(*batch,)``. A `_step` mask limits the step to its rows. Entries already under
-                ``"next"`` win over computed ones.
+                ``(*batch,)``. A `_step` mask limits the step to its rows. Entries that you put under
+                ``"next"`` win over computed ones. The outcome of an earlier step is replaced, with one
+                `StaleNextWarning` for each env.
 
         Returns:
             ``tensordict`` itself.
@@ -235,7 +243,9 @@ class Stepping(SpecNames, ABC):
         ticket = self._make_step(tensordict, advance=False)
         env = ticket.env  # which may be one that stands for this one
         env._begin_step(ticket)
-        return env._stepped(ticket)
+        data = env._stepped(ticket)
+        env._in_use.outcome = noted(ticket.following, is_fresh=ticket.row is not None)
+        return data
 
     def _make_step(self, td: TensorDictBase, *, advance: bool, is_ahead: bool = False) -> Ticket:
         """Refuse data that does not fit, and give the step; nothing moves before it is begun.
@@ -277,15 +287,34 @@ class Stepping(SpecNames, ABC):
         raise NotImplementedError(f"steps of {type(self).__name__} restart nothing.")
 
     def _stepped(self, ticket: Ticket) -> TensorDictBase:
-        """Wait for a step, and give its data with the outcome under ``next``; preset entries win."""
+        """Return the data of a step with its outcome under ``next``, once it is made; the caller's entries there win."""
         following, td = self._finish_step(ticket), ticket.td
         if ticket.mask is not None:
             td = td.exclude(rules.STEP, inplace=True)
         preset = td.get("next", None)
         if preset is not None:
-            following.update(preset)
+            following.update(self._callers_part(ticket, preset, following))
         td.set("next", following)
+        ticket.following = following
         return td
+
+    def _callers_part(
+        self, ticket: Ticket, preset: TensorDictBase, following: TensorDictBase
+    ) -> TensorDictBase:
+        """Return what the caller put under ``next``; warn, once for each env, of what an earlier step wrote there."""
+        scalars = [as_path(scalar.key) for scalar in self._table.scalars]
+        own, has_outcome = callers_part(preset, following, self._in_use.outcome, scalars)
+        if not has_outcome or self._has_warned_of_old_root:
+            return own
+        self._has_warned_of_old_root = True
+        warnings.warn(
+            "the data of this step holds the outcome of an earlier step under 'next', so its observations are those "
+            "before that step. The new outcome replaces the old one. Step from the next root: "
+            "td = env.step_mdp(td), or write data, td = env.step_and_maybe_reset(td).",
+            StaleNextWarning,
+            stacklevel=6 + ticket.advance,  # public calls are wrapped, see `hold_calls`
+        )
+        return own
 
     def _stepped_and_reset(self, ticket: Ticket) -> tuple[TensorDictBase, TensorDictBase]:
         """Wait for a step, and give the same and the root that follows, in which what was done is reset."""
@@ -426,6 +455,7 @@ class Stepping(SpecNames, ABC):
         env = ticket.env
         env._begin_step(ticket)
         data, root = env._stepped_and_reset(ticket)
+        env._in_use.outcome = noted(ticket.following, is_fresh=ticket.row is not None)
         if remembered:
             forget(root, remembered, data.get("next"), self.done_levels)
         return data, root
@@ -463,7 +493,13 @@ class Stepping(SpecNames, ABC):
     def _after_seed(self) -> None:
         """Note that a seed has reset simulators in the middle of their episodes."""
         if self._has_begun and self._keeps_state is not None:
+            self._leave_episodes("set_seed()")
+
+    def _leave_episodes(self, call: str) -> None:
+        """Have simulators be reset before their next step, because a call has led them out of their episodes."""
+        if self.batch_locked:
             self._unshown = torch.ones(self.batch_size, dtype=torch.bool, device="cpu")
+            self._left_by = call
 
     def _require_shown(self, mask: torch.Tensor | None = None) -> None:
         """Refuse a step that would lead from the root of one episode into another one; None: of all rows."""
@@ -471,8 +507,8 @@ class Stepping(SpecNames, ABC):
         if mask is not None and not bool((self._unshown & mask.cpu()).any()):
             return
         raise NotResetError(
-            f"{type(self).__name__} was seeded in the middle of an episode, which resets its simulator, and is stepped "
-            "before a reset. Call reset() after set_seed(), and step from what it returns."
+            f"{type(self).__name__} is in another episode since {self._left_by}, and is stepped before a reset. "
+            f"Call reset() after {self._left_by}, and step from what it returns."
         )
 
     def _check_inputs(self, td: TensorDictBase) -> None:

@@ -17,6 +17,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
+from envkit.data.outcomes import Noted
 from envkit.errors import BusyError
 
 __all__ = ["CALLS", "InUse", "hold_calls"]
@@ -31,7 +32,10 @@ class InUse:
 
     Attributes:
         moves: how many calls so far may have moved the env; who goes on from data of before sees that it was used meanwhile.
+        outcome: the tensors that the latest step gave, see `envkit.data.outcomes`.
     """
+
+    outcome: Noted = (), None
 
     def __init__(self, name: str, inner: Sequence[InUse] = ()):
         self.name = name

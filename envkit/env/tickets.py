@@ -36,6 +36,7 @@ class Ticket:
         restarts: the work itself begins new episodes, so that no reset follows.
         row: the memory it is made on; None: it is made with TensorDicts.
         work: what the env remembers for itself between making and receiving a step.
+        following: what was written under ``next``, once the step was received.
     """
 
     env: Any
@@ -45,6 +46,7 @@ class Ticket:
     restarts: bool = False
     row: Any = None
     work: Any = None
+    following: Any = field(default=None, init=False)
     _is_received: bool = field(default=False, init=False)
 
     def begin(self) -> Self:

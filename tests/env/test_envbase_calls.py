@@ -16,6 +16,7 @@ from envkit import (
     MixedEnv,
     ParallelEnv,
     SerialEnv,
+    StaleNextWarning,
     StepCounter,
     TransformedEnv,
     step_mdp,
@@ -260,6 +261,81 @@ def test_what_is_under_next_wins():
     assert td["next", "count"].item() == 77
     assert td["next", "mine"].tolist() == [1, 1]
     assert td["next", "reward"].item() == 1
+
+
+def stepped_again(env, handed=lambda td: td):
+    """Step twice without going on to the next root, and give what the second step made."""
+    return env.step(handed(env.step(acted(env))))["next"]
+
+
+@pytest.mark.parametrize(
+    "handed",
+    [
+        lambda td: td,
+        lambda td: td.copy(),
+        lambda td: td.clone(),
+        lambda td: td.select("action", ("next", "count"), ("next", "reward")),
+    ],
+    ids=["same", "copy", "clone", "part"],
+)
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_what_an_earlier_step_wrote_under_next_is_replaced(handed, mode):
+    with (
+        mode(),
+        pytest.warns(StaleNextWarning, match=r"replaces.*td = env\.step_mdp\(td\)") as told,
+    ):
+        following = stepped_again(Count(5), handed)
+
+    assert following["count"].item() == 2
+    assert told[0].filename == __file__
+
+
+def test_data_that_is_stepped_again_gives_one_warning_for_each_env():
+    env = Count(9)
+    td = acted(env)
+    with pytest.warns(StaleNextWarning) as told:
+        counts = [env.step(td)["next", "count"].item() for _ in range(5)]
+
+    assert counts == [1, 2, 3, 4, 5]
+    assert len(told) == 1
+
+
+@pytest.mark.filterwarnings("ignore::envkit.StaleNextWarning")
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("handed", [lambda td: td, lambda td: td.copy()], ids=["same", "copy"])
+def test_what_the_caller_changed_in_an_earlier_outcome_wins(handed, in_place):
+    def changed(td):
+        if in_place:
+            td["next", "reward"].fill_(77)
+        else:
+            td["next", "reward"] = torch.full((1,), 77.0)
+        return handed(td)
+
+    following = stepped_again(Count(5), changed)
+
+    assert (following["count"].item(), following["reward"].item()) == (2, 77)
+
+
+@pytest.mark.filterwarnings("ignore::envkit.StaleNextWarning")
+def test_what_an_env_of_another_kind_wrote_under_next_is_replaced():
+    other = Count(5)
+    td = other.step(acted(other))
+    env = TransformedEnv(Count(5), StepCounter())
+    env.rand_step(env.reset())
+
+    following = env.step(td)["next"]
+
+    assert (following["count"].item(), following["step_count"].item()) == (2, 1)
+
+
+@pytest.mark.filterwarnings("ignore::envkit.StaleNextWarning")
+def test_what_a_policy_remembers_stays_where_an_earlier_outcome_is_replaced():
+    def remember(td):
+        return td.set(("next", "memory"), torch.ones(3))
+
+    following = stepped_again(Count(5), remember)
+
+    assert (following["count"].item(), following["memory"].tolist()) == (2, [1, 1, 1])
 
 
 def test_what_is_under_a_node_of_next_wins():

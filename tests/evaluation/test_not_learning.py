@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from functools import partial
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -14,6 +15,7 @@ from envkit import (
     Collector,
     Compose,
     GymEnv,
+    GymWrapper,
     MixedEnv,
     ModuleTransform,
     ParallelEnv,
@@ -29,7 +31,7 @@ from envkit import (
     evaluate,
 )
 from envkit.env.learning import left_as_it_was
-from envkit.errors import ResumeError
+from envkit.errors import NotResetError, ResumeError
 
 pendulum = partial(GymEnv, "Pendulum-v1", max_episode_steps=10)
 
@@ -307,3 +309,54 @@ def test_layers_that_get_their_size_meanwhile_keep_it_and_all_else_goes_back():
 
     assert lazy.module.weight.shape == (3, 3)
     assert torch.equal(known.module.weight, before)
+
+
+UNRECORDED = {
+    "single": pendulum,
+    "vectorised": partial(GymEnv, "Pendulum-v1", num_envs=2),
+    "behind transforms": counted,
+    "serial": partial(SerialEnv, 2, pendulum),
+    "a part of a pool": lambda: SerialEnv(3, pendulum)[:2],
+    "mixed": lambda: MixedEnv([SerialEnv(2, counted)]),
+}
+
+
+@pytest.mark.parametrize("make", UNRECORDED.values(), ids=UNRECORDED)
+def test_an_env_that_evaluate_could_not_put_back_is_stepped_after_a_reset_alone(make):
+    env = make()
+    root = env.step_mdp(env.rand_step(env.reset()))
+
+    with pytest.warns(UserWarning, match=r"evaluate\(\) ends the episodes under way"):
+        evaluate(env, env.rand_action, 2, seed=9, max_steps=5)
+
+    with pytest.raises(NotResetError, match=r"since evaluate\(\).*Call reset\(\) after"):
+        env.step(env.rand_action(root))
+    env.rand_step(env.reset())
+
+
+class Growing(gymnasium.Wrapper):
+    """An env whose episodes depend on how many came before, so that none can be played again."""
+
+    episodes = 0
+
+    def reset(self, **kwargs):
+        self.episodes += 1
+        observation, info = super().reset(**kwargs)
+        return observation + self.episodes, info
+
+
+@pytest.mark.parametrize("rows", [None, 2])
+def test_a_result_is_not_lost_where_the_env_does_not_get_back(rows):
+    def make():
+        return GymWrapper(Growing(gymnasium.make("Pendulum-v1")))
+
+    env = make() if rows is None else SerialEnv(rows, make)
+    root = env.record_for_resume().reset()
+
+    with pytest.warns(UserWarning, match=r"evaluate\(\) ends the episodes under way.*Reset"):
+        result = evaluate(env, env.rand_action, 2, seed=9, max_steps=5)
+
+    assert result.lengths.tolist() == [5, 5]
+    with pytest.raises(NotResetError, match=r"since evaluate\(\)"):
+        env.step(env.rand_action(root))
+    assert not env.rand_step(env.reset())["next", "done"].any()

@@ -103,6 +103,9 @@ class Wrapper(EnvBase):
         self.base_env.record_for_resume(mode)
         return self
 
+    def _leave_episodes(self, call: str) -> None:
+        self.base_env._leave_episodes(call)
+
     def _has_told(self) -> None:
         self.base_env._has_told()
 

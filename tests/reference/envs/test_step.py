@@ -203,6 +203,24 @@ def test_a_reward_spec_may_hold_an_empty_composite():
     check_works_alike(hollow)
 
 
+def test_entries_that_a_caller_put_under_next_win():
+    def preset(lib):
+        env = zoo.counter(lib)
+        td = env.rand_action(env.reset())
+        return env.step(td.set(("next", "count"), torch.tensor([7])))["next", "count"]
+
+    differs("presets-win", preset)
+
+
+@pytest.mark.filterwarnings("ignore::envkit.StaleNextWarning")
+def test_data_that_is_stepped_twice_holds_the_second_outcome():
+    def again(lib):
+        env = zoo.counter(lib)
+        return env.rand_step(env.rand_step(env.reset()))["next", "count"]
+
+    check_works_alike(again)
+
+
 def test_sub_envs_must_be_reset_before_their_first_step():
     def early(lib):
         root = zoo.batched(lib).fake_tensordict().exclude("next")

@@ -1,0 +1,85 @@
+"""The outcome of a step under ``next``, told apart from entries that a caller put there.
+
+An env notes the tensors that its latest step gave out. Where data with a ``next`` is stepped, these are the outcome of an
+earlier step. So is a ``next`` that looks like an outcome: one that was copied, or that another env wrote. All else is
+the caller's. Values are never compared.
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# (tensordict ships no types)
+from __future__ import annotations
+
+from collections.abc import Collection
+from itertools import repeat
+from typing import Any
+
+import torch
+from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
+
+from envkit.data.paths import Path, as_key
+from envkit.data.transition import leaves
+
+__all__ = ["Noted", "callers_part", "noted"]
+
+Noted = tuple[tuple[Any, ...], list[int] | None]
+"""Tensors, and how often each was written to so far, None for not at all. One that is written to later is the caller's."""
+
+
+_PLAIN = {torch.Tensor}
+
+
+def noted(following: TensorDictBase, *, is_fresh: bool) -> Noted:
+    """Return the tensors that a step gives out under ``next``; ``is_fresh`` says that none was written to."""
+    if is_fresh and type(following) is TensorDict:
+        tensors = tuple(following.values())
+        if {*map(type, tensors)} == _PLAIN:
+            return tensors, None
+    rows = following.tensordicts if isinstance(following, LazyStackedTensorDict) else [following]
+    tensors = tuple(leaf for row in rows for _, leaf in leaves(row))
+    return tensors, [_version(tensor) for tensor in tensors]
+
+
+def callers_part(
+    given: TensorDictBase,
+    outcome: TensorDictBase,
+    latest: Noted,
+    scalars: Collection[Path],
+) -> tuple[TensorDictBase, bool]:
+    """Return what of a given ``next`` the caller has put there, and whether the rest is an earlier outcome.
+
+    Args:
+        given: what was under ``next`` before the step.
+        outcome: what the step gives.
+        latest: from the step before of the same env.
+        scalars: rewards and flags. A ``next`` with all of them and another entry of the outcome looks like one.
+    """
+    tensors, counts = latest
+    versions = dict(zip(map(id, tensors), counts or repeat(0), strict=False))
+    return _without_outcome(given, outcome, versions, frozenset(scalars))
+
+
+def _without_outcome(
+    given: TensorDictBase,
+    outcome: TensorDictBase,
+    versions: dict[int, int],
+    scalars: frozenset[Path],
+) -> tuple[TensorDictBase, bool]:
+    if isinstance(given, LazyStackedTensorDict) and isinstance(outcome, LazyStackedTensorDict):
+        pairs = zip(given.tensordicts, outcome.tensordicts, strict=True)
+        parts = [_without_outcome(*pair, versions, scalars) for pair in pairs]
+        rows = (part for part, _ in parts)
+        return LazyStackedTensorDict(*rows, stack_dim=given.stack_dim), any(old for _, old in parts)
+    found = dict(leaves(given))
+    earlier = [path for path, leaf in found.items() if versions.get(id(leaf), -1) == _version(leaf)]
+    if not earlier:
+        shared = found.keys() & {path for path, _ in leaves(outcome)}
+        earlier = list(shared) if shared > scalars else []
+    return (given.exclude(*map(as_key, earlier)) if earlier else given), bool(earlier)
+
+
+def _version(leaf: Any) -> int:
+    """Return how often a tensor was written to; 0 where that is not counted."""
+    try:
+        return leaf._version if isinstance(leaf, torch.Tensor) else 0
+    except RuntimeError:  # of inference mode
+        return 0
