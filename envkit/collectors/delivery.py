@@ -157,6 +157,8 @@ class Delivery:
     def made_of(self, raw: TensorDictBase) -> TensorDictBase:
         """Split and post-process a batch."""
         options, batch = self._options, raw.copy()
+        if options.return_contiguous:
+            batch = batch.contiguous()
         if options.split_trajs:
             batch = split_trajectories(batch)
         if not options.track_traj_ids:

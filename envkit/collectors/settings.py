@@ -94,6 +94,8 @@ class CollectorOptions(TypedDict, total=False):
         track_traj_ids: False leaves ``("collector", "traj_ids")`` out of batches.
         compact_obs: leave observations and states out of ``next``, which the next root has too; what follows the last
             step of a trajectory is lost then.
+        return_contiguous: copy batches that lie time first in memory, as those that a stateless env makes in one program do,
+            so that ``batch.view(-1)`` works. All others are contiguous anyway.
         auto_register_policy_transforms: append to the env what a policy with recurrent modules needs, where the env does
             not show it; None does so too, False never.
         seed: seed envs and torch's generators, here and in workers, as `Collector.set_seed` does, before anything is
@@ -143,6 +145,7 @@ class CollectorOptions(TypedDict, total=False):
     track_policy_version: Annotated[bool, Default(False)]
     track_traj_ids: Annotated[bool, Default(True)]
     compact_obs: Annotated[bool, Default(False)]
+    return_contiguous: Annotated[bool, Default(False)]
     auto_register_policy_transforms: Annotated[bool | None, Default(None)]
     seed: Annotated[int | None, Default(None)]
     progress: Annotated[bool, Default(False)]

@@ -67,7 +67,7 @@ class TrajectoryNumbers:
         self.following += int(ended.sum()) * self.stride
         self.current = numbers[:, -1].clone()
         self._is_unused = ended[:, -1].clone()
-        return numbers[:, :-1]
+        return numbers[:, :-1].contiguous()
 
     def begin_anew(self, rows: torch.Tensor) -> list[int]:
         """Give a new number to the rows that a bool mask names, unless theirs was not used yet.

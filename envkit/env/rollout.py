@@ -95,8 +95,9 @@ def rollout(
             With both rules False, done envs are reset and collection goes on.
         break_when_all_done: freeze done envs and stop when all are done. Frozen rows repeat their
             last transition with reward 0, so that a row's rewards sum up to its return.
-        return_contiguous: stack densely; False gives a lazy stack along time. None: densely, unless the
-            specs hold a size of -1.
+        return_contiguous: True: stack densely, in contiguous memory, so that ``data.view(-1)`` works. False gives a lazy
+            stack along time. None: densely, unless the specs hold a size of -1; a run of a stateless env that is one
+            program then lies time first in memory, which saves a copy.
         tensordict: what to start from.
         set_truncated: mark the last step ``truncated`` and ``done``.
         out: preallocated destination, at least as long as the result, with an entry of the same
@@ -135,6 +136,7 @@ def rollout(
     """
     max_steps = as_int("max_steps", max_steps, least=1, meaning="the most steps to take")
     stop = _stop_rule(break_when_any_done, break_when_all_done)
+    is_asked = return_contiguous is True
     if return_contiguous is None:
         return_contiguous = not self._has_varying_sizes
     _require_arguments(callback, tensordict, out, return_contiguous)
@@ -184,6 +186,8 @@ def rollout(
     result = steps if storing_device is None else steps.to(storing_device)
     if set_truncated:
         truncate_last(self, result)
+    if is_asked:
+        result = result.contiguous()
     if out is not None:
         result = _written(result, out)
     return result.refine_names(..., "time") if return_contiguous else result

@@ -11,6 +11,7 @@ from torchrl.data import LazyTensorStorage, ReplayBuffer, SliceSampler, TensorDi
 
 from envkit import (
     Collector,
+    Compose,
     GymEnv,
     GymnaxEnv,
     JaxEnv,
@@ -19,18 +20,62 @@ from envkit import (
     PendulumEnv,
     RewardSum,
     SerialEnv,
+    StepCounter,
     SyncDataCollector,
+    TransformedEnv,
     compile_policy,
 )
 from tests.collectors.test_resume import Saved
-from tests.collectors.test_workers import still
+from tests.collectors.test_workers import still, two
 from tests.zoo.envs import Count
+from tests.zoo.jax_drift import jax_rows
 
 IDS = ("collector", "traj_ids")
 
 
-def two() -> SerialEnv:
-    return SerialEnv(2, lambda: Count(5))
+def counted() -> TransformedEnv:
+    return TransformedEnv(two(), Compose(StepCounter(), RewardSum()))
+
+
+def cart_poles() -> SerialEnv:
+    return SerialEnv(2, lambda: GymEnv("CartPole-v1", max_episode_steps=7))
+
+
+def push_right(observation: torch.Tensor) -> torch.Tensor:
+    return torch.tensor([0, 1]).expand(*observation.shape[:-1], 2)
+
+
+WAYS = {
+    "a function of TensorDicts": (two, still, {}),
+    "a function of observations": (cart_poles, push_right, {}),
+    "random actions": (cart_poles, None, {}),
+    "no shared rows": (lambda: SerialEnv(2, lambda: Count(5), use_buffers=False), still, {}),
+    "transforms": (counted, still, {"max_frames_per_traj": 3}),
+    "versions and limits": (
+        cart_poles,
+        push_right,
+        {"track_policy_version": True, "set_truncated": True},
+    ),
+    "stored elsewhere": (two, None, {"storing_device": "cpu"}),
+    "whole episodes": (two, still, {"trajs_per_batch": 2}),
+    "a program": (jax_rows, None, {"return_contiguous": True}),
+    "workers, stacked": ([two, two], still, {"backend": "process"}),
+    "workers, along the batch": ([two, two], still, {"backend": "process", "cat_results": 0}),
+    "workers, along time": ([two, two], still, {"backend": "process", "cat_results": -1}),
+}
+
+
+@pytest.mark.parametrize(("create", "policy", "options"), WAYS.values(), ids=WAYS)
+def test_all_entries_of_a_batch_lie_in_contiguous_memory(create, policy, options):
+    size = {} if "trajs_per_batch" in options else {"frames_per_batch": 24}
+    collector = Collector(create, policy, total_frames=48, **size, **options)
+    try:
+        for batch in collector:
+            leaves = batch.items(True, True)
+            assert [key for key, leaf in leaves if not leaf.is_contiguous()] == []
+            assert batch.view(-1).numel() == batch.numel()
+    finally:
+        collector.shutdown()
 
 
 @pytest.mark.parametrize("kind", [ReplayBuffer, TensorDictReplayBuffer])

@@ -7,7 +7,7 @@ acts on leaves sees copies of those it reads; random actions are drawn beforehan
 
 Conventions
     window  steps that lie side by side in one half of the slots; ``slots`` says where.
-    time    leading axis in memory; the result shows it last.
+    time    leading axis of what is written to; in memory it lies behind the batch, where the result shows it.
     others  root entries that neither env nor action keys account for: what the policy writes beside
             its action, or what the caller put there. They are carried as `step_mdp` would.
     asked   an acted root that is to be stepped next, where a run goes on step by step. Then the policy has
@@ -113,7 +113,7 @@ def asks(entries: Iterable[Path]) -> bool:
 
 
 class _Stacks(NamedTuple):
-    """Memory for the roots and outcomes of steps, by path: shape (steps, *batch, *leaf)."""
+    """Memory for the roots and outcomes of steps, by path: shape (steps, *batch, *leaf), time behind the batch in memory."""
 
     roots: Leaves
     nexts: Leaves
@@ -121,11 +121,14 @@ class _Stacks(NamedTuple):
     @classmethod
     def empty(cls, rows: RowMemory, steps: int, device: torch.device | None) -> _Stacks:
         rows.memory.begin()
+        dims = len(rows.batch_size)
+
+        def empty(leaf: torch.Tensor) -> torch.Tensor:
+            shape = *leaf.shape[:dims], steps, *leaf.shape[dims:]
+            return rows.memory.empty(shape, leaf.dtype, device).movedim(dims, 0)
+
         regions = (
-            {
-                path: rows.memory.empty((steps, *leaf.shape), leaf.dtype, device)
-                for path, leaf in region.items()
-            }
+            {path: empty(leaf) for path, leaf in region.items()}
             for region in (rows.roots[0], rows.nexts[0])
         )
         return cls(*regions)
@@ -304,23 +307,28 @@ class _Recording:
         count, rows = self.count, self._rows
         if not count:
             return None
+        dims = len(rows.batch_size)
         written = self._actor.written(count)
         kept = {
-            path: value.expand(count, *value.shape).clone()
+            path: _time_behind(value.expand(count, *value.shape), dims, copy=True)
             for path, value in self._others.items()
             if path not in written
         }
         is_cut = count < len(self._stacks)
         roots, nexts = (
-            {path: stack[:count].clone() if is_cut else stack for path, stack in part.items()}
+            {path: _time_behind(stack[:count], dims, copy=is_cut) for path, stack in part.items()}
             for part in self._stacks
         )
         following = {("next", *path): stack for path, stack in nexts.items()}
-        stacks = {**roots, **kept, **written, **following}
-        dims = len(rows.batch_size)
-        last = {path: stack.movedim(0, dims) for path, stack in stacks.items()}
         shape = torch.Size((*rows.batch_size, count))
-        return tensordict_of(last, shape, self._device, rows.node_axes)
+        stacks = {**roots, **kept, **written, **following}
+        return tensordict_of(stacks, shape, self._device, rows.node_axes)
+
+
+def _time_behind(stack: torch.Tensor, dims: int, *, copy: bool) -> torch.Tensor:
+    """Return a stack with time behind ``dims`` batch axes; with ``copy`` a contiguous copy."""
+    shown = stack.movedim(0, dims)
+    return shown.clone(memory_format=torch.contiguous_format) if copy else shown
 
 
 # -------------------------------------------------------------------------------------- what acts
@@ -352,7 +360,7 @@ class Actor:
         return {}
 
     def written(self, count: int) -> dict[Path, torch.Tensor]:
-        """Give what was written in the first ``count`` steps, time in front."""
+        """Give what was written in the first ``count`` steps, time behind the batch."""
         raise NotImplementedError
 
 
@@ -407,7 +415,11 @@ class Drawn(Actor):
     def written(self, count: int) -> dict[Path, torch.Tensor]:
         if count < self._drawn:
             self._rewind(count)
-        return {path: actions[:count].clone() for path, actions in self._all().items()}
+        dims = len(self._rows.batch_size)
+        return {
+            path: _time_behind(actions[:count], dims, copy=True)
+            for path, actions in self._all().items()
+        }
 
     def _rewind(self, count: int) -> None:
         """Leave the generator as if only ``count`` actions had been drawn."""
@@ -421,8 +433,10 @@ class OnRows(Actor):
 
     def __init__(self, policy: RowsPolicy, rows: RowMemory, steps: int):
         self._policy, self._rows = policy, rows
+        dims = len(rows.batch_size) or 1  # one env is a row here
         self._written = {
-            path: np.empty((steps, *shape), dtype) for path, (shape, dtype) in policy.writes.items()
+            path: np.moveaxis(np.empty((*shape[:dims], steps, *shape[dims:]), dtype), dims, 0)
+            for path, (shape, dtype) in policy.writes.items()
         }
         self._actions = {path: self._written.pop(path) for path in rows.actions}
         slots = range(min(steps, rows.num_slots))
@@ -464,12 +478,12 @@ class OnRows(Actor):
             )
 
     def written(self, count: int) -> dict[Path, torch.Tensor]:
-        entries = {**self._written, **self._actions}
-        batch = tuple(self._rows.batch_size)
+        dims = len(self._rows.batch_size)
         found = {}
-        for path, values in entries.items():
-            kept = torch.from_numpy(values[:count].copy() if len(values) > count else values)
-            found[path] = kept if batch else kept.squeeze(1)
+        for path, values in {**self._written, **self._actions}.items():
+            kept = torch.from_numpy(values[:count])
+            kept = kept if dims else kept.squeeze(1)
+            found[path] = _time_behind(kept, dims, copy=len(values) > count)
         return found
 
 
@@ -514,8 +528,8 @@ class OnLeaves(Actor):
         return {path: values[-1] for path, values in {**self._seen, **self._given}.items()}
 
     def written(self, count: int) -> dict[Path, torch.Tensor]:
-        seen = {path: torch.stack(values[:count]).detach() for path, values in self._seen.items()}
-        return seen | _stacked(self._given, count)
+        dims = len(self._rows.batch_size)
+        return _stacked(self._seen, count, dims, detach=True) | _stacked(self._given, count, dims)
 
 
 class OnTensorDicts(Actor):
@@ -585,8 +599,8 @@ class OnTensorDicts(Actor):
         return given
 
     def written(self, count: int) -> dict[Path, torch.Tensor]:
-        seen = {path: torch.stack(values[:count]).detach() for path, values in self._seen.items()}
-        return seen | _stacked(self._given, count)
+        dims = len(self._rows.batch_size)
+        return _stacked(self._seen, count, dims, detach=True) | _stacked(self._given, count, dims)
 
 
 def _can_replace(value: Any, known: torch.Tensor) -> bool:
@@ -606,8 +620,11 @@ def _actor_for(rows: RowMemory, run: Run, *, others: set[Path], device: Any) -> 
     return OnRows.fitting(policy, rows, run.steps)
 
 
-def _stacked(given: Mapping[Path, list[torch.Tensor]], count: int) -> dict[Path, torch.Tensor]:
-    return {path: torch.stack(values[:count]) for path, values in given.items()}
+def _stacked(
+    given: Mapping[Path, list[torch.Tensor]], count: int, dims: int, *, detach: bool = False
+) -> dict[Path, torch.Tensor]:
+    stacks = {path: torch.stack(values[:count], dims) for path, values in given.items()}
+    return {path: stack.detach() for path, stack in stacks.items()} if detach else stacks
 
 
 def _overlap(one: Path, other: Path) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.reference.compare import OURS, differs
+from tests.zoo.jax_drift import jax_rows
 
 pytestmark = pytest.mark.filterwarnings(  # of TorchRL and what it calls
     "ignore::UserWarning:torch", "ignore::DeprecationWarning:torch", "ignore::FutureWarning:torch"
@@ -19,6 +20,16 @@ def test_every_kind_is_a_collector():
         ]
 
     assert "True" in differs("kinds-are-collectors", kinds)
+
+
+def test_a_rollout_that_was_one_program_is_contiguous_on_request():
+    def flat(library, **options):
+        env = jax_rows() if library is OURS else library.PendulumEnv(batch_size=[3])
+        rollout = env.rollout(5, break_when_any_done=False, **options)
+        return tuple(rollout.view(-1)["next", "reward"].shape)
+
+    assert "view" in differs("programs-lie-time-first", flat)
+    assert flat(OURS, return_contiguous=True) == (15, 1)
 
 
 @pytest.mark.filterwarnings("ignore:.*begins new trajectories:UserWarning")
