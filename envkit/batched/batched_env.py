@@ -40,7 +40,7 @@ from envkit.env.input_checks import in_functorch, require_values
 from envkit.env.learning import ALL
 from envkit.env.own_state import OWN
 from envkit.env.runs import InPlace, Run
-from envkit.env.seeding import seed_chain
+from envkit.env.seeding import reset_keywords, seeds_of_parts
 from envkit.env.set_state import refuse_start, refuse_state_left_out
 from envkit.env.tickets import Ticket
 from envkit.errors import (
@@ -84,7 +84,8 @@ class BatchedEnv(AttributeLookup, PoolOwner):
             tensordict: current data and masks.
             set_state, select_reset_only: see `EnvBase.reset`.
             list_of_kwargs: reset keywords of each sub-env, over those in ``kwargs``.
-            **kwargs: reset keywords of every sub-env.
+            **kwargs: reset keywords of every sub-env. With ``seed=s``, row i gets ``s + i``, as in
+                Gymnasium's vector envs; `set_seed` gives them a chain of seeds.
 
         Returns:
             ``tensordict`` itself, completed; where results are lazy stacks and it is not one, the
@@ -97,11 +98,12 @@ class BatchedEnv(AttributeLookup, PoolOwner):
         if set_state:
             refuse_start(self)
         given = None
-        if list_of_kwargs is not None:
-            own_kwargs = as_own_kwargs(self.num_workers, list_of_kwargs, "list_of_kwargs")
-            given = [{**kwargs, **own} for own in own_kwargs]
-        elif kwargs:
-            given = [dict(kwargs) for _ in range(self.num_workers)]
+        if kwargs or list_of_kwargs is not None:
+            width = self.batch_size[1:].numel()
+            given = reset_keywords(kwargs, range(0, width * self.num_workers, width))
+            if list_of_kwargs is not None:
+                own_kwargs = as_own_kwargs(self.num_workers, list_of_kwargs, "list_of_kwargs")
+                given = [{**common, **own} for common, own in zip(given, own_kwargs, strict=True)]
         if isinstance(tensordict, TensorDictBase) and self.share_individual_td:
             self._check_batch(tensordict)
             tensordict = by_row(tensordict)
@@ -312,7 +314,7 @@ class BatchedEnv(AttributeLookup, PoolOwner):
     def set_seed(self, seed: int | None = None, static_seed: bool = False) -> int | None:
         """Seed sub-env i with the i-th seed of the chain, and return the one after the last.
 
-        With ``static_seed`` every sub-env gets ``seed``, which is returned.
+        A sub-env of several rows takes a seed for each row that has its own. With ``static_seed`` every sub-env gets ``seed``, which is returned.
         """
         self._started()
         following = self._set_seeds(seed, static=static_seed)
@@ -325,8 +327,17 @@ class BatchedEnv(AttributeLookup, PoolOwner):
     def _seeded_parts(self) -> list[tuple[Any, int | None]]:
         if self._seed is None:
             return [(row, None) for row in range(self.num_workers)]
-        seeds, _ = seed_chain(self._seed, self.num_workers, static=self._seed_is_static)
+        seeds, _ = self._seeds_of_rows(self._seed, static=self._seed_is_static)
         return list(enumerate(seeds))
+
+    @property
+    def _seeds_taken(self) -> int:
+        self._started_specs()
+        return sum(found.seeds_taken for found in self._metadata)
+
+    def _seeds_of_rows(self, seed: int | None, *, static: bool) -> tuple[list[int], int]:
+        """Return the seeds of the sub-envs, each of which may take several of the chain, and the one that follows."""
+        return seeds_of_parts(seed, [found.seeds_taken for found in self._metadata], static=static)
 
     def _visit_transforms(self, visit: Any, given: Any) -> Any:
         rows = range(self.num_workers)
@@ -334,7 +345,7 @@ class BatchedEnv(AttributeLookup, PoolOwner):
         return call_by_row(self._started(), "apply", asked)
 
     def _set_seeds(self, seed: int | None, *, static: bool) -> int:
-        seeds, following = seed_chain(seed, self.num_workers, static=static)
+        seeds, following = self._seeds_of_rows(seed, static=static)
         pool, of_row = self._started(), dict(enumerate(seeds))
         pool.seeds.update(of_row)
         self._recovery.begin_seeds(seeds[0])

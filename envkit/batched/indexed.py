@@ -26,7 +26,7 @@ from envkit.batched.lazy_stacks import by_row, stack_rows
 from envkit.data.paths import as_key
 from envkit.data.transition import leaves
 from envkit.env.base import EnvBase
-from envkit.env.seeding import seed_chain
+from envkit.env.seeding import reset_keywords, seeds_of_parts
 from envkit.errors import (
     ArgumentCountError,
     ArgumentError,
@@ -200,6 +200,13 @@ class IndexedEnv(AttributeLookup, EnvBase):
 
     def _reset(self, td: TensorDictBase | None, **kwargs: Any) -> TensorDictBase:
         batched = self._batched()
+        if kwargs:
+            width = self.batch_size[1:].numel()
+            own = reset_keywords(kwargs, range(0, width * self.num_workers, width))
+            of_rows = [{} for _ in range(batched.num_workers)]
+            for row, keywords in zip(self._rows, own, strict=True):
+                of_rows[row] = keywords
+            kwargs = {"list_of_kwargs": of_rows}
         if not batched._has_begun:
             return batched.reset(**kwargs)[self._rows]
         whole = self._whole(td)
@@ -263,7 +270,8 @@ class IndexedEnv(AttributeLookup, EnvBase):
         With ``static_seed`` every one of them gets ``seed``, which is returned. The others are not seeded.
         """
         batched = self._batched()
-        seeds, following = seed_chain(seed, self.num_workers, static=static_seed)
+        links = [batched._metadata[row].seeds_taken for row in self._rows]
+        seeds, following = seeds_of_parts(seed, links, static=static_seed)
         of_row = dict(zip(self._rows, seeds, strict=True))
         self._pool[0].seeds.update(of_row)
         call_by_row(self._pool[0], "set_seed", of_row)

@@ -89,6 +89,7 @@ class EnvMetaData:
         says_no_state: the kind of env that may keep an episode where no state dict sees it, if one does.
         cannot_start_at_state: the kind of env that cannot begin at a state it is given, if one cannot.
         draws_its_own: whether random actions come from an override of `EnvBase.rand_action`.
+        seeds_taken: how many seeds of a chain its rows take.
 
     Example:
         >>> from envkit import EnvMetaData, GymEnv
@@ -118,6 +119,7 @@ class EnvMetaData:
     books: frozenset[Path] = frozenset()
     infos: frozenset[Path] = frozenset()
     gives_nan: bool = False
+    seeds_taken: int = 1
 
     @classmethod
     def metadata_from_env(cls, env: EnvBase) -> EnvMetaData:
@@ -151,6 +153,7 @@ class EnvMetaData:
             books=env._books,
             infos=env._infos,
             gives_nan=env._gives_nan,
+            seeds_taken=env._seeds_taken,
         )
 
     def expand(self, *sizes: int) -> EnvMetaData:

@@ -42,6 +42,7 @@ from envkit.env.declared import OUTPUTS
 from envkit.env.html import Told
 from envkit.env.learning import ALL
 from envkit.env.own_state import OWN
+from envkit.env.seeding import reset_keywords
 from envkit.env.thread_lock import InUse
 from envkit.env.tickets import Ticket
 from envkit.env.wrapper_hints import known_wrapping_of
@@ -318,11 +319,12 @@ class MixedEnv(EnvBase):
             rows = self._rows_of(masks)
         take = Member.part_to_reset if masks else Member.part
         parts: dict[str, Any] = {}
-        for member in self.members:
+        keywords = reset_keywords(kwargs, (member.rows.start for member in self.members))
+        for member, given in zip(self.members, keywords, strict=True):
             own = rows[member.rows]
             if bool(own.any()):
                 part = None if td is None else take(member, td, self._hidden)
-                told = member.env.reset(part, **kwargs)
+                told = member.env.reset(part, **given)
                 member.keep(told, None if bool(own.all()) else own)
                 self._versions.count(rows, member.rows)
             parts[member.name] = member.newest
@@ -441,6 +443,10 @@ class MixedEnv(EnvBase):
             for member in self.members
             for part, seed in member.env._seeded_parts
         ]
+
+    @property
+    def _seeds_taken(self) -> int:
+        return sum(member.env._seeds_taken for member in self.members)
 
     def _set_seed(self, seed: int | None) -> None:
         self.set_seed(seed)

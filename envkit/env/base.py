@@ -442,6 +442,11 @@ class EnvBase(Stepping, metaclass=EnvMeta):
         """The parts of the batch that have their own seed, as indices, each with that seed."""
         return [((), self._action_seed)]
 
+    @property
+    def _seeds_taken(self) -> int:
+        """How many seeds of a chain `set_seed` takes, one for each part that has its own."""
+        return 1
+
     _action_seed: int | None = None
     _action_generator: torch.Generator | None = None
 

@@ -8,6 +8,8 @@ Conventions
 from __future__ import annotations
 
 import operator
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -15,7 +17,15 @@ import torch
 
 from envkit.errors import ArgumentError
 
-__all__ = ["checked_seed", "drawn_seed", "next_seed", "restart_seed", "seed_chain"]
+__all__ = [
+    "checked_seed",
+    "drawn_seed",
+    "next_seed",
+    "reset_keywords",
+    "restart_seed",
+    "seed_chain",
+    "seeds_of_parts",
+]
 
 
 def next_seed(seed: int | None) -> int:
@@ -40,6 +50,37 @@ def seed_chain(seed: int | None, count: int, *, static: bool = False) -> tuple[l
     while len(seeds) <= count:
         seeds.append(next_seed(seeds[-1]))
     return seeds[:-1], seeds[-1]
+
+
+def seeds_of_parts(
+    seed: int | None, links: Sequence[int], *, static: bool = False
+) -> tuple[list[int], int]:
+    """Return a seed for each part of a batch, and the one that follows them.
+
+    Args:
+        seed: with which the chain begins.
+        links: how many seeds of the chain each part takes for its own rows.
+        static: see `seed_chain`.
+    """
+    seeds, following = seed_chain(seed, sum(links), static=static)
+    return [
+        seeds[end - taken] for taken, end in zip(links, accumulate(links), strict=True)
+    ], following
+
+
+def reset_keywords(keywords: Mapping[str, Any], first_rows: Iterable[int]) -> list[dict[str, Any]]:
+    """Return the keywords with which each part of a batch is reset.
+
+    With ``seed=s``, row i gets ``s + i``, as in Gymnasium's vector envs.
+
+    Args:
+        keywords: those of the reset of all.
+        first_rows: where each part begins, as a number of rows.
+    """
+    if keywords.get("seed") is None:
+        return [dict(keywords) for _ in first_rows]
+    seed = checked_seed(keywords["seed"])
+    return [{**keywords, "seed": seed + row} for row in first_rows]
 
 
 def checked_seed(seed: Any) -> int:

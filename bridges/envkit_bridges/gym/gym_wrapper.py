@@ -285,6 +285,10 @@ class GymWrapper(OnRow, GymLikeEnv):
     _seed_is_static = False
 
     @property
+    def _seeds_taken(self) -> int:
+        return self.numel() if self._vector is not None else 1
+
+    @property
     def _seeded_parts(self) -> list[tuple[Any, int | None]]:
         if self._vector is None or self._action_seed is None:
             return super()._seeded_parts

@@ -40,6 +40,7 @@ class Wrapper(EnvBase):
         _keeps_state = property(attrgetter("base_env._keeps_state"))
         _says_no_state = property(attrgetter("base_env._says_no_state"))
         _seeded_parts = property(attrgetter("base_env._seeded_parts"))
+        _seeds_taken = property(attrgetter("base_env._seeds_taken"))
         _writes_down = property(attrgetter("base_env._writes_down"))
 
         @EnvBase.batch_locked.getter

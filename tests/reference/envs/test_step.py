@@ -229,6 +229,15 @@ def test_sub_envs_must_be_reset_before_their_first_step():
     differs("step-before-reset", early)
 
 
+def test_a_reset_with_a_seed_gives_each_row_its_own():
+    def begun(lib):
+        return lib.SerialEnv(2, lambda: lib.GymEnv("Pendulum-v1")).reset(seed=0)["observation"]
+
+    differs("row-seeds", begun)
+    first, second = begun(OURS)
+    assert not torch.equal(first, second)
+
+
 def test_batched_envs_take_an_action_in_a_dtype_that_changes_no_value():
     def chosen(lib, number):
         env = lib.SerialEnv(2, lambda: zoo.counter(lib))

@@ -291,6 +291,10 @@ class MultiThreadedEnvWrapper(GymLikeEnv):
 
     _seed_is_static = False
 
+    @property
+    def _seeds_taken(self) -> int:
+        return self.numel()
+
     def _set_seed(self, seed: int | None) -> None:
         self.set_seed(seed)
 
