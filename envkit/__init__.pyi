@@ -47,6 +47,7 @@ from envkit.envs.model_based import WorldModelEnv as WorldModelEnv
 from envkit.envs.pendulum import PendulumEnv as PendulumEnv
 from envkit.envs.tictactoe import TicTacToeEnv as TicTacToeEnv
 from envkit.envs.trading import FinancialRegimeEnv as FinancialRegimeEnv
+from envkit.errors import CentredRewardWarning as CentredRewardWarning
 from envkit.errors import EnvSpecWarning as EnvSpecWarning
 from envkit.errors import StaleNextWarning as StaleNextWarning
 from envkit.evaluation.evaluate import evaluate as evaluate
@@ -156,6 +157,7 @@ from envkit.transforms.primer import (
     get_env_transforms_from_module as get_env_transforms_from_module,
 )
 from envkit.transforms.primer import gSDENoise as gSDENoise
+from envkit.transforms.returns import NormalizeReward as NormalizeReward
 from envkit.transforms.returns import RewardSum as RewardSum
 from envkit.transforms.returns import TargetReturn as TargetReturn
 from envkit.transforms.running import VecNorm as VecNorm

@@ -22,6 +22,7 @@ __all__ = [
     "BusyEnvError",
     "BusyError",
     "BypassError",
+    "CentredRewardWarning",
     "ClosedEnvError",
     "CopyError",
     "DataTypeError",
@@ -129,6 +130,21 @@ class StartedError(EnvkitError, RuntimeError):
 
 class MemoryKindError(EnvkitError, RuntimeError):
     """Rows are to lie in two kinds of memory at once."""
+
+
+class CentredRewardWarning(UserWarning):
+    """Warn that a transform subtracts the running mean of a reward, which changes what the best policy is.
+
+    Example:
+        >>> import warnings
+        >>> from envkit import CentredRewardWarning, PendulumEnv, VecNorm
+        >>> env = PendulumEnv().append_transform(VecNorm(["reward"]))
+        >>> with warnings.catch_warnings(record=True) as caught:
+        ...     warnings.simplefilter("always", CentredRewardWarning)
+        ...     spec = env.reward_spec
+        >>> caught[0].category.__name__
+        'CentredRewardWarning'
+    """
 
 
 class EnvSpecWarning(UserWarning):

@@ -18,7 +18,17 @@ from array_api_compat import array_namespace
 
 from envkit.arrays.elementwise import Array, dtype_named
 
-__all__ = ["added", "begun", "counted", "filled", "left", "spread", "uncounted", "unset"]
+__all__ = [
+    "added",
+    "begun",
+    "counted",
+    "discounted",
+    "filled",
+    "left",
+    "spread",
+    "uncounted",
+    "unset",
+]
 
 
 def unset(flags: Array) -> Array:
@@ -65,6 +75,11 @@ def filled(like: Array, value: Array) -> Array:
 def added(before: Array, reward: Array) -> Array:
     """Add the reward of this step to those before."""
     return before + reward
+
+
+def discounted(before: Array, reward: Array, gamma: Array) -> Array:
+    """Discount the rewards before by one step, and add the reward of this one."""
+    return before * gamma + reward
 
 
 def left(before: Array, reward: Array) -> Array:

@@ -28,6 +28,7 @@ __all__ = [
     "are_finite",
     "averages_with_rows",
     "averages_with_values",
+    "deviation_of_moments",
     "increased",
     "loc_and_scale_of_averages",
     "loc_and_scale_of_moments",
@@ -104,6 +105,15 @@ def loc_and_scale_of_moments(moments: Moments, eps: Array) -> tuple[Any, Any]:
     is_seen = weight > 0
     variance = squares / xp.astype(xp.where(is_seen, weight, 1), mean.dtype)
     return mean, xp.sqrt(xp.where(is_seen, xp.maximum(variance, xp.full_like(variance, eps)), 1))
+
+
+def deviation_of_moments(moments: Moments, eps: Array) -> Any:
+    """Return ``sqrt(variance + eps)``; 1 in place of the variance before anything was seen."""
+    weight, _, squares = moments
+    xp = array_namespace(squares)
+    is_seen = weight > 0
+    variance = squares / xp.astype(xp.where(is_seen, weight, 1), squares.dtype)
+    return xp.sqrt(xp.where(is_seen, variance, 1) + eps)
 
 
 Averages = tuple[Any, Any, Any]

@@ -15,8 +15,10 @@ Conventions
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import overload
+import warnings
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any, overload
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -26,12 +28,18 @@ from envkit.data.arguments import as_bool, as_int
 from envkit.data.paths import Key, as_key, as_path
 from envkit.env.base import EnvBase
 from envkit.env.fragments import Fragment, begin_fragment
-from envkit.env.learning import left_as_it_was
+from envkit.env.learning import ALL, left_as_it_was
 from envkit.env.policy import ExplorationType, PolicyLike, as_policy, set_exploration_type
 from envkit.env.seeding import checked_seed, drawn_seed
 from envkit.env.wrapper_hints import require_env
 from envkit.errors import ArgumentError, MissingKeyError, RolloutError
 from envkit.evaluation.outcome import Agents, Comparison, Evaluation, checked_agents, one_number
+from envkit.transforms.core.compose import Compose
+from envkit.transforms.core.transform import Transform
+from envkit.transforms.devices import DeviceCastTransform
+from envkit.transforms.keys import RenameTransform
+from envkit.transforms.shapes import FlattenObservation, PermuteTransform, UnsqueezeTransform
+from envkit.transforms.values import DTypeCastTransform
 
 __all__ = ["Tally", "evaluate"]
 
@@ -197,7 +205,8 @@ def evaluate(
         deterministic: act by ``ExplorationType.DETERMINISTIC``; False: by ``RANDOM``.
         update_stats: True lets transforms that learn, such as `VecNorm`, learn while policies play. By default they
             do not change, so that each policy sees the same env.
-        reward_key: the reward that is summed; None: the only one.
+        reward_key: the reward that is summed, as the env shows it behind its transforms; None: the only one. ``changed_by``
+            of the result names those that changed it. One that learns, such as `NormalizeReward`, gives a warning.
         agents: ``"sum"`` or ``"mean"`` makes one number of those that a group of agents gets in a step.
 
     Returns:
@@ -226,6 +235,7 @@ def evaluate(
         max_steps = as_int("max_steps", max_steps, least=1, meaning="the longest episode, or None")
     reward = _reward(env, reward_key, agents)
     played = _Playing(env, math.ceil(wanted / env.numel()), max_steps, reward, agents)
+    _warn_of_learnt(reward, played.changes)
     seed = drawn_seed() if seed is None else checked_seed(seed)
     if isinstance(policy, Mapping) and not policy:
         raise ArgumentError("policy is an empty dict. Pass one policy, or several by name.")
@@ -248,6 +258,7 @@ class _Playing:
         self.env, self.quota, self.max_steps = env, quota, max_steps
         self.reward = reward
         self.agents: Agents = agents
+        self.changes = _changes_of(env, reward)
         self.shown = [
             as_key(path)
             for path, _, spec in env._table.outputs
@@ -262,7 +273,9 @@ class _Playing:
         flat = (tally.returns, tally.lengths, tally.terminated, tally.is_cut)
         returns, lengths, terminated, is_cut = (value.flatten() for value in flat)
         rows = len(tally.counted)
-        return Evaluation(returns, lengths, terminated, is_cut, tally.last(), rows, seed)
+        return Evaluation(
+            returns, lengths, terminated, is_cut, tally.last(), rows, seed, tuple(self.changes)
+        )
 
     def _played(self, policy: PolicyLike) -> Tally:
         env, act = self.env, as_policy(self.env, policy)
@@ -317,6 +330,52 @@ class _Playing:
             root.set(as_key((*level, rules.RESET)), wide.clone())
         tally.begin_stale()
         return env._reset_anew(root)
+
+
+_KEEP_NUMBERS = (
+    RenameTransform,
+    DTypeCastTransform,
+    DeviceCastTransform,
+    FlattenObservation,
+    UnsqueezeTransform,
+    PermuteTransform,
+)
+"""Transforms that write an entry and leave its numbers as they are."""
+
+
+def _changes_of(env: EnvBase, reward: Key) -> dict[str, bool]:
+    """Return the names of the transforms that change a reward, the innermost first, and which of them learn."""
+
+    def listed(answer: Any) -> Iterator[tuple[str, bool]]:
+        if isinstance(answer, Mapping):
+            for name, value in answer.items():
+                yield from [(name, value)] if isinstance(value, bool) else listed(value)
+        for part in reversed(answer) if isinstance(answer, list | tuple) else ():
+            yield from listed(part)
+
+    return dict(listed(env._visit_transforms(partial(_changing, reward), ALL)))
+
+
+def _changing(reward: Key, transform: Any, given: Any) -> dict[str, bool]:
+    """Name the transforms of a chain that change a reward; see `envkit.env.learning` for visits."""
+    path = as_path(reward)
+    return {
+        type(one).__name__: one.learns
+        for one in transform.modules()
+        if isinstance(one, Transform)
+        and not isinstance(one, (*_KEEP_NUMBERS, Compose))
+        and path in map(as_path, one._declared_keys)
+    }
+
+
+def _warn_of_learnt(reward: Key, changes: Mapping[str, bool]) -> None:
+    if learnt := [name for name, learns in changes.items() if learns]:
+        warnings.warn(
+            f"evaluate() sums {reward!r} as {', '.join(learnt)} has changed it, in a unit that depends on what was seen "
+            "before. For the reward of the env, let the transform write another entry, "
+            f"{learnt[0]}(..., out_keys=['normal_reward']), and pass reward_key={reward!r}.",
+            stacklevel=3,
+        )
 
 
 def _reward(env: EnvBase, key: Key | None, agents: Agents) -> Key:

@@ -57,6 +57,7 @@ class Evaluation:
             size, reward and flags.
         rows: how many were played side by side.
         seed: of the env.
+        changed_by: names of the transforms that changed the reward before it was summed, the innermost first.
 
     Example:
         >>> from envkit import GymEnv, evaluate
@@ -76,6 +77,7 @@ class Evaluation:
     last: EnvData
     rows: int
     seed: int
+    changed_by: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.returns)
@@ -203,7 +205,8 @@ class Evaluation:
             "length": f"{float(self.lengths.double().mean()):.4g}",
             "terminated": f"{float(self.terminated.double().mean()):.0%}",
         }
-        return told | ({"cut": str(self.cut)} if self.cut else {})
+        told |= {"cut": str(self.cut)} if self.cut else {}
+        return told | ({"reward changed by": ", ".join(self.changed_by)} if self.changed_by else {})
 
 
 @dataclass(frozen=True)

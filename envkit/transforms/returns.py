@@ -1,4 +1,5 @@
-"""Running values of the rewards of an episode: their sum, and what is left of a target.
+"""Running values of the rewards of an episode: their sum, what is left of a target, and the discounted return whose
+deviation rewards are divided by.
 
 Each is beside its reward and begins again with the episode; `episodes` says which reset it obeys,
 `episode_counters` does the arithmetic.
@@ -6,25 +7,30 @@ Each is beside its reward and begins again with the episode; `episodes` says whi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from tensordict import TensorDictBase
 
 from envkit import rules
-from envkit.arrays import episode_counters
+from envkit.arrays import elementwise, episode_counters, statistics
 from envkit.arrays.elementwise import dtype_name
 from envkit.arrays.leaves import Changes, Leaves
+from envkit.arrays.statistics import Moments
 from envkit.data.arguments import as_bool, as_number, require_option
 from envkit.data.paths import Key, Path, as_key, as_path
-from envkit.errors import ArgumentError
-from envkit.specs import Composite, Unbounded
-from envkit.transforms.core.fusable import FusableTransform
+from envkit.errors import ArgumentError, MissingKeyError
+from envkit.specs import Composite, TensorSpec, Unbounded
+from envkit.transforms.core.coupled import by_rows
+from envkit.transforms.core.fusable import FusableTransform, LeavesOf, written
+from envkit.transforms.core.leafwise import float_leaf, require_regular
 from envkit.transforms.core.transform import Keys, as_keys
 from envkit.transforms.episodes import EpisodeTransform
+from envkit.transforms.running import RunningMoments, of_state
 
-__all__ = ["RewardSum", "TargetReturn"]
+__all__ = ["NormalizeReward", "RewardSum", "TargetReturn"]
 
 
 class _RewardTransform(FusableTransform, EpisodeTransform):
@@ -59,6 +65,12 @@ class _RewardTransform(FusableTransform, EpisodeTransform):
 
     def _found_pairs(self) -> list[tuple[Path, Path]]:
         sources = list(self._env().reward_keys) if self._takes_all else self.in_keys
+        known = self._env().full_reward_spec
+        if missing := [key for key in sources if known.get(key, None) is None]:
+            raise MissingKeyError(
+                f"{type(self).__name__} reads {missing}, but the env has the rewards {list(known.keys(True, True))}. Name "
+                "rewards that exist with in_keys=."
+            )
         targets = self._targets(sources)
         self._require_as_many("out_keys", targets, sources)
         if self.reset_keys is not None:
@@ -96,7 +108,10 @@ class _RewardTransform(FusableTransform, EpisodeTransform):
     def _found_forms(self) -> dict[Path, tuple[torch.Size, str]]:
         """Give shape and dtype of each running value, without batch axes."""
         env = self._env()
-        specs = {target: env.full_reward_spec[source] for source, target in self._pairs()}
+        specs = {
+            target: self._value_leaf(env.full_reward_spec[source])
+            for source, target in self._pairs()
+        }
         return {
             target: (spec.shape[env.batch_dims :], dtype_name(spec.dtype))
             for target, spec in specs.items()
@@ -122,9 +137,12 @@ class _RewardTransform(FusableTransform, EpisodeTransform):
     def _add_to(self, spec: Composite) -> Composite:
         rewards = self._env().full_reward_spec
         for source, target in self._pairs():
-            leaf = rewards[source]
-            spec[target] = Unbounded(leaf.shape, dtype=leaf.dtype, device=leaf.device)
+            spec[target] = self._value_leaf(rewards[source])
         return spec
+
+    def _value_leaf(self, reward: TensorSpec) -> TensorSpec:
+        """Declare the running value of a reward."""
+        return Unbounded(reward.shape, dtype=reward.dtype, device=reward.device)
 
     def transform_observation_spec(self, observation_spec: Composite) -> Composite:
         return self._add_to(observation_spec)
@@ -294,3 +312,177 @@ class TargetReturn(_RewardTransform):
 
     def extra_repr(self) -> str:
         return f"target_return={self.target_return}, mode={self.mode!r}"
+
+
+class NormalizeReward(RunningMoments, _RewardTransform):
+    """Divide rewards by the running deviation of the discounted return; nothing is subtracted.
+
+    Each row adds up the rewards of its episode, ``total = gamma * total + reward``, beginning with 0 after a reset. The
+    variance is that of all totals that all rows have had. A reward becomes ``reward / sqrt(variance + epsilon)``, so its
+    sign stays, and the best policy with it. This is what Gymnasium's ``wrappers.vector.NormalizeReward`` and SB3's
+    ``VecNormalize(norm_obs=False)`` do; Gymnasium's totals end where an episode terminates, and go on where it is truncated.
+
+    Steps count the rows that were stepped. Statistics are buffers: clones share them, and so do the envs of one
+    `EnvCreator` and modules whose memory is shared. They are saved in state dicts. It counts no rewards after `freeze`, nor
+    in `evaluate`. It fuses unless processes or threads share it. The totals travel in the data, under a private name.
+
+    Put it behind `RewardSum`, which then adds up the rewards of the environment.
+
+    Args:
+        in_keys: rewards, each with its own statistics.
+        out_keys: where they go; in place by default.
+        gamma: discount of the total.
+        epsilon: what is added to the variance.
+        clip: bring rewards into ``[-clip, clip]`` afterwards; SB3 takes 10.
+        reset_keys: the `_reset` entry each total obeys; None finds it by place.
+        shared_td: ``statistics`` of another NormalizeReward, which are shared with it.
+        lock: held while statistics are read and written back.
+
+    A total that is not finite is left out of the statistics: ``skipped_rows`` counts them, and the first one gives a
+    warning (none where the statistics are on a GPU).
+
+    Raises:
+        ArgumentError: (a ValueError) ``gamma`` is outside [0, 1], ``epsilon`` is below 0, or ``clip`` is not above 0.
+        MissingKeyError: (a KeyError) when specs are read: the env has no such reward.
+
+    Example:
+        >>> from envkit import GymEnv, NormalizeReward
+        >>> env = GymEnv("Pendulum-v1").append_transform(NormalizeReward(gamma=0.99))
+        >>> following = env.set_seed(0)
+        >>> reward = env.rollout(200)["next", "reward"]
+        >>> bool((reward <= 0).all()), float(reward[1:].abs().max()) < 10
+        (True, True)
+        >>> env.close()
+    """
+
+    keeps_memory = True
+
+    _in_repr = ("gamma", "eps", "clip")
+
+    _prior = 1e-4  # as in Gymnasium and SB3
+
+    _twins = (*_RewardTransform._twins, ("_observe_rows", "seen_leaves"))
+
+    def __init__(
+        self,
+        in_keys: Keys = "reward",
+        out_keys: Keys = None,
+        *,
+        gamma: float = 0.99,
+        epsilon: float = 1e-8,
+        clip: float | None = None,
+        reset_keys: Keys = None,
+        shared_td: TensorDictBase | None = None,
+        lock: Any = None,
+    ):
+        super().__init__(as_keys(in_keys), None, reset_keys)
+        if out_keys is not None:
+            self.out_keys = as_keys(out_keys)
+            self._require_as_many("out_keys", self.out_keys, self.in_keys)
+        self.gamma = as_number("gamma", gamma, least=0, most=1, meaning="the discount of a step")
+        as_number("epsilon", epsilon, least=0, meaning="what is added to the variance")
+        self.clip = None
+        if clip is not None:
+            self.clip = as_number("clip", clip, above=0, meaning="the largest reward, or None")
+        self._begin_moments(1.0, epsilon, lock, shared_td)
+
+    @property
+    def epsilon(self) -> float:
+        """Number added to the variance; assignable."""
+        return self.eps
+
+    @epsilon.setter
+    def epsilon(self, value: float) -> None:
+        self.eps = as_number("epsilon", value, least=0, meaning="what is added to the variance")
+
+    def _out_name(self, name: str) -> str:
+        return f"_discounted_{name}"
+
+    @property
+    def _declared_keys(self) -> list[Key]:
+        return [*self.out_keys, *super()._declared_keys]
+
+    def _value_leaf(self, reward: TensorSpec) -> TensorSpec:
+        return float_leaf(reward)
+
+    # ------------------------------------------------------------------------------------- one step
+
+    def _totals(self, root: Leaves, following: Leaves, gamma: Any) -> dict[Key, Any]:
+        """Return the totals of a step by the key of their reward."""
+        found, forms = {}, self._read_once("forms", self._found_forms)
+        for key, (source, target) in zip(self.in_keys, self._pairs(), strict=True):
+            reward = following.get(source)
+            if reward is None:
+                raise self._missing(key, following, "Name a reward: in_keys=.")
+            reward = elementwise.cast(reward, elementwise.dtype_named(reward, forms[target][1]))
+            before = root.get(target)
+            is_first = before is None
+            found[key] = reward if is_first else episode_counters.discounted(before, reward, gamma)
+        return found
+
+    def _divided(
+        self,
+        following: Leaves,
+        totals: Mapping[Key, Any],
+        moments_of: Callable[[Key], Moments],
+        constants: Mapping[str, Any],
+    ) -> Changes:
+        """Return the totals and the rewards of a step."""
+        changes: dict[Path, Any] = {}
+        pairs = zip(self.in_keys, self.out_keys, self._pairs(), strict=True)
+        for key, out, (source, target) in pairs:
+            total = changes[target] = totals[key]
+            deviation = statistics.deviation_of_moments(moments_of(key), constants["eps"])
+            reward = elementwise.cast(following[source], total.dtype)
+            reward = reward / elementwise.cast(deviation, total.dtype)
+            most = constants["clip"]
+            changes[as_path(out)] = elementwise.clipped(reward, -most, most)
+        return changes
+
+    def _step(self, td: TensorDictBase, next_td: TensorDictBase) -> TensorDictBase:
+        following, stepped = LeavesOf(next_td), td.get(rules.STEP, None)
+        totals = self._totals(LeavesOf(td), following, self.gamma)
+        for key, total in totals.items():
+            rows, mask = by_rows(total, total.shape[td.batch_dims :], stepped, td.batch_dims)
+            rows = rows if mask is None else rows[mask]
+            if len(rows):
+                self._observe_rows(key, rows)
+        changes = self._divided(
+            following, totals, lambda key: self._moments_of(key).now, self.constants()
+        )
+        return written(next_td, changes)
+
+    def step_leaves(self, root: Leaves, following: Leaves, constants: Mapping[str, Any]) -> Changes:
+        totals = self._totals(root, following, constants["gamma"])
+        return self._divided(following, totals, lambda key: of_state(key, constants), constants)
+
+    def seen_leaves(
+        self, leaves: Leaves, mask: Any, constants: Mapping[str, Any]
+    ) -> Mapping[str, Any]:
+        if leaves.get(as_path(self.in_keys[0])) is None:  # at a reset
+            return {}
+        totals = self._totals(leaves, leaves, constants["gamma"])
+
+        def rows_of(key: Key) -> tuple[Any, Any]:
+            total = totals[key]
+            return by_rows(total, total.shape[leaves.batch_dims :], mask, leaves.batch_dims)
+
+        return self._seen(rows_of, constants)
+
+    def constants(self) -> dict[str, Any]:
+        clip = math.inf if self.clip is None else self.clip
+        return {**super().constants(), "gamma": self.gamma, "clip": clip}
+
+    def _constants_outside(self) -> dict[str, Any]:
+        return self.constants()  # a reset needs no state, and `_step` counts
+
+    # --------------------------------------------------------------------------------------- specs
+
+    def transform_reward_spec(self, reward_spec: Composite) -> Composite:
+        for key, out in zip(self.in_keys, self.out_keys, strict=True):
+            leaf = float_leaf(reward_spec[key])
+            require_regular(self, key, leaf)
+            event = leaf.shape[reward_spec.ndim :]
+            self._moments_of(key).begin_like(event, torch.float64, leaf.device, self._prior)
+            reward_spec[out] = leaf
+        return reward_spec

@@ -12,9 +12,10 @@ Conventions
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, Self
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -27,7 +28,13 @@ from envkit.arrays.statistics import Averages, Moments
 from envkit.data.arguments import as_bool, as_number
 from envkit.data.inference import lasting
 from envkit.data.paths import Key, Path, as_key, as_path
-from envkit.errors import ArgumentError, NotCallableError, StatisticsError, UnsupportedError
+from envkit.errors import (
+    ArgumentError,
+    CentredRewardWarning,
+    NotCallableError,
+    StatisticsError,
+    UnsupportedError,
+)
 from envkit.specs import Composite, TensorSpec, Unbounded
 from envkit.transforms.core.compose import Compose
 from envkit.transforms.core.coupled import (
@@ -37,13 +44,19 @@ from envkit.transforms.core.coupled import (
     by_rows,
     module_name,
 )
-from envkit.transforms.core.fusable import MomentTransform
-from envkit.transforms.core.leafwise import ArrayTransform, as_float, float_leaf, require_regular
+from envkit.transforms.core.fusable import FusableTransform, MomentTransform
+from envkit.transforms.core.leafwise import (
+    ArrayTransform,
+    as_float,
+    float_leaf,
+    require_known,
+    require_regular,
+)
 from envkit.transforms.core.transform import Keys, Transform
 from envkit.transforms.episodes import EpisodeTransform
 from envkit.transforms.values import ObservationNorm
 
-__all__ = ["VecNorm", "VecNormV2"]
+__all__ = ["RunningMoments", "VecNorm", "VecNormV2", "of_state"]
 
 Masks = Callable[[Key], torch.Tensor | None]
 
@@ -62,7 +75,10 @@ class _Kept(LateBuffers):
 
 
 class _Running(SkipsRows):
-    """The settings that both transforms here have."""
+    """The settings that the transforms here have."""
+
+    in_keys: list[Key]
+    out_keys: list[Key]
 
     learns = True
 
@@ -71,8 +87,27 @@ class _Running(SkipsRows):
         self.decay = as_number("decay", decay, above=0, most=1, meaning=meaning)
         self.eps = as_number("eps", eps, least=0, meaning="the least scale, such as 1e-4")
         self.frozen = False  # see `Transform.learns`
+        self._has_told = False
         self._begin_count()
         self.shared_lock: AbstractContextManager = nullcontext() if lock is None else lock
+
+    def _warn_of_centred(self, rewards: Composite) -> None:
+        """Warn once if a reward is replaced by what is left when its mean is taken away."""
+        centred = [
+            key
+            for key, out in zip(self.in_keys, self.out_keys, strict=True)
+            if as_path(key) == as_path(out) and rewards.get(key, None) is not None
+        ]
+        if not centred or self._has_told:
+            return
+        self._has_told = True
+        warnings.warn(
+            f"{type(self).__name__} subtracts the running mean of {centred}, so that a reward loses its sign, and one that is always "
+            "the same becomes 0. NormalizeReward() only divides. Pass in_keys=['observation'], and put a "
+            "NormalizeReward() behind it.",
+            CentredRewardWarning,
+            stacklevel=2,
+        )
 
 
 class VecNormV2(_Running, EpisodeTransform):
@@ -84,7 +119,7 @@ class VecNormV2(_Running, EpisodeTransform):
     where the statistics are on a GPU).
 
     Args:
-        in_keys: entries to standardise, observations or rewards.
+        in_keys: entries to standardise. A reward in place gives a `CentredRewardWarning`, see `NormalizeReward`.
         out_keys: where they go; in place by default.
         lock: held while averages are read and written back.
         stateful: the averages are buffers of the transform. False: they travel in the data, as ``_vecnorm_loc``,
@@ -299,11 +334,16 @@ class VecNormV2(_Running, EpisodeTransform):
         prefix = self._read_once("prefix", self._free_prefix)
         return [(f"{prefix}_{name}", *as_path(key)) for name in _Kept.names]
 
+    def transform_output_spec(self, output_spec: Composite) -> Composite:
+        require_known(self, self.in_keys, output_spec, ("observation", "reward"), "in_keys=")
+        return super().transform_output_spec(output_spec)
+
     def transform_observation_spec(self, observation_spec: Composite) -> Composite:
         self._declare_carried(observation_spec)
         return self._written(observation_spec)
 
     def transform_reward_spec(self, reward_spec: Composite) -> Composite:
+        self._warn_of_centred(reward_spec)
         return self._written(reward_spec)
 
     def transform_state_spec(self, state_spec: Composite) -> Composite:
@@ -510,13 +550,16 @@ class _Moments(LateBuffers):
     def now(self) -> Moments:
         return self.weight, self.mean, self.squares
 
-    def begin_like(self, shape: Sequence[int], dtype: torch.dtype, device: Any) -> None:
-        """Make moments of nothing, unless there are some."""
+    def begin_like(
+        self, shape: Sequence[int], dtype: torch.dtype, device: Any, prior: float = 0.0
+    ) -> None:
+        """Make moments, unless there are some: of mean 0 and variance 1 that weigh ``prior``."""
         if not self.exist:
             with lasting():
                 mean = torch.zeros(tuple(shape), dtype=dtype, device=device)
-                weight = torch.zeros((), dtype=torch.float64, device=device)
-                self.begin({"weight": weight, "mean": mean, "squares": mean.clone()})
+                weight = torch.full((), prior, dtype=torch.float64, device=device)
+                squares = torch.full_like(mean, prior)
+                self.begin({"weight": weight, "mean": mean, "squares": squares})
 
     @torch.no_grad()
     def add(self, rows: torch.Tensor, decay: float, mask: torch.Tensor) -> None:
@@ -530,7 +573,180 @@ class _Moments(LateBuffers):
         return statistics.loc_and_scale_of_moments(self.now, eps)
 
 
-class VecNorm(_Running, CoupledTransform, ArrayTransform):
+_SKIPPED = "skipped rows"
+
+
+def _names(key: Key) -> list[str]:
+    """Name the moments of an entry as state of a program."""
+    return [f"{module_name(key)}/{name}" for name in _Moments.names]
+
+
+def of_state(key: Key, state: Mapping[str, Any]) -> Moments:
+    """Return the moments of an entry from the state of a program."""
+    weight, mean, squares = (state[name] for name in _names(key))
+    return weight, mean, squares
+
+
+class RunningMoments(_Running, FusableTransform):
+    """Base of transforms that keep moments of each in_key, of all rows together, in buffers that copies share."""
+
+    moments: nn.ModuleDict
+
+    _prior = 0.0
+    """How much a mean of 0 and a variance of 1 weigh before anything was seen."""
+
+    def _begin_moments(
+        self, decay: float, eps: float, lock: Any, shared_td: TensorDictBase | None
+    ) -> None:
+        self._begin_running(decay, eps, lock)
+        self.moments = nn.ModuleDict({module_name(key): _Moments() for key in self.in_keys})
+        if shared_td is not None:
+            self._share(shared_td)
+
+    def _share(self, statistics: TensorDictBase) -> None:
+        for key in self.in_keys:
+            for name in _Moments.names:
+                tensor = statistics.get((*as_path(key), name))
+                self._moments_of(key).register_buffer(name, tensor)
+
+    def _moments_of(self, key: Key) -> _Moments:
+        return self.moments[module_name(key)]  # type: ignore[return-value]
+
+    def _observe_rows(self, key: Key, rows: torch.Tensor) -> None:
+        """Count new rows of an entry, those that are finite."""
+        if self.frozen:
+            return
+        rows, own = as_float(rows), self._moments_of(key)
+        with self.shared_lock:
+            own.begin_like(rows.shape[1:], rows.dtype, rows.device, self._prior)
+            is_finite = statistics.are_finite(rows)
+            own.add(rows, self.decay, is_finite)
+            self._count_skipped(~is_finite)
+
+    def _seen(
+        self, rows_of: Callable[[Key], tuple[Any, Any] | None], constants: Mapping[str, Any]
+    ) -> Mapping[str, Any]:
+        """Return the state after the rows of each in_key and which of them are new; see `seen_leaves`."""
+        changes: dict[str, Any] = {}
+        skipped = constants[_SKIPPED]
+        for key in self.in_keys:
+            found = rows_of(key)
+            if found is not None:  # rewards are absent at a reset
+                before = of_state(key, constants)
+                rows = elementwise.cast(found[0], before[1].dtype)
+                counts = found[1] & constants["counts"]
+                is_finite = statistics.are_finite(rows)
+                after = statistics.moments_with_rows(
+                    before, rows, constants["decay"], counts & is_finite
+                )
+                changes |= dict(zip(_names(key), after, strict=True))
+                skipped = statistics.increased(skipped, counts & ~is_finite)
+        return {**changes, _SKIPPED: skipped}
+
+    # --------------------------------------------------------------------------- inside a program
+
+    @property
+    def fuses(self) -> bool:
+        """False where others may change the statistics while a program runs."""
+        return not self._is_shared and super().fuses
+
+    @property
+    def _is_shared(self) -> bool:
+        is_locked = not isinstance(self.shared_lock, nullcontext)
+        return is_locked or any(
+            tensor.is_shared() and not tensor.is_cuda for tensor in self.moments.buffers()
+        )
+
+    def constants(self) -> dict[str, Any]:
+        return {"decay": self.decay, "eps": self.eps, "counts": not self.frozen}
+
+    def state(self) -> dict[str, torch.Tensor]:
+        if self._is_shared:
+            raise StatisticsError(
+                f"the statistics of {type(self).__name__} of {self.in_keys} are shared since its env has compiled them into "
+                "its programs, which change them without asking anybody. Share them before the env is used."
+            )
+        self._warn_of_skipped()
+        known = [key for key in self.in_keys if self._moments_of(key).exist]
+        tensors = {
+            name: tensor
+            for key in known
+            for name, tensor in zip(_names(key), self._moments_of(key).now, strict=True)
+        }
+        return {**tensors, _SKIPPED: self.skipped_rows} if known else {}
+
+    # ---------------------------------------------------------------------------- the statistics
+
+    @property
+    def statistics(self) -> TensorDict:
+        """Weight, mean and squares below each in_key: the buffers themselves, to be shared."""
+        return TensorDict(
+            {
+                key: dict(self._moments_of(key).named_buffers())
+                for key in self.in_keys
+                if self._moments_of(key).exist
+            }
+        )
+
+    def freeze(self) -> Self:
+        """Count nothing from now on; returns self.
+
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> from envkit import VecNorm
+            >>> norm = VecNorm(["x"], decay=1.0)
+            >>> data = norm(TensorDict(x=torch.tensor([[1.0], [3.0]]), batch_size=[2]))
+            >>> norm = norm.freeze()
+            >>> norm(TensorDict(x=torch.tensor([[5.0]]), batch_size=[1]))["x"]
+            tensor([[3.]])
+        """
+        self.frozen = True
+        return self
+
+    def unfreeze(self) -> Self:
+        """Count again; returns self.
+
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> from envkit import VecNorm
+            >>> norm = VecNorm(["x"], decay=1.0)
+            >>> data = norm(TensorDict(x=torch.tensor([[1.0], [3.0]]), batch_size=[2]))
+            >>> norm.freeze().unfreeze().frozen
+            False
+        """
+        self.frozen = False
+        return self
+
+    def frozen_copy(self) -> Self:
+        """Give a clone that follows these statistics and counts nothing itself.
+
+        Raises:
+            StatisticsError: (a RuntimeError) there are none to follow yet.
+
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> from envkit import VecNorm
+            >>> norm = VecNorm(["x"], decay=1.0)
+            >>> data = norm(TensorDict(x=torch.tensor([[1.0], [3.0]]), batch_size=[2]))
+            >>> frozen = norm.frozen_copy()
+            >>> frozen(TensorDict(x=torch.tensor([[5.0]]), batch_size=[1]))["x"]
+            tensor([[3.]])
+        """
+        unseen = [key for key in self.in_keys if not self._moments_of(key).exist]
+        if unseen:
+            raise StatisticsError(
+                f"{type(self).__name__} has no statistics of {unseen} yet, which a frozen copy could follow. Step its env "
+                "or call it on data first, or use clone() and freeze() the clone later."
+            )
+        twin = self.clone()
+        assert isinstance(twin, type(self))
+        return twin.freeze()
+
+
+class VecNorm(RunningMoments, CoupledTransform, ArrayTransform):
     """Standardise values by their running mean and standard deviation.
 
     Every step counts the rows that were stepped, every reset those that were reset, and then all values
@@ -540,7 +756,8 @@ class VecNorm(_Running, CoupledTransform, ArrayTransform):
 
     Args:
         in_keys: entries to standardise, each by its own statistics; ``"observation"`` and ``"reward"``
-            by default.
+            by default. A reward in place of which its standardised value goes gives a `CentredRewardWarning`:
+            `NormalizeReward` keeps the sign.
         out_keys: where they go; in place by default.
         shared_td: ``statistics`` of another VecNorm, which are shared with it.
         lock: held while statistics are read and written back.
@@ -591,36 +808,14 @@ class VecNorm(_Running, CoupledTransform, ArrayTransform):
         new_api: bool = False,
     ):
         super().__init__(["observation", "reward"] if in_keys is None else in_keys, out_keys)
-        self._begin_running(decay, eps, lock)
         if shapes is not None and len(shapes) != len(self.in_keys):
             raise ArgumentError(
                 f"shapes has {len(shapes)} entries for in_keys {self.in_keys}. Pass one for each."
             )
         self.shapes = None if shapes is None else [tuple(shape) for shape in shapes]
-        self.moments = nn.ModuleDict({module_name(key): _Moments() for key in self.in_keys})
-        if shared_td is not None:
-            self._share(shared_td)
-
-    def _share(self, statistics: TensorDictBase) -> None:
-        for key in self.in_keys:
-            for name in _Moments.names:
-                tensor = statistics.get((*as_path(key), name))
-                self._moments_of(key).register_buffer(name, tensor)
-
-    def _moments_of(self, key: Key) -> _Moments:
-        return self.moments[module_name(key)]  # type: ignore[return-value]
+        self._begin_moments(decay, eps, lock, shared_td)
 
     # ------------------------------------------------------------------------ what couples the rows
-
-    def _observe_rows(self, key: Key, rows: torch.Tensor) -> None:
-        if self.frozen:
-            return
-        rows, own = as_float(rows), self._moments_of(key)
-        with self.shared_lock:
-            own.begin_like(rows.shape[1:], rows.dtype, rows.device)
-            is_finite = statistics.are_finite(rows)
-            own.add(rows, self.decay, is_finite)
-            self._count_skipped(~is_finite)
 
     def _event_of(self, key: Key, shape: Sequence[int]) -> tuple[int, ...]:
         return tuple(shape) if self.shapes is None else self.shapes[self.in_keys.index(key)]
@@ -672,70 +867,34 @@ class VecNorm(_Running, CoupledTransform, ArrayTransform):
                     td.set(source, elementwise.scaled(value, *own.loc_and_scale(self.eps)))
         return data
 
-    # --------------------------------------------------------------------------- inside a program
-
-    @property
-    def fuses(self) -> bool:
-        """False where others may change the statistics while a program runs."""
-        return not self._is_shared and super().fuses
-
-    @property
-    def _is_shared(self) -> bool:
-        is_locked = not isinstance(self.shared_lock, nullcontext)
-        return is_locked or any(
-            tensor.is_shared() and not tensor.is_cuda for tensor in self.moments.buffers()
-        )
-
-    def constants(self) -> dict[str, Any]:
-        return {"decay": self.decay, "eps": self.eps, "counts": not self.frozen}
-
-    def state(self) -> dict[str, torch.Tensor]:
-        if self._is_shared:
-            raise StatisticsError(
-                f"the statistics of VecNorm of {self.in_keys} are shared since its env has compiled them into "
-                "its programs, which change them without asking anybody. Share them before the env is used."
-            )
-        self._warn_of_skipped()
-        known = [key for key in self.in_keys if self._moments_of(key).exist]
-        tensors = {
-            name: tensor
-            for key in known
-            for name, tensor in zip(_names(key), self._moments_of(key).now, strict=True)
-        }
-        return {**tensors, _SKIPPED: self.skipped_rows} if known else {}
-
     def seen_leaves(
         self, leaves: Leaves, mask: object, constants: Mapping[str, Any]
     ) -> Mapping[str, Any]:
-        changes: dict[str, Any] = {}
-        skipped = constants[_SKIPPED]
-        for key in self.in_keys:
+        def rows_of(key: Key) -> tuple[Any, Any] | None:
             value = leaves.get(as_path(key))
-            if value is not None:  # rewards are absent at a reset
-                event = self._event_of(key, value.shape[leaves.batch_dims :])
-                rows, counts = by_rows(value, event, mask, leaves.batch_dims)
-                before = _of_state(key, constants)
-                rows, counts = elementwise.cast(rows, before[1].dtype), counts & constants["counts"]
-                is_finite = statistics.are_finite(rows)
-                after = statistics.moments_with_rows(
-                    before, rows, constants["decay"], counts & is_finite
-                )
-                changes |= dict(zip(_names(key), after, strict=True))
-                skipped = statistics.increased(skipped, counts & ~is_finite)
-        return {**changes, _SKIPPED: skipped}
+            if value is None:
+                return None
+            event = self._event_of(key, value.shape[leaves.batch_dims :])
+            return by_rows(value, event, mask, leaves.batch_dims)
+
+        return self._seen(rows_of, constants)
 
     def moment_leaves(self, leaves: Leaves, constants: Mapping[str, Any]) -> Changes:
         changes: dict[Path, Any] = {}
         for source, target in zip(self.in_keys, self.out_keys, strict=True):
             value = changes.get(as_path(source), leaves.get(as_path(source)))
             if value is not None:
-                own = _of_state(source, constants)
+                own = of_state(source, constants)
                 loc, scale = statistics.loc_and_scale_of_moments(own, constants["eps"])
                 value = elementwise.cast(value, loc.dtype)
                 changes[as_path(target)] = elementwise.standardised(value, loc, scale)
         return changes
 
     # --------------------------------------------------------------------------------------- specs
+
+    def transform_reward_spec(self, reward_spec: Composite) -> Composite:
+        self._warn_of_centred(reward_spec)
+        return super().transform_reward_spec(reward_spec)
 
     def _spec_after(self, spec: Any) -> Any:
         for key in self.in_keys if isinstance(spec, Composite) else ():
@@ -749,19 +908,6 @@ class VecNorm(_Running, CoupledTransform, ArrayTransform):
 
     def _leaf_after(self, leaf: TensorSpec) -> TensorSpec:
         return float_leaf(leaf)
-
-    # ---------------------------------------------------------------------------- the statistics
-
-    @property
-    def statistics(self) -> TensorDict:
-        """Weight, mean and squares below each in_key: the buffers themselves, to be shared."""
-        return TensorDict(
-            {
-                key: dict(self._moments_of(key).named_buffers())
-                for key in self.in_keys
-                if self._moments_of(key).exist
-            }
-        )
 
     @property
     def loc(self) -> TensorDict:
@@ -779,63 +925,6 @@ class VecNorm(_Running, CoupledTransform, ArrayTransform):
             {key: m.loc_and_scale(self.eps)[which].clone() for key, m in found.items() if m.exist}
         )
 
-    def freeze(self) -> VecNorm:
-        """Count nothing from now on; returns self.
-
-        Example:
-            >>> import torch
-            >>> from tensordict import TensorDict
-            >>> from envkit import VecNorm
-            >>> norm = VecNorm(["x"], decay=1.0)
-            >>> data = norm(TensorDict(x=torch.tensor([[1.0], [3.0]]), batch_size=[2]))
-            >>> norm = norm.freeze()
-            >>> norm(TensorDict(x=torch.tensor([[5.0]]), batch_size=[1]))["x"]
-            tensor([[3.]])
-        """
-        self.frozen = True
-        return self
-
-    def unfreeze(self) -> VecNorm:
-        """Count again; returns self.
-
-        Example:
-            >>> import torch
-            >>> from tensordict import TensorDict
-            >>> from envkit import VecNorm
-            >>> norm = VecNorm(["x"], decay=1.0)
-            >>> data = norm(TensorDict(x=torch.tensor([[1.0], [3.0]]), batch_size=[2]))
-            >>> norm.freeze().unfreeze().frozen
-            False
-        """
-        self.frozen = False
-        return self
-
-    def frozen_copy(self) -> VecNorm:
-        """Give a clone that follows these statistics and counts nothing itself.
-
-        Raises:
-            StatisticsError: (a RuntimeError) there are none to follow yet.
-
-        Example:
-            >>> import torch
-            >>> from tensordict import TensorDict
-            >>> from envkit import VecNorm
-            >>> norm = VecNorm(["x"], decay=1.0)
-            >>> data = norm(TensorDict(x=torch.tensor([[1.0], [3.0]]), batch_size=[2]))
-            >>> frozen = norm.frozen_copy()
-            >>> frozen(TensorDict(x=torch.tensor([[5.0]]), batch_size=[1]))["x"]
-            tensor([[3.]])
-        """
-        unseen = [key for key in self.in_keys if not self._moments_of(key).exist]
-        if unseen:
-            raise StatisticsError(
-                f"VecNorm has no statistics of {unseen} yet, which a frozen copy could follow. Step its env "
-                "or call it on data first, or use clone() and freeze() the clone later."
-            )
-        twin = self.clone()
-        assert isinstance(twin, VecNorm)
-        return twin.freeze()
-
     def to_observation_norm(self) -> Transform:
         """Give a transform by the statistics of this moment, which does not follow them.
 
@@ -849,16 +938,3 @@ class VecNorm(_Running, CoupledTransform, ArrayTransform):
             'ObservationNorm'
         """
         return _as_observation_norm(self)
-
-
-_SKIPPED = "skipped rows"
-
-
-def _names(key: Key) -> list[str]:
-    """Name the moments of an entry as state of a program."""
-    return [f"{module_name(key)}/{name}" for name in _Moments.names]
-
-
-def _of_state(key: Key, state: Mapping[str, Any]) -> Moments:
-    weight, mean, squares = (state[name] for name in _names(key))
-    return weight, mean, squares

@@ -32,7 +32,9 @@ def cartpole():
 
 KINDS = {
     "jax": drifting,
-    "fused": lambda: TransformedEnv(drifting(), Compose(StepCounter(), RewardSum(), VecNorm())),
+    "fused": lambda: TransformedEnv(
+        drifting(), Compose(StepCounter(), RewardSum(), VecNorm("observation"))
+    ),
     "around jax": lambda: TransformedEnv(drifting(), StepCounter(max_steps=2)),
     "serial": partial(SerialEnv, ROWS, cartpole),
     "parallel": partial(ParallelEnv, ROWS, cartpole, num_processes=1),

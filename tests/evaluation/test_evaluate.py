@@ -15,13 +15,19 @@ from torchrl.record.loggers.csv import CSVLogger
 
 from envkit import (
     Collector,
+    Compose,
+    DoubleToFloat,
     ExcludeTransform,
     ExplorationType,
     GymEnv,
     JaxPolicy,
     LineariseRewards,
     MixedEnv,
+    NormalizeReward,
     ParallelEnv,
+    RewardClipping,
+    RewardScaling,
+    RewardSum,
     SerialEnv,
     TransformedEnv,
     VecNorm,
@@ -354,6 +360,7 @@ def test_a_class_of_ones_own_that_does_not_say_where_it_is_is_told():
         evaluate(env, None, 1)
 
 
+@pytest.mark.filterwarnings("ignore::envkit.CentredRewardWarning", "ignore:evaluate.. sums")
 def test_statistics_that_a_transform_keeps_are_put_back():
     env = TransformedEnv(Scripted(3), VecNorm(in_keys=["reward"]))
     td = env.reset()
@@ -536,3 +543,25 @@ def test_a_logger_is_told_numbers_by_name(tmp_path):
     assert (scalars["return_low"], scalars["return_high"]) == found.ci95
     (curve,) = tmp_path.rglob("eval-return.csv")
     assert curve.read_text().split() == ["100,3.0", "200,3.0"]
+
+
+def test_the_result_names_the_transforms_that_changed_the_reward():
+    def row():
+        return TransformedEnv(Scripted(3), RewardScaling(0.0, 2.0))
+
+    inner = SerialEnv(2, row)
+    env = TransformedEnv(inner, Compose(RewardSum(), RewardClipping(-5.0, 5.0), DoubleToFloat()))
+
+    found = evaluate(env, do(1), 2, seed=0)
+
+    assert found.changed_by == ("RewardScaling", "RewardClipping")
+    assert evaluate(Scripted(3), do(1), 2, seed=0).changed_by == ()
+
+
+def test_the_reward_of_the_env_is_summed_where_a_transform_that_learns_writes_another_entry():
+    env = TransformedEnv(Scripted(3), NormalizeReward(out_keys=["normal_reward"]))
+    plain = evaluate(Scripted(3), do(1), 4, seed=0)
+
+    found = evaluate(env, do(1), 4, seed=0, reward_key="reward")
+
+    assert found.returns.equal(plain.returns) and found.changed_by == ()

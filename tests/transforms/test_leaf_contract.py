@@ -22,6 +22,7 @@ from envkit import (
     FlattenObservation,
     GymEnv,
     LineariseRewards,
+    NormalizeReward,
     ObservationNorm,
     ParallelEnv,
     PermuteTransform,
@@ -90,6 +91,7 @@ ROW_BY_ROW: dict[str, Callable] = {
 TRANSFORMS = {
     **ROW_BY_ROW,
     "VecNorm": lambda key: VecNorm([key, "reward"], ["out", "r"]),
+    "NormalizeReward": lambda key: NormalizeReward(out_keys=["r"], clip=5.0),
 }
 
 
@@ -99,6 +101,7 @@ COMPILED = (
 STATES = {
     "LineariseRewards": {"weights"},
     "VecNorm": {"weight", "mean", "squares", "skipped_rows"},
+    "NormalizeReward": {"weight", "mean", "squares", "skipped_rows"},
     "ObservationNorm": {"loc", "scale"},
     "RewardScaling": {"loc", "scale"},
     "frames, normalised": {"loc", "scale"},

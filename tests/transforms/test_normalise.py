@@ -312,6 +312,7 @@ def test_groups_have_statistics_by_their_own_resets():
     check_env_specs(env)
 
 
+@pytest.mark.filterwarnings("ignore::envkit.CentredRewardWarning")
 def test_rewards_and_observations_have_statistics_of_their_own():
     env = TransformedEnv(GymEnv("Pendulum-v1"), VecNorm(decay=1.0))
 
@@ -505,3 +506,9 @@ class Sometimes(Count):
         out = super()._out()
         count = out.pop("count").float()
         return out.set("a", torch.where(count % 2 == 0, count + NAN if count else count, count))
+
+
+@pytest.mark.parametrize("norm", [VecNorm, VecNormV2])
+def test_an_entry_that_the_env_lacks_is_named_with_the_argument(norm):
+    with pytest.raises(MissingKeyError, match=rf"{norm.__name__} reads \['place'\].*in_keys="):
+        _ = TransformedEnv(Count(3), norm(["place"])).observation_spec

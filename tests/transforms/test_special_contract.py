@@ -148,7 +148,7 @@ CASES = {  # the env, and the transform
     "VecNormV2": (count, partial(VecNormV2, ["count", "reward"], ["c", "r"], decay=0.9)),
     "VecNormV2 in the data": (
         count,
-        partial(VecNormV2, ["count", "reward"], ["c", "reward"], decay=0.9, stateful=False),
+        partial(VecNormV2, ["count", "reward"], ["c", "r"], decay=0.9, stateful=False),
     ),
     "drawn primer": (
         count,

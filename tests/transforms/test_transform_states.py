@@ -17,6 +17,7 @@ from envkit import (
     Hash,
     MultiStepTransform,
     NoopResetEnv,
+    NormalizeReward,
     PendulumEnv,
     RandomTruncationTransform,
     SerialEnv,
@@ -53,6 +54,7 @@ IN_ENVS = {
         lambda: Compose(VecNormV2(["observation"]), NoopResetEnv(3)),
     ),
     "norm": (cartpole, lambda: VecNorm(["observation"])),
+    "rewards": (lambda: GymEnv("Pendulum-v1", max_episode_steps=9), lambda: NormalizeReward()),
     "frames": (cartpole, lambda: CatFrames(3, -1, ["observation"])),
 }
 

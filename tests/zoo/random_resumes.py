@@ -43,6 +43,7 @@ from envkit import (
     MultiaSyncDataCollector,
     MultiSyncDataCollector,
     NoopResetEnv,
+    NormalizeReward,
     ParallelEnv,
     RandomTruncationTransform,
     RewardClipping,
@@ -179,7 +180,10 @@ TRANSFORMS: dict[str, Callable[[str], Any]] = {
     "TrajCounter": lambda seen: TrajCounter(),
     "TargetReturn": lambda seen: TargetReturn(3.0),
     "VecNorm": lambda seen: VecNorm([seen]),
-    "VecNormV2": lambda seen: VecNormV2([seen, "reward"], reduce_batch_dims=True),
+    "NormalizeReward": lambda seen: NormalizeReward(clip=5.0),
+    "VecNormV2": lambda seen: VecNormV2(
+        [seen, "reward"], [seen, "normal_reward"], reduce_batch_dims=True
+    ),
     "CatFrames": lambda seen: CatFrames(3, -1, [seen]),
     "TimeMaxPool": lambda seen: TimeMaxPool([seen], ["most"], T=2),
     "RandomTruncationTransform": lambda seen: Compose(

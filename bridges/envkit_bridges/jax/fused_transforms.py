@@ -246,7 +246,7 @@ class NamedRows:
     def _stepped(
         self, memory: ByPath, leaves: ByPath, shared: Shared, mask: jax.Array | None = None
     ) -> tuple[ByPath, Shared]:
-        root = inwards(self._transforms, memory)
+        root: ByPath = dict(inwards(self._transforms, memory))
 
         def step(
             transform: FusableTransform, seen: Leaves, constants: Mapping[str, Any]
@@ -257,7 +257,7 @@ class NamedRows:
                 root = transform.exchanged(root)
             return changes
 
-        return self._through(step, leaves, shared, mask)
+        return self._through(step, leaves, shared, mask, lambda: root)
 
     def _through(
         self,
@@ -265,13 +265,23 @@ class NamedRows:
         leaves: ByPath,
         shared: Shared,
         mask: jax.Array | None,
+        root: Callable[[], ByPath] = dict,
     ) -> tuple[ByPath, Shared]:
-        """Send the leaves of a moment through the transforms, which see the rows of ``mask`` (None: of none)."""
+        """Send the leaves of a moment through the transforms, which see the rows of ``mask`` (None: of none).
+
+        Of a step they also see the memory at its root, if the step produced none.
+        """
         after = []
         for (transform, constants), own in zip(self._chain, shared, strict=True):
             constants, seen = {**constants, **own}, Leaves(leaves, 1)
             if own and mask is not None:
-                own = {**own, **transform.seen_leaves(seen, mask, constants)}
+                before = {
+                    path: leaf
+                    for path in transform.memory()
+                    if (leaf := root().get(path)) is not None
+                }
+                known = Leaves({**before, **leaves}, 1)
+                own = {**own, **transform.seen_leaves(known, mask, constants)}
                 constants |= own
             leaves = with_changes(leaves, hook(transform, seen, constants))
             after.append(own)

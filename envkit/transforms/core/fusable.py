@@ -138,7 +138,7 @@ class FusableTransform(Transform):
         """Say what the state is once it has counted new values; called before the hook that uses it.
 
         Args:
-            leaves: what a step or a reset produced.
+            leaves: what a step or a reset produced; of a step also its `memory` at the root.
             mask: rows that were stepped or reset, bool, shape (rows,). There may be none.
             constants: what `constants` gave, and the state.
 
