@@ -503,6 +503,21 @@ def test_a_mask_must_be_boolean_and_broadcast():
         Categorical(3).update_mask(torch.ones(3))
 
 
+@pytest.mark.parametrize("spec", [Categorical(4, (2,)), OneHot(4, (2, 4))])
+@pytest.mark.parametrize("rows", [(), (3,), (3, 5)])
+def test_the_options_of_several_choices_may_lie_on_one_axis_of_the_mask(spec, rows):
+    mask = torch.rand(*rows, 2, 4) < 0.5
+    mask[..., 1] = True
+    flat, square = spec.expand(*rows, *spec.shape), spec.expand(*rows, *spec.shape)
+
+    flat.update_mask(mask.flatten(-2))
+    square.update_mask(mask)
+
+    assert torch.equal(flat.mask, square.mask)
+    with pytest.raises(SpecMaskError):
+        flat.update_mask(mask.flatten(-2)[..., :7])
+
+
 def test_a_mask_can_be_lifted():
     spec = Categorical(3, mask=torch.tensor([True, False, False]))
 

@@ -58,6 +58,7 @@ __all__ = [
     "codec_of",
     "dict_space",
     "holds_numbers",
+    "lacking",
     "numpy_dtype",
     "shown_space",
     "space_of",
@@ -294,6 +295,39 @@ def _unholdable(key: object, found: np.ndarray, row: np.ndarray) -> EncodingErro
         f"cannot put {key!r} of dtype {found.dtype} into {row.dtype}, which its space declares: "
         f"{_shown(found)} does not fit. {_CURE}"
     )
+
+
+def lacking(space: GymSpace, value: SpaceValue, method: str) -> EncodingError | None:
+    """Return the error of a value that lacks a member of its space; None if it has all of them.
+
+    Args:
+        method: of the simulator, which has returned the value.
+    """
+    path = _lacking_path(space, value)
+    if path is None:
+        return None
+    name = ".".join(map(str, path))
+    is_dict = isinstance(value, Mapping)
+    held = f"it holds {sorted(map(str, value))}" if is_dict else f"it is a {type(value).__name__}"
+    return EncodingError(
+        f"{method} of the simulator returned an observation without {name!r}: {held}, but must hold all members of "
+        f"its space {space}. Return {name!r} from reset and from step, or take it out of observation_space."
+    )
+
+
+def _lacking_path(space: GymSpace, value: SpaceValue) -> tuple[Any, ...] | None:
+    """Find the first member of a Dict or Tuple, however deep, that a value lacks."""
+    if not (_is_a(space, "Dict") or _is_a(space, "Tuple")):
+        return None
+    is_dict = _is_a(space, "Dict")
+    for name, member in space.spaces.items() if is_dict else enumerate(space.spaces):
+        try:
+            below = _lacking_path(member, value[name])
+        except (KeyError, IndexError, TypeError):
+            return (name,)
+        if below is not None:
+            return (name, *below)
+    return None
 
 
 def outside(key: object, value: SpaceValue, space: GymSpace) -> EncodingError:
@@ -562,8 +596,11 @@ class Codec:
     def encode(self, value: SpaceValue) -> dict[Path, Any]:
         """Turn a value of the space into tensors and non-tensor data by path; see `writer`."""
         encoded = {}
-        for path, (leaf, pick) in self.leaves.items():
-            encoded[path] = leaf.encode(value if pick is _itself else pick(value))
+        try:
+            for path, (leaf, pick) in self.leaves.items():
+                encoded[path] = leaf.encode(value if pick is _itself else pick(value))
+        except (KeyError, IndexError, TypeError) as error:
+            raise lacking(self.space, value, "reset or step") or error from None
         return encoded
 
     def encode_nested(self, value: SpaceValue) -> dict[str, Any]:
@@ -588,11 +625,11 @@ class Codec:
 
     # --------------------------------------------------------------------------- rows of many envs
 
-    def writer(self, rows: ArraysByPath) -> Callable[[Any], None]:
-        """Give the function that writes a value of the space into one environment's rows.
+    def writer(self, rows: ArraysByPath, method: str = "step") -> Callable[[Any], None]:
+        """Give the function that writes a value of the space, which ``method`` returned, into one environment's rows.
 
-        It raises `EncodingError` where a value has another shape than its space says, or does not
-        fit its dtype.
+        It raises `EncodingError` where a value lacks a member of the space, has another shape than its space
+        says, or does not fit its dtype.
         """
         if self._only is not None:
             path, leaf = self._only
@@ -600,8 +637,11 @@ class Codec:
         puts = [(leaf.writer(rows[path]), pick) for path, (leaf, pick) in self.leaves.items()]
 
         def write(value: SpaceValue) -> None:
-            for put, pick in puts:
-                put(pick(value))
+            try:
+                for put, pick in puts:
+                    put(pick(value))
+            except (KeyError, IndexError, TypeError) as error:
+                raise lacking(self.space, value, method) or error from None
 
         return write
 

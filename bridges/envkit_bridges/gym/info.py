@@ -11,8 +11,9 @@ Conventions
 
 from __future__ import annotations
 
+import warnings
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -30,6 +31,7 @@ from envkit.errors import (
     InfoReaderError,
     KeyCollisionError,
 )
+from envkit.rules import RESET, STEP
 from envkit.specs import Composite, TensorSpec, Unbounded, make_composite_from_td
 from envkit.specs.annotations import Value
 
@@ -102,6 +104,16 @@ class default_info_dict_reader:
     def is_complete(self) -> bool:
         """Whether it is known what will be copied."""
         return self._spec is not None and not self._assumed
+
+    @property
+    def finds_names(self) -> bool:
+        """Whether the names of the entries are still to be found, in the info of a step."""
+        return self._spec is None
+
+    def leave_out(self, names: Collection[str]) -> None:
+        """Read no infos of these names."""
+        left = {name: leaf for name, leaf in self.info_spec.items() if name not in names}
+        self._spec = Composite(left, shape=self.info_spec.shape)
 
     def complete(self, info: Mapping[str, Any], batch_size: Sequence[int] = ()) -> None:
         """Find out from the info of one step, if need be, what to copy.
@@ -321,8 +333,11 @@ class InfoReading(EnvBase):
                 "cannot be called. Pass a function reader(info, td), default_info_dict_reader(keys), or nothing."
             )
         if isinstance(info_dict_reader, default_info_dict_reader):
+            finds_names = info_dict_reader.finds_names
             info = {} if info_dict_reader.is_complete else self._info_of_one_step()
             info_dict_reader.complete(info, self.batch_size)
+            if finds_names:
+                self._leave_out_taken(info_dict_reader)
         self._declare_infos(getattr(info_dict_reader, "info_spec", None))
         self.info_dict_reader.append(info_dict_reader)
         return self
@@ -335,12 +350,29 @@ class InfoReading(EnvBase):
         """Give the infos that the specs declare without a reader: those below a node "info"."""
         return super()._infos
 
+    def _taken(self, names: Iterable[str]) -> list[str]:
+        """List the names that entries of the env have."""
+        keys = [*self.observation_keys, *self.reward_keys, *self.done_keys, *self.action_keys]
+        return sorted({as_path(key)[0] for key in keys} & {*names})
+
+    def _leave_out_taken(self, reader: default_info_dict_reader) -> None:
+        """Leave out of a reader the infos that it has found under names of other entries, with a warning."""
+        found = reader.info_spec.keys()
+        taken = [*self._taken(found), *(name for name in ("next", STEP, RESET) if name in found)]
+        if not taken:
+            return
+        reader.leave_out(taken)
+        warnings.warn(
+            f"the infos {taken} of {self} are named like other entries of the data, so they are not recorded; "
+            "all others are. Record them with a reader of your own, which writes them under another name: "
+            "env.set_info_dict_reader(reader).",
+            stacklevel=3,
+        )
+
     def _declare_infos(self, spec: Composite | Mapping[str, Any] | None) -> None:
         if not spec:
             return
-        taken = [*self.observation_keys, *self.reward_keys, *self.done_keys, *self.action_keys]
-        names = {as_path(key)[0] for key in taken}
-        if clashes := sorted(names & set(spec.keys())):
+        if clashes := self._taken(spec.keys()):
             raise KeyCollisionError(
                 f"the infos {clashes} are named like entries that the env has already. Read others: "
                 "set_info_dict_reader(default_info_dict_reader(keys=[...]))."

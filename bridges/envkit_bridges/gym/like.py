@@ -262,12 +262,12 @@ class GymLikeEnv(InfoReading):
         observation, reward, terminated, truncated, info = result
         if terminated is not False or truncated is not False:
             require_flags(terminated, truncated, one_each=not self.batch_size)
-        return observation, reward, terminated, truncated, None, info
+        return observation, reward, terminated, truncated, None, {} if info is None else info
 
     def _reset_output_transform(self, result: Any) -> tuple[Any, dict[str, Any]]:
         """Turn a reset of the simulator into (obs, info)."""
         observation, info = result
-        return observation, info
+        return observation, {} if info is None else info
 
     # ----------------------------------------------------------------------------- steps and resets
 

@@ -312,7 +312,8 @@ class GymCore:
 
     def writer(self, rows: Rows) -> Put:
         """Give the function that writes an observation, and the frame and infos if asked for, into rows."""
-        write = None if self.observation is None else self.observation.writer(rows)
+        method = "reset" if DONE[0] in rows else "step"  # roots have flags
+        write = None if self.observation is None else self.observation.writer(rows, method)
         write_frame = CopyIn("pixels").into(rows[("pixels",)]) if self.pixels else None
         infos = [reader.writer(rows) for reader in self.infos]
         if write is not None and write_frame is None and not infos:
@@ -329,8 +330,8 @@ class GymCore:
         return write_all
 
     def end(self, info: Any) -> None:
-        """Note what wrappers tell of an episode that has ended."""
-        self.episode = info.get("episode")
+        """Note what wrappers tell of an episode that has ended; an info may be None."""
+        self.episode = None if info is None else info.get("episode")
 
 
 def repeated(

@@ -18,6 +18,7 @@ Conventions
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import ModuleType
@@ -29,9 +30,9 @@ import torch
 from envkit.data.paths import Path
 from envkit.data.plain import from_plain, plain
 from envkit.env.seeding import seed_chain
-from envkit.errors import ArgumentError, ResetMaskError, ResumeError, StepMaskError
+from envkit.errors import ArgumentError, EncodingError, ResetMaskError, ResumeError, StepMaskError
 from envkit_bridges.gym.backend import SpaceValue, library_of
-from envkit_bridges.gym.codecs import Codec
+from envkit_bridges.gym.codecs import Codec, lacking
 from envkit_bridges.gym.frames import draw
 from envkit_bridges.gym.simulator_rows import repeated
 from envkit_bridges.gym.simulator_state import EpisodeLog, recorded, restored, saved
@@ -97,8 +98,7 @@ class VectorCore:
         if not self._keeps_first and not self._resets_rows:
             raise ArgumentError(
                 f"{self.env} resets rows during the step after their last, in which their action is "
-                "ignored, and cannot be asked for it earlier. Make it with "
-                "vectorization_mode='sync' or 'async', or with another autoreset_mode."
+                f"ignored, and cannot be asked for it earlier. Use GymEnv(id, num_envs=n, vectorization_mode='sync'){_in_mode(self.env, 'SAME_STEP')}."
             )
 
     def _forget(self) -> None:
@@ -172,7 +172,7 @@ class VectorCore:
             self._reset_rows(frozen)
         result = self.env.step(actions)
         observations, rewards, terminated, truncated, infos = result
-        rows = self._split(observations)
+        rows, infos = self._split(observations, "step"), infos or {}
         over = np.logical_or(terminated, truncated)
         if self._keeps_first and over.any():
             infos = self._take_last(rows, over, infos)
@@ -185,10 +185,17 @@ class VectorCore:
     ) -> dict[str, Any]:
         """Put the true last observations into ``rows`` and give the true last infos."""
         infos = dict(infos)
-        last = infos.pop("final_obs")
+        last = infos.pop("final_obs", None)
+        ended = _numbers(over)
+        if last is None or any(last[row] is None for row in ended):
+            raise EncodingError(
+                f"step of {self.env} ended the episodes of rows {ended} and reset them, but returned no infos['final_obs'] "
+                "with their last observations, which next must hold. Return infos['final_obs'], an array of dtype object "
+                f"with an observation for each row that has ended{_in_mode(self.env, 'DISABLED')}."
+            )
         last_infos = infos.pop("final_info", {})
         self._first_infos = infos
-        for row in over.nonzero()[0].tolist():
+        for row in ended:
             self._first[row] = copy.deepcopy(rows[row])
             rows[row] = last[row]
         hidden = ("_final_obs", "_final_info")
@@ -200,7 +207,7 @@ class VectorCore:
         """Give an observation for each row that its space holds: zeros, and the first of discrete options."""
         space, count = self.env.single_observation_space, self.batch_size[0]
         if self.observation is None:
-            return self._split(self._utils.create_empty_array(space, count))
+            return self._split(self._utils.create_empty_array(space, count), "reset")
         zeros = {
             path: torch.zeros(
                 (count, *leaf.spec.shape), dtype=leaf.spec.dtype, device="cpu"
@@ -209,8 +216,12 @@ class VectorCore:
         }
         return self.observation.read(zeros)
 
-    def _split(self, observations: SpaceValue) -> list[Any]:
-        return list(self._utils.iterate(self.env.observation_space, observations))
+    def _split(self, observations: SpaceValue, method: str) -> list[Any]:
+        space = self.env.observation_space
+        try:
+            return list(self._utils.iterate(space, observations))
+        except (KeyError, IndexError, TypeError) as error:
+            raise lacking(space, observations, method) or error from None
 
     # --------------------------------------------------------------------------------------- resets
 
@@ -260,7 +271,7 @@ class VectorCore:
         if not rows.all():
             kwargs["options"] = {**(kwargs.get("options") or {}), "reset_mask": rows.copy()}
         observations, infos = self.env.reset(**kwargs)
-        return self._split(observations), infos
+        return self._split(observations, "reset"), infos or {}
 
     def seed(self, seed: int | None, *, static: bool = False) -> int:
         """Reset row i with the i-th seed of the chain, and give the seed after the last.
@@ -401,6 +412,14 @@ def _mode_of(env: Simulator) -> Any:
     """Ask a vector env for its autoreset mode: Gymnasium's own write it into metadata that all envs of a class share."""
     known = env.metadata.get("autoreset_mode", "NextStep")
     return getattr(env.unwrapped, "autoreset_mode", known)
+
+
+def _in_mode(env: Simulator, mode: str) -> str:
+    """Return the end of a fix: how to make a vector env in another autoreset mode, if its class takes one."""
+    kind = type(env.unwrapped)
+    if "autoreset_mode" not in inspect.signature(kind.__init__).parameters:
+        return ""
+    return f", or make {kind.__name__}(..., autoreset_mode=gymnasium.vector.AutoresetMode.{mode})"
 
 
 def _filled(observations: Sequence[Any]) -> list[Any]:

@@ -103,8 +103,8 @@ class _Choices(LeafSpec):
         """Allow the options where ``mask`` is set only; ``None`` allows all.
 
         Args:
-            mask: bool, or integers that are 0 and 1, as Gymnasium has them; broadcasts to ``(*lead, n)``. It is
-                copied.
+            mask: bool, or integers that are 0 and 1, as Gymnasium has them; broadcasts to ``(*lead, n)``. The options of
+                several choices may lie on one axis, as MaskablePPO has them. It is copied.
 
         Raises:
             SpecMaskError: other values, a shape that does not broadcast, or a call while torch exports a
@@ -130,6 +130,10 @@ class _Choices(LeafSpec):
         given = torch.as_tensor(mask, device=self._device)
         mask = as_option_mask(given)
         shape = (*self._lead, sum(self._sizes))
+        if mask is not None and 0 < mask.ndim < len(shape):
+            flat = shape[mask.ndim - 1 :]
+            if mask.shape[-1] == math.prod(flat) and mask.shape[:-1] == self._lead[: mask.ndim - 1]:
+                mask = mask.unflatten(-1, flat)
         try:
             expanded = None if mask is None else mask.expand(shape)
         except RuntimeError:

@@ -263,10 +263,28 @@ def test_an_info_that_changes_its_form_is_named_in_rows_too(odd):
         env.rollout(5, break_when_any_done=False)
 
 
-@pytest.mark.parametrize("name", ["observation", "reward", "done"])
-def test_an_info_named_like_another_entry_is_refused(name):
+TAKEN = ["observation", "reward", "done", "action", "next"]
+
+
+@pytest.mark.parametrize("name", TAKEN)
+@pytest.mark.parametrize("rows", [0, 2])
+def test_an_info_named_like_another_entry_is_left_out_and_the_others_are_read(name, rows):
+    def make():
+        return GymWrapper(Informed(lambda count: {name: 1.0, "fuel": 9.0 - count}), info=True)
+
+    with pytest.warns(UserWarning, match=rf"the infos \['{name}'\] of GymWrapper.*not recorded"):
+        data = (SerialEnv(rows, make) if rows else make()).rollout(3)
+
+    assert data["next", "fuel"].reshape(-1, 3).tolist() == [[8, 7, 6]] * max(rows, 1)
+    assert not data.is_empty() and "info" not in data.keys()
+
+
+@pytest.mark.parametrize("name", TAKEN)
+def test_an_info_that_is_asked_for_by_the_name_of_another_entry_is_refused(name):
+    env = GymWrapper(Informed(lambda count: {name: 1.0}))
+
     with pytest.raises(KeyCollisionError, match=name):
-        informed(info=lambda count: {name: 1.0})
+        env.set_info_dict_reader(default_info_dict_reader([name]))
 
 
 @pytest.mark.parametrize(

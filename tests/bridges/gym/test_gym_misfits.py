@@ -72,6 +72,55 @@ def test_an_observation_that_does_not_fit_is_named(way, space, observation, mess
         way(env)
 
 
+NESTED = spaces.Dict(a=LINE, b=spaces.Dict(c=LINE))
+
+
+@WAYS
+@pytest.mark.parametrize(
+    ("space", "observation", "message"),
+    [
+        (spaces.Dict(a=LINE, b=LINE), {"a": np.zeros(3, np.float32)}, r"'b': it holds \['a'\]"),
+        (spaces.Dict(state=LINE), {}, r"'state': it holds \[\]"),
+        (NESTED, {"a": np.zeros(3, np.float32), "b": {}}, r"'b\.c'"),
+        (spaces.Dict(a=LINE, b=LINE), np.zeros(3, np.float32), r"'a': it is a ndarray"),
+        (spaces.Tuple([LINE, IMAGE]), (np.zeros(3, np.float32),), r"'1': it is a tuple"),
+    ],
+)
+def test_a_member_that_an_observation_lacks_is_named(way, space, observation, message):
+    env = GymWrapper(Says(space, observation))
+
+    with pytest.raises((EncodingError, WorkerError), match=f"step.* without {message}"):
+        way(env)
+
+
+def test_a_member_that_the_first_observation_lacks_is_named():
+    env = Says(spaces.Dict(a=LINE, b=LINE))
+    env.reset = lambda **kwargs: ({"a": np.zeros(3, np.float32)}, {})
+
+    with pytest.raises(EncodingError, match=r"reset of the simulator .* without 'b'"):
+        GymWrapper(env).rollout(2)
+
+
+class Uninformed(Says):
+    """Gives None where Gymnasium asks for an info dict."""
+
+    def reset(self, **kwargs):
+        return super().reset(**kwargs)[0], None
+
+    def step(self, action):
+        return *super().step(action)[:-1], None
+
+
+@pytest.mark.parametrize("info", [False, True])
+@WAYS
+def test_infos_may_be_none_beyond_the_end_of_an_episode(way, info):
+    way(GymWrapper(Uninformed(), info=info))
+
+    data = GymWrapper(Uninformed(), info=info).rollout(9, break_when_any_done=False)
+
+    assert data["next", "done"].flatten().nonzero().flatten().tolist() == [5]
+
+
 @pytest.mark.parametrize(
     ("space", "observation"),
     [

@@ -9,7 +9,8 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector.utils import batch_space
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,6 +19,7 @@ from envkit.env.seeding import seed_chain
 from envkit.errors import (
     ArgumentError,
     BatchSizeError,
+    EncodingError,
     InputError,
     ResetMaskError,
     StepMaskError,
@@ -457,6 +459,52 @@ def test_infos_are_those_of_the_steps_taken(mode):
 def test_an_env_that_hides_its_resets_is_refused():
     with pytest.raises(ArgumentError, match="vectorization_mode='sync'"):
         GymEnv("CartPole-v1", num_envs=2, vectorization_mode="vector_entry_point")
+
+
+class Resetting(VectorEnv):
+    """Counts its steps in two rows, and resets rows itself in ``mode``; what ends is lost."""
+
+    num_envs, single_action_space = 2, gymnasium.spaces.Discrete(2)
+    single_observation_space = gymnasium.spaces.Box(-9, 9, (1,), np.float32)
+    action_space = batch_space(single_action_space, 2)
+    observation_space = batch_space(single_observation_space, 2)
+
+    def __init__(self, autoreset_mode: AutoresetMode, infos=None):
+        self.metadata = {"autoreset_mode": autoreset_mode}
+        self.infos = infos
+
+    def reset(self, *, seed=None, options=None):
+        self.count = np.zeros((2, 1), np.float32)
+        return self.count.copy(), {}
+
+    def step(self, actions):
+        self.count += 1
+        over = self.count[:, 0] >= [3, 9]
+        self.count[over] = 0
+        return self.count.copy(), np.ones(2), over, np.zeros(2, bool), self.infos
+
+
+@pytest.mark.parametrize(
+    "infos", [None, {}, {"final_obs": np.full(2, None)}, {"final_info": {}}], ids=repr
+)
+def test_a_reset_in_the_same_step_without_the_last_observation_is_refused(infos):
+    env = GymWrapper(Resetting(AutoresetMode.SAME_STEP, infos))
+    env.rollout(2)
+
+    with pytest.raises(EncodingError, match=r"rows \[0\] and reset them.*infos\['final_obs'\]"):
+        env.rollout(3)
+
+
+def test_the_way_to_another_mode_is_shown_where_the_env_takes_one():
+    class Fixed(Resetting):
+        def __init__(self):
+            self.metadata, self.infos = {"autoreset_mode": AutoresetMode.NEXT_STEP}, None
+
+    with pytest.raises(ArgumentError, match=r"Resetting\(.*autoreset_mode=.*SAME_STEP\)"):
+        GymWrapper(Resetting(AutoresetMode.NEXT_STEP))
+    GymWrapper(Resetting(AutoresetMode.SAME_STEP))
+    with pytest.raises(ArgumentError, match=r"GymEnv\(id, num_envs=n[^.]*\)\.$"):
+        GymWrapper(Fixed())
 
 
 def test_pixels_with_autoreset_in_the_same_step_are_refused():
