@@ -62,6 +62,9 @@ class WorldModule(Protocol):
     A module whose envs are built in pools, when the pool starts, may have two checks.
     ``require_env(name)`` raises an ArgumentError, with the closest names, where there is no such env.
     ``require_keywords(name, given)`` raises an OptionError where ``build`` would refuse a keyword.
+
+    One that ends episodes by a limit of steps, and has no keyword for it that `World.limit` could name, may have
+    ``lasting(name, steps, given)``: the keywords by which no episode is cut before ``steps``, or with None at all.
     """
 
     def env_names(self) -> Collection[str]:
@@ -235,6 +238,7 @@ class Found:
         limit: keyword that truncates its episodes, if it has one.
         world, name: the parts of the id; None for one that was registered by itself.
         require_keywords: checks the keywords of ``build`` without making an env; None where the world cannot.
+        lasting: gives the keywords by which the library cuts no episode sooner; None where it never does.
     """
 
     build: Factory
@@ -243,6 +247,7 @@ class Found:
     world: str | None = None
     name: str | None = None
     require_keywords: Callable[[Mapping[str, Any]], None] | None = None
+    lasting: Callable[[int | None, Mapping[str, Any]], dict[str, Any]] | None = None
 
 
 # ------------------------------------------------------------------------------------- registered ids
@@ -345,7 +350,9 @@ def _in_world(world: World, name: str) -> Found:
     kind: Kind = getattr(module, "kind", world.kind)
     require_keywords = getattr(module, "require_keywords", None)
     check = None if require_keywords is None else partial(require_keywords, name)
-    return Found(partial(module.build, name), kind, world.limit, world.name, name, check)
+    lasting = getattr(module, "lasting", None)
+    lasts = None if lasting is None else partial(lasting, name)
+    return Found(partial(module.build, name), kind, world.limit, world.name, name, check, lasts)
 
 
 def _anywhere(name: str) -> Found:

@@ -53,9 +53,9 @@ def make(
             pool: there it goes to the class, as Brax's ``backend="spring"``.
         device: where data is delivered and, for stateless libraries, computed; None is the CPU.
         transforms: one, or several in their order, appended to the env.
-        max_episode_steps: truncate episodes after so many steps, in place of the limit that an env has by itself
-            where its library lets that be chosen. Where it does not, a `StepCounter` adds the limit, and its
-            entry ``step_count``, or ``elapsed`` where the env has a state of that name.
+        max_episode_steps: truncate episodes after so many steps, in place of the limit that an env has by itself; -1
+            removes that. Where the library has no keyword for it, a `StepCounter` adds the limit, and its entry
+            ``step_count``, or ``elapsed`` where the env has a state of that name.
         seed: given to `set_seed`. None: a stateless env draws one from torch's global generator, and simulators seed
             themselves, so that ``torch.manual_seed`` does not fix what they do.
         **kwargs: go to the class of the library.
@@ -85,16 +85,22 @@ def make(
     counted = None
     if max_episode_steps is not None:
         told["max_episode_steps"] = max_episode_steps
-        meaning = "the steps after which an episode is truncated"
-        limit = as_int("max_episode_steps", max_episode_steps, least=1, meaning=meaning)
+        meaning = "the steps after which an episode is truncated, or -1 for no limit"
+        limit = as_int("max_episode_steps", max_episode_steps, least=-1, meaning=meaning)
+        if limit != -1:
+            as_int("max_episode_steps", limit, least=1, meaning=meaning)
         if found.limit is None:
-            counted = limit
+            counted = None if limit == -1 else limit
+            if found.lasting is not None:
+                kwargs = found.lasting(counted, kwargs)
         elif found.limit in kwargs:
             raise OptionError(
                 f"max_episode_steps={limit} and {found.limit}={kwargs[found.limit]!r} say the same. Pass one of them."
             )
         else:
-            kwargs[found.limit] = limit
+            # EnvPool takes -1 for a limit
+            is_endless = limit == -1 and found.kind == "batched"
+            kwargs[found.limit] = 2**31 - 1 if is_endless else limit
     env = _made(_Request(found, num_envs, backend, device, kwargs))
     if counted is not None:
         # a look at the keys of stateful envs would start their workers; those keep no state in the data

@@ -32,6 +32,7 @@ from envkit.functional.batch import ALL_ON_CARD, ALL_ON_HOST, ON_CARD, ON_HOST, 
 from envkit_bridges.jax.side_effects import Traced
 
 __all__ = [
+    "LIMIT",
     "JaxOptions",
     "ResetRows",
     "chunks_on",
@@ -70,7 +71,8 @@ class JaxOptions(EnvOptions, _Own, total=False):
         requires_grad: let torch gradients flow from state, observation and reward of a step to the state
             and the action that it was given. They are computed by JAX, and only where autograd
             records and an input requires grad. Otherwise what is returned has no graph.
-        episode_length: truncate episodes after this many steps of this env; None never does.
+        episode_length: truncate episodes after this many steps of this env. A limit of the library's own that is shorter
+            is raised to it. None leaves the library's own limit alone, and -1 removes it.
         reset_mode: where episodes begin: "fresh" draws each again, "pool" takes one of ``pool_size``
             beginnings, "cached" the one of the row's first episode. All cost the same.
         pool_size: see ``reset_mode``.
@@ -96,8 +98,9 @@ class JaxOptions(EnvOptions, _Own, total=False):
 
 
 _WORDS = {"state_layout": ("packed", "nested"), "reset_rows": get_args(ResetRows)}
+LIMIT = "the steps of an episode, None for the library's own limit, or -1 for no limit"
 _COUNTS = {
-    "episode_length": "the steps of an episode, or None for no limit",
+    "episode_length": LIMIT,
     "pool_size": "how many beginnings there are",
     "action_repeat": "action_repeat=1 for no repetition",
 }
@@ -119,6 +122,8 @@ def require_sense(given: SimpleNamespace) -> None:
     """
     for name in ("requires_grad", "metrics", "categorical_action_encoding"):
         as_bool(name, getattr(given, name))
+    if given.episode_length == -1:
+        given.episode_length = None
     for name, meaning in _COUNTS.items():
         if getattr(given, name) is not None or name != "episode_length":
             setattr(given, name, as_int(name, getattr(given, name), least=1, meaning=meaning))

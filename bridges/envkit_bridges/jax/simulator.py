@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, Unpack
 import jax
 import jax.numpy as jnp
 
-from envkit.data.arguments import as_bool
+from envkit.data.arguments import as_bool, as_int
 from envkit.data.keywords import Default
 from envkit.env.wrapper_hints import called_here
 from envkit.errors import ArgumentError, ArgumentTypeError
 from envkit.functional import Box, Timestep, WithoutInfo, WrapperState
 from envkit.specs.annotations import Device
 from envkit_bridges.jax.jax_env import JaxEnv
-from envkit_bridges.jax.options import JaxOptions
+from envkit_bridges.jax.options import LIMIT, JaxOptions
 from envkit_bridges.libraries import EnvNames, Simulator, quietly, require_name
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from envkit.functional.structure import PyTree
 
 __all__ = [
+    "NO_LIMIT",
     "DrawingState",
     "EnvNames",
     "ModelledCore",
@@ -42,6 +43,12 @@ __all__ = [
     "quietly",
     "require_name",
 ]
+
+
+NO_LIMIT = 2**31 - 1
+"""Steps that no episode reaches, for libraries that count in int32."""
+
+_REPEATS = "the steps of the simulator in one step"
 
 
 @jax.tree_util.register_dataclass
@@ -75,6 +82,14 @@ class SimulatorCore:
 
     env: Any
     make: Callable[[], Any] | None = None
+
+    def lasting(self, steps: int | None) -> Self:
+        """Return the env with a limit in the library that cuts no episode before so many steps; None: with none.
+
+        Raises:
+            ArgumentError: the library lets no such limit be chosen.
+        """
+        return self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return self  # nothing in it ever changes
@@ -161,6 +176,8 @@ class ParamsCore(SimulatorCore):
     action_space: Any = None
     form: Hashable = None
     model_name: ClassVar[str] = "params"
+    limit_name: ClassVar[str] = ""
+    """Field of the params that is the library's own limit of steps; "" where there is none."""
 
     @classmethod
     def of(
@@ -183,6 +200,17 @@ class ParamsCore(SimulatorCore):
             _require_kind(params, default)
         core = cls(env, make, params, form=_form_of(params))
         return dataclasses.replace(core, action_space=core.space_of(params))
+
+    def lasting(self, steps: int | None) -> Self:
+        """Return the env with params of such a limit."""
+        own = getattr(self.params, self.limit_name, None)
+        if own is None or (steps is not None and steps <= own):
+            return self
+        limit = NO_LIMIT if steps is None else steps
+        if not isinstance(own, int):
+            limit = float(limit) if isinstance(own, float) else jnp.asarray(limit, own.dtype)
+        params = self.params.replace(**{self.limit_name: limit})
+        return dataclasses.replace(self, params=params, form=_form_of(params))
 
     def space_of(self, params: PyTree) -> SpaceTree:
         """Give the action space that the env has with ``params``, as one of envkit's."""
@@ -277,6 +305,12 @@ class SimulatorEnv(JaxEnv):
     def __init__(
         self, core: SimulatorCore, *, device: Device | None = None, **options: Unpack[JaxOptions]
     ):
+        if (steps := options.get("episode_length")) is not None:
+            repeat = as_int(
+                "action_repeat", options.get("action_repeat", 1), least=1, meaning=_REPEATS
+            )
+            steps = as_int("episode_length", steps, least=-1, meaning=LIMIT)
+            core = core.lasting(None if steps == -1 else steps * repeat)
         self._core = core
         env: Any = core if options.get("metrics") else WithoutInfo(core)
         super().__init__(env, device=device, **options)
@@ -329,8 +363,8 @@ class ParamsEnv(SimulatorEnv):
             given["randomize_at"] = given.get("randomize_at") or "construction"
             given["randomize"] = _of_every_leaf(given.get("randomize"))
         super().__init__(core, device=device, **given)
-        self._params = core.params
-        self._engine.settings.model = jax.tree.map(jnp.asarray, core.params)
+        self._params = self._core.params
+        self._engine.settings.model = jax.tree.map(jnp.asarray, self._params)
 
     @property
     def params(self) -> PyTree:

@@ -44,6 +44,8 @@ __all__ = ["CraftaxCore", "CraftaxEnv", "CraftaxWrapper", "build", "env_names", 
 class CraftaxCore(ParamsCore):
     """A game of Craftax as a `StatelessEnv`; what it gives as info are infos."""
 
+    limit_name = "max_timesteps"
+
     def space_of(self, params: PyTree) -> Discrete:
         """Count the library's actions."""
         return Discrete(self.env.action_space(params).n)

@@ -349,6 +349,21 @@ def require_keywords(name: str, given: Mapping[str, Any]) -> None:
     refuse_unknown(f"task_kwargs of {name!r}", of_task, parameters_of(made_by))
 
 
+def lasting(name: str, steps: int | None, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keywords by which the library cuts no episode of a task: `make` counts ``steps``, or with None nothing does.
+
+    Raises:
+        OptionError: (a TypeError) ``task_kwargs`` have a ``time_limit``.
+    """
+    of_task = as_keywords("task_kwargs", given.get("task_kwargs"), "{'time_limit': 5}")
+    if "time_limit" in of_task:
+        raise OptionError(
+            f"max_episode_steps={-1 if steps is None else steps} and time_limit={of_task['time_limit']!r} say the same. Pass "
+            "one of them."
+        )
+    return {**given, "task_kwargs": {**of_task, "time_limit": float("inf")}}
+
+
 def build(name: str, **kwargs: Any) -> DMControlEnv:
     """Make the env of a pair "domain/task"; keywords are those of `DMControlEnv`.
 

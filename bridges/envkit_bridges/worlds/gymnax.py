@@ -45,6 +45,8 @@ __all__ = ["GymnaxCore", "GymnaxEnv", "GymnaxWrapper", "build", "env_names", "fe
 class GymnaxCore(ParamsCore):
     """A gymnax env as a `StatelessEnv`; what it gives as info are infos."""
 
+    limit_name = "max_steps_in_episode"
+
     def space_of(self, params: PyTree) -> SpaceTree:
         """Read the library's action space."""
         return _space_of(self.env.action_space(params))

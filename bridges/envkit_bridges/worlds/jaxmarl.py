@@ -28,7 +28,7 @@ from envkit.errors import ArgumentError, SpecError, SpecTypeError, UnsupportedEr
 from envkit.functional import AgentsDiscrete, Box, Timestep
 from envkit.specs.annotations import Device
 from envkit_bridges.jax.options import JaxOptions
-from envkit_bridges.jax.simulator import DrawingState, SimulatorCore, SimulatorEnv
+from envkit_bridges.jax.simulator import NO_LIMIT, DrawingState, SimulatorCore, SimulatorEnv
 from envkit_bridges.libraries import (
     EnvNames,
     Simulator,
@@ -140,6 +140,21 @@ class JaxMARLCore(SimulatorCore):
             members=tuple(members.items()),
             pays_team=isinstance(rewards, Mapping) and _TEAM in rewards,
         )
+
+    def lasting(self, steps: int | None) -> Self:
+        """Return the game made again with such a limit."""
+        if self.limit is None or (steps is not None and steps <= self.limit):
+            return self
+        limit, kind = NO_LIMIT if steps is None else steps, type(self.env)
+        known = [name for name in _LIMITS if name in parameters_of(kind)]
+        if self.make is None or not known:
+            raise ArgumentError(
+                f"episode_length is {-1 if steps is None else steps}, but {kind.__name__} of JaxMARL ends by itself after "
+                f"{self.limit} steps. Make it with another limit, e.g. env_kwargs={{{(known or ['max_steps'])[0]!r}: "
+                f"{limit}}} where it takes that, or pass at most {self.limit}."
+            )
+        make = partial(self.make, **{known[0]: limit})
+        return replace(self, env=make(), make=make, limit=limit)
 
     @property
     def names(self) -> list[str]:
@@ -305,6 +320,10 @@ def _in_form(function: Callable[..., Any], *args: PyTree) -> PyTree:
 
 def _like(tree: PyTree) -> PyTree:
     return jax.tree.map(lambda leaf: (tuple(leaf.shape), str(leaf.dtype)), tree)
+
+
+_LIMITS = ("max_steps", "episode_length")
+"""Keywords of games that are their limit of steps."""
 
 
 def _limit_of(env: Simulator) -> int | None:

@@ -13,10 +13,10 @@ import builtins
 import contextlib
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import ModuleType
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Unpack
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -33,7 +33,7 @@ from envkit_bridges.dlpack import to_torch
 from envkit_bridges.jax.fused_transforms import observation_leaves
 from envkit_bridges.jax.options import JaxOptions
 from envkit_bridges.jax.programs import Programs
-from envkit_bridges.jax.simulator import SimulatorCore, SimulatorEnv
+from envkit_bridges.jax.simulator import NO_LIMIT, SimulatorCore, SimulatorEnv
 from envkit_bridges.libraries import (
     EnvNames,
     Simulator,
@@ -62,6 +62,27 @@ __all__ = [
 @dataclass(frozen=True)
 class JumanjiCore(SimulatorCore):
     """A Jumanji env as a `StatelessEnv`; what it gives as extras, and its discounts, are infos."""
+
+    def lasting(self, steps: int | None) -> Self:
+        """Return the env made again with such a ``time_limit``, if it has one."""
+        own = getattr(self.env, "time_limit", None)
+        if own is None or (steps is not None and steps <= own):
+            return self
+        name = type(self.env.unwrapped).__name__
+        if self.make is None:
+            raise ArgumentError(
+                f"episode_length is {-1 if steps is None else steps}, but {name} ends by itself after {own} steps. Make it "
+                f"with time_limit={'2**31 - 1' if steps is None else steps}."
+            )
+        if steps is None and name == "MMST":
+            raise ArgumentError(
+                f"episode_length is -1, but {name} keeps an array with an entry for each step of its time limit. Pass the "
+                "number of steps that an episode may have."
+            )
+        # one more, or a step that is to be truncated is terminated by the library
+        limit: Any = {"time_limit": NO_LIMIT if steps is None else steps + 1}
+        make = partial(self.make, **limit)
+        return replace(self, env=make(), make=make)
 
     @property
     def action_space(self) -> Box | Discrete | MultiDiscrete:
@@ -295,6 +316,6 @@ def _no_notebook() -> Iterator[None]:
             names.__IPYTHON__ = shown
 
 
-def _environment(name: str) -> Simulator:
+def _environment(name: str, **kwargs: Any) -> Simulator:
     with fetched("Jumanji", name, _FETCHING), quietly():
-        return _import_jumanji().make(name)
+        return _import_jumanji().make(name, **kwargs)

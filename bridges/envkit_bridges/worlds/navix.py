@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, Self, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,7 @@ from envkit.errors import ArgumentError
 from envkit.functional import Discrete, Timestep
 from envkit.specs.annotations import Device
 from envkit_bridges.jax.options import JaxOptions
-from envkit_bridges.jax.simulator import SimulatorCore, SimulatorEnv
+from envkit_bridges.jax.simulator import NO_LIMIT, SimulatorCore, SimulatorEnv
 from envkit_bridges.libraries import (
     EnvNames,
     Simulator,
@@ -61,6 +61,16 @@ class _Moment:
 @dataclass(frozen=True)
 class NavixCore(SimulatorCore):
     """A grid as a `StatelessEnv`; its events are its info."""
+
+    def lasting(self, steps: int | None) -> Self:
+        """Refuse a limit that is beyond the library's own."""
+        own = int(self.env.max_steps)
+        if steps is not None and steps <= own:
+            return self
+        raise ArgumentError(
+            f"episode_length is {-1 if steps is None else steps}, but this env of Navix ends by itself after {own} steps. "
+            f"Pass max_steps={NO_LIMIT if steps is None else steps} to NavixEnv or make."
+        )
 
     @property
     def action_space(self) -> Discrete:

@@ -52,6 +52,8 @@ __all__ = [
 class XMiniGridCore(ParamsCore):
     """A grid as a `StatelessEnv`; its discount is its info."""
 
+    limit_name = "max_steps"
+
     def space_of(self, params: PyTree) -> Discrete:
         """Count the library's actions."""
         return Discrete(self.env.num_actions(params))

@@ -10,6 +10,7 @@ from envkit import (
     AsyncEnvPool,
     BraxEnv,
     GymEnv,
+    JumanjiWrapper,
     MultiThreadedEnv,
     ParallelEnv,
     RewardSum,
@@ -403,3 +404,62 @@ def test_data_of_an_env_made_by_id_is_that_of_its_class():
     expected = by_hand.rollout(9)
 
     assert (data["next", "observation"] == expected["next", "observation"]).all()
+
+
+# ---------------------------------------------------------------------------------------- limits
+
+LIMITED = {
+    "gym": ("gym/Pendulum-v1", 200, None),
+    "pettingzoo": ("pettingzoo/mpe/simple_spread_v3", 25, None),
+    "agents in turns": ("pettingzoo/classic/rps_v2", 15, None),
+    "keywords that no signature shows": ("pettingzoo/sisl/pursuit_v5", 500, None),
+    "envpool": ("envpool/Pendulum-v1", 200, None),
+    "dm_control": ("dm_control/pendulum/swingup", 1000, None),
+    "gymnax": ("gymnax/Pendulum-v1", 3, "max_steps_in_episode"),
+    "jumanji": ("jumanji/Maze-v0", 100, None),
+    "jaxmarl": ("jaxmarl/MPE_simple_spread_v3", 25, None),
+    "xminigrid": ("xminigrid/MiniGrid-Empty-16x16", 3, "max_steps"),
+}
+"""An env of each library, after how many steps its own limit ends an episode, and which of its params says so."""
+SLOW = ("keywords that no signature shows", "jumanji", "jaxmarl", "xminigrid")
+
+
+@pytest.mark.parametrize(
+    "library",
+    [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in LIMITED],
+)
+def test_a_limit_beyond_that_of_the_library_is_in_force_and_minus_one_removes_it(library, opened):
+    id, own, param = LIMITED[library]
+    options = {}
+    if param is not None:
+        options["env_params"] = make(id).params.replace(**{param: own})
+
+    cut = {}
+    for limit in (None, own + 4, -1):
+        env = opened(make(id, max_episode_steps=limit, seed=0, **options))
+        run = env.rollout(own + 6, break_when_any_done=False)["next", "truncated"].flatten()
+        cut[limit] = run.nonzero().flatten().add(1).tolist()
+
+    assert cut[own + 4] == [own + 4] or library in ("jumanji", "agents in turns")
+    assert own + 4 not in cut[None] and not cut[-1]
+
+
+@pytest.mark.slow
+def test_the_params_of_craftax_hold_the_limit():
+    limits = {
+        limit: make("craftax/Craftax-Classic-Symbolic-v1", max_episode_steps=limit)
+        for limit in (5, 20_000, -1)
+    }
+
+    assert [env.params.max_timesteps for env in limits.values()] == [10_000, 20_000, 2**31 - 1]
+
+
+def test_a_limit_that_the_library_keeps_to_itself_is_refused_with_what_to_write():
+    import jumanji
+
+    with pytest.raises(ArgumentError, match=r"Maze ends by itself after 100 .*time_limit=300"):
+        JumanjiWrapper(jumanji.make("Maze-v0"), episode_length=300)
+    with pytest.raises(OptionError, match="max_cycles=30 say the same"):
+        make("pettingzoo/mpe/simple_spread_v3", max_episode_steps=40, max_cycles=30)
+    with pytest.raises(OptionError, match="time_limit=5 say the same"):
+        make("dm_control/pendulum/swingup", max_episode_steps=40, task_kwargs={"time_limit": 5})

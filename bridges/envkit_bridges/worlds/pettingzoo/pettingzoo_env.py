@@ -276,6 +276,31 @@ def require_keywords(name: str, given: Mapping[str, Any]) -> None:
     PettingZooEnv.require_keywords(name, **told)
 
 
+_NO_LIMIT = 2**31 - 1
+_HIDE_THEIRS = ("sisl", "atari")
+"""Families whose envs take ``max_cycles`` without saying so in their signature."""
+
+
+def lasting(name: str, steps: int | None, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keywords by which the library cuts no episode before so many steps; None: none at all.
+
+    Raises:
+        OptionError: (a TypeError) ``max_cycles``, which is that limit, is given too.
+    """
+    if "max_cycles" in given:
+        raise OptionError(
+            f"max_episode_steps={-1 if steps is None else steps} and max_cycles={given['max_cycles']!r} say the same. Pass "
+            "one of them."
+        )
+    task, module = _found(name)
+    own = inspect.signature(_imported(module).raw_env).parameters.get("max_cycles")
+    if own is None and task.partition("/")[0] not in _HIDE_THEIRS:
+        return dict(given)
+    if own is not None and steps is not None and steps <= (own.default or 0):
+        return dict(given)
+    return {**given, "max_cycles": _NO_LIMIT if steps is None else steps}
+
+
 def build(name: str, **kwargs: Any) -> PettingZooEnv:
     """Make one `PettingZooEnv`, parallel where there is such a form, unless ``parallel`` says otherwise.
 
