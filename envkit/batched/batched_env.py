@@ -65,6 +65,7 @@ class BatchedEnv(AttributeLookup, PoolOwner):
     """
 
     keeps_last_output = True
+    _rows_are_envs = True
     _fast_path_bypasses = EnvBase._fast_path_bypasses | {"_reset"}
 
     # --------------------------------------------------------------------------------------- reset

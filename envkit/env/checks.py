@@ -276,6 +276,8 @@ def _faults_of(
         wrong += _of_reset_masks(core, start, seed)
         elsewhere = list(_drawn_elsewhere(core, start, seeded))
         unusual += elsewhere or _unseeded(core, start, seed)
+        if not (elsewhere or seeded):
+            wrong += _of_shared_state(core, start, seed)
     except EnvkitError:  # the core cannot be run by itself, with data that is for what is around it
         if core is env:
             raise
@@ -390,6 +392,39 @@ def _of_reset_masks(env: EnvBase, start: TensorDictBase | None, seed: int) -> It
                 f"{as_key(path)!r} of rows that a '_reset' mask leaves out changes after the reset: a batched env must "
                 "honour the mask in _reset"
             )
+
+
+def _of_shared_state(env: EnvBase, start: TensorDictBase | None, seed: int) -> Iterator[str]:
+    """Look whether steps and resets of some sub-envs move the others, as state of their class does."""
+    if not env._rows_are_envs or env.batch_size[0] < 2:
+        return
+
+    def next_of_others(what: str = "") -> TensorDictBase | None:
+        env.set_seed(seed)
+        td = _begun(env, start)
+        actions = td.select(*env.action_keys)
+        root = env.step_mdp(env.step(td))
+        if bool(env._rows_done(root).any()) or isinstance(root, LazyStackedTensorDict):
+            return None
+        moving = torch.zeros(root.batch_size, dtype=torch.bool, device=root.device)
+        moving[::2] = True
+        if what == "step":
+            env.step(root.copy().update(actions).set(rules.STEP, moving))
+        elif what == "reset" and () in env.done_levels:
+            env.reset(root.copy().set(rules.RESET, moving.unsqueeze(-1)))
+        following = cast(TensorDictBase, env.step(root.update(actions)).get("next")[~moving])
+        return following.exclude(*env._books).apply(torch.clone)
+
+    kept, again = next_of_others(), next_of_others()
+    if kept is None or again is None or _differ(kept, again):
+        return
+    moved = [next_of_others("step"), next_of_others("reset")]
+    changed = [path for after in moved if after is not None for path in changed_paths(kept, after)]
+    for path in dict.fromkeys(changed):
+        yield (
+            f"{as_key(path)!r} of sub-envs that stand still changes when others are stepped or reset: they share state, such "
+            "as an attribute of their class or a variable of a module. Keep it in attributes of self, set in __init__"
+        )
 
 
 def _is_same(one: Any, other: Any) -> bool:

@@ -72,6 +72,9 @@ class Stepping(SpecNames, ABC):
     keeps_last_output = False
     """`_reset` returns the last known values of the parts that were not selected."""
 
+    _rows_are_envs = False
+    """Each row along the first axis is an env that steps by itself."""
+
     works_elsewhere = False
     """Steps are made outside this process: sending them out first lets both sides work."""
 

@@ -6,7 +6,9 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import ClassVar
 
+import gymnasium
 import jax
 import numpy as np
 import pytest
@@ -18,6 +20,7 @@ from envkit import (
     EnvBase,
     EnvSpecWarning,
     GymEnv,
+    GymWrapper,
     JaxEnv,
     ModuleTransform,
     SerialEnv,
@@ -397,6 +400,51 @@ class A_seed_that_fails(Sound):
 
     def _set_seed(self, seed):
         raise OSError("the device is gone")
+
+
+class OfTheClass(Sound):
+    """Counts in an attribute of its class."""
+
+    @property
+    def count(self):
+        return type(self).counted
+
+    @count.setter
+    def count(self, value):
+        type(self).counted = value
+
+
+SHARED = (
+    "of sub-envs that stand still changes when others are stepped or reset: they share state, such as an attribute of "
+    "their class or a variable of a module. Keep it in attributes of self, set in __init__"
+)
+
+
+@broken(f"'count' {SHARED}")
+def Rows_that_share_an_attribute_of_their_class():
+    return SerialEnv(2, OfTheClass)
+
+
+class SharedGym(gymnasium.Env):
+    """Moves a place that all of its kind have."""
+
+    observation_space = gymnasium.spaces.Box(-99, 99, (1,))
+    action_space = gymnasium.spaces.Discrete(2)
+    places: ClassVar[list[float]] = [0.0]
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.places[0] = 0.0
+        return np.float32(self.places), {}
+
+    def step(self, action):
+        self.places[0] += 1
+        return np.float32(self.places), -self.places[0], False, False, {}
+
+
+@broken(f"'observation' {SHARED}", f"'reward' {SHARED}")
+def Simulators_that_share_an_attribute_of_their_class():
+    return SerialEnv(3, lambda: GymWrapper(SharedGym()))
 
 
 def global_draws(library):
