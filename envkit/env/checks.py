@@ -422,7 +422,7 @@ def _of_shared_state(env: EnvBase, start: TensorDictBase | None, seed: int) -> I
     changed = [path for after in moved if after is not None for path in changed_paths(kept, after)]
     for path in dict.fromkeys(changed):
         yield (
-            f"{as_key(path)!r} of sub-envs that stand still changes when others are stepped or reset: they share state, such "
+            f"{as_key(path)!r} of sub-envs that are not stepped changes with steps or resets of others: they share state, such "
             "as an attribute of their class or a variable of a module. Keep it in attributes of self, set in __init__"
         )
 

@@ -415,7 +415,7 @@ class OfTheClass(Sound):
 
 
 SHARED = (
-    "of sub-envs that stand still changes when others are stepped or reset: they share state, such as an attribute of "
+    "of sub-envs that are not stepped changes with steps or resets of others: they share state, such as an attribute of "
     "their class or a variable of a module. Keep it in attributes of self, set in __init__"
 )
 
