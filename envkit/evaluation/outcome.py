@@ -24,7 +24,7 @@ from tensordict import TensorDictBase
 
 from envkit.data.arguments import require_option, require_tensordict
 from envkit.data.episodes import EpisodeNumbers, Piece
-from envkit.data.paths import Key
+from envkit.data.paths import Key, as_path
 from envkit.errors import ArgumentError, BatchSizeError, MissingKeyError
 from envkit.specs.annotations import EnvData
 
@@ -423,7 +423,7 @@ def episode_stats(
 
     Args:
         data: batch size ``(*batch, T)``, or batches in the order in which they were made.
-        reward_key: entry that is summed.
+        reward_key: entry that is summed, below ``next`` where that has it, so ``"reward"`` is as ``("next", "reward")``.
         agents: ``"sum"`` or ``"mean"`` makes one number of those that a group of agents gets in a step.
 
     Raises:
@@ -492,7 +492,8 @@ def one_number(rewards: torch.Tensor, agents: Agents) -> torch.Tensor:
 
 
 def _by_step(batch: TensorDictBase, key: Key, shape: torch.Size, agents: Agents) -> torch.Tensor:
-    value: Any = batch.get(key, None)
+    below: Any = batch.get(("next", *as_path(key)), None)
+    value: Any = batch.get(key, None) if below is None else below
     if value is None:
         raise MissingKeyError(
             f"the data has no {key!r}; it has {sorted(map(str, batch.keys(True, True)))}. Name the reward: "

@@ -93,7 +93,10 @@ def test_another_entry_is_summed_where_it_is_named():
     data = recorded([[False, True]])
     data["next", "cost"] = torch.tensor([[2.0, 3.0]])
 
-    assert episode_stats(data, reward_key=("next", "cost")).returns.tolist() == [5.0]
+    for key in (("next", "cost"), "cost"):
+        assert episode_stats(data, reward_key=key).returns.tolist() == [5.0]
+    data["cost"] = torch.zeros(1, 2)  # that of the step before
+    assert episode_stats(data, reward_key="cost").returns.tolist() == [5.0]
 
 
 def test_no_data_is_no_episode():

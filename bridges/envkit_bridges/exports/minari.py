@@ -23,6 +23,7 @@ from types import ModuleType
 from typing import Any, TypedDict
 
 import numpy as np
+import torch
 from tensordict import TensorDictBase
 from typing_extensions import Unpack
 
@@ -31,6 +32,7 @@ from envkit.data.episodes import EpisodeNumbers, Piece
 from envkit.data.files import telling, undamaged, whole_folder
 from envkit.data.keywords import refuse_unknown
 from envkit.data.paths import Path, as_key, infos_in, leaf_paths, nest
+from envkit.data.timeline import step_entry
 from envkit.env.base import EnvBase
 from envkit.env.wrapper_hints import require_env
 from envkit.errors import ArgumentError, ArgumentTypeError, MissingFileError, MissingKeyError
@@ -419,9 +421,10 @@ def from_minari(dataset_id: str) -> EnvData:
 
     Returns:
         Its steps, batch size ``(steps,)``, one episode after the other; on the CPU. Data that `to_minari` wrote comes
-        back in its keys, shapes and dtypes, ``state`` aside, with the last step of a cut episode truncated. Datasets
+        back in its keys, shapes and dtypes, ``state`` aside, with the last step of a cut episode truncated. Where it had no
+        trajectory ids, ``("collector", "traj_ids")`` are the numbers of the episodes. Datasets
         of others have ``observation`` (or the names of their Dict space), ``action``, ``reward``, flags,
-        ``("collector", "traj_ids")``, and below ``"info"`` the infos that have a row for each step.
+        ``("collector", "traj_ids")`` too, and below ``"info"`` the infos that have a row for each step.
 
     Raises:
         ArgumentTypeError, ArgumentError: (a TypeError, a ValueError) the id is malformed, the dataset is damaged, or
@@ -684,12 +687,18 @@ def _data_of(dataset: Any) -> EnvData:
         return _foreign(dataset)
     layout = Layout.from_json(told["layout"], dataset.id)
     roles = Roles.from_dict(told["roles"])
-    parts = [dict(_own(episode, layout, roles)) for episode in dataset.iterate_episodes()]
+    parts, ids = [], []
+    for episode in dataset.iterate_episodes():
+        parts.append(dict(_own(episode, layout, roles)))
+        ids.append(np.full(len(episode.rewards), episode.id, np.int64))
     held = {
         column.path: np.concatenate([part[column.path] for part in parts])[None]
         for column in layout.columns
     }
-    return data_of(layout, held)
+    data = data_of(layout, held)
+    if step_entry(data, "traj_ids") is None:
+        data.set(("collector", "traj_ids"), torch.from_numpy(np.concatenate(ids)))
+    return data
 
 
 def _own(episode: Any, layout: Layout, roles: Roles) -> Iterator[tuple[Path, np.ndarray]]:
