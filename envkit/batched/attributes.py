@@ -333,17 +333,20 @@ def _values(pool: _Calls | CallsOfRows, path: Path) -> list[Any]:
 class LocalAttribute(list):
     """An attribute of every sub-env in this process: the list of its values.
 
-    Calling it calls every value; a public name that lists do not have is looked up on the values.
+    Calling it calls every value; a public name that lists do not have is looked up on the values, and set there.
     """
 
     def __init__(self, owner: str, pool: _Calls | CallsOfRows, path: Path):
         super().__init__(_values(pool, path))
-        self._looked_up = owner, pool, path
+        vars(self)["_looked_up"] = owner, pool, path
 
     def __getattr__(self, name: str) -> LocalAttribute:
         _refuse_private(name)
         owner, pool, path = self._looked_up
         return _found(LocalAttribute, pool, owner, (*path, name))
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        _set_on_values(self, name, value)
 
     def __call__(self, *args: Any, **kwargs: Any) -> list[Any]:
         return [value(*args, **kwargs) for value in self]
@@ -353,11 +356,14 @@ class WorkerAttribute:
     """An attribute of every sub-env, fetched when it is looked at and called when it is called.
 
     Iterating, indexing, ``len`` and ``==`` fetch the values, which must be picklable then. A public
-    name is looked up on the values, without fetching them.
+    name is looked up on the values, and set there, without fetching them.
     """
 
     def __init__(self, owner: str, pool: _Calls | CallsOfRows, path: Path):
-        self._looked_up = owner, pool, path
+        vars(self)["_looked_up"] = owner, pool, path
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        _set_on_values(self, name, value)
 
     def _values(self) -> list[Any]:
         _, pool, path = self._looked_up
@@ -391,6 +397,13 @@ class WorkerAttribute:
     def __repr__(self) -> str:
         owner, _, path = self._looked_up
         return f"WorkerAttribute({'.'.join(path)!r} of the sub-envs of {owner})"
+
+
+def _set_on_values(attribute: LocalAttribute | WorkerAttribute, name: str, value: Any) -> None:
+    """Set an attribute, which is there, of each value, where the value is."""
+    getattr(attribute, name)  # or raise that there is none
+    _, pool, path = attribute._looked_up
+    pool.call("call_method", (*path, "__setattr__"), (name, value), {})
 
 
 def _refuse_private(name: str) -> None:

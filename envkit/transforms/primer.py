@@ -227,7 +227,7 @@ class TensorDictPrimer(FusableTransform, EpisodeTransform):
 
     @property
     def _is_forward(self) -> bool:
-        return not self.call_before_env_reset
+        return not (self.call_before_env_reset or self.in_keys_inv or self.out_keys_inv)
 
     def memory(self) -> list[Path]:
         return list(self._defaults)

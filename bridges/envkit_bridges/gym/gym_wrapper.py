@@ -337,14 +337,18 @@ class GymWrapper(OnRow, GymLikeEnv):
         )
         if not is_plain or not self._steps_by_itself:
             return None
-        core.infos = cast("tuple[default_info_dict_reader, ...]", tuple(self.info_dict_reader))
+        core.read_infos(self.info_dict_reader)
         return core
+
+    def _readers_changed(self) -> None:
+        if "core" in vars(self):
+            self.core.read_infos(self.info_dict_reader)
 
     def _row_key(self) -> Hashable:
         is_general = self.run_type_checks or not self.convert_actions_to_numpy or self._gave_up
         if is_general or not self._steps_by_itself:
             return None
-        return len(self.info_dict_reader), self.core.takes
+        return self._readers, self.core.takes
 
     def _row_on(self, core: Any, env: EnvBase) -> OneRow:
         return OneRow(env, core)

@@ -269,12 +269,37 @@ Outcome = tuple[Any, Any, Any, Any, Any, dict[str, Any]]
 """Observation, reward, terminated, truncated, done and info; flags that are not reported are None."""
 
 
+class _Readers(tuple[Reader, ...]):
+    """Readers of an env, which are replaced all at once."""
+
+    __slots__ = ()
+
+    def __setitem__(self, index: object, reader: object) -> None:
+        raise ArgumentTypeError(
+            f"info_dict_reader[{index!r}] was assigned, but the readers of an env are a tuple. Assign all of them: "
+            "env.info_dict_reader = [reader]; or add one: env.set_info_dict_reader(reader)."
+        )
+
+
 class InfoReading(EnvBase):
     """The part of an env on a gym-style simulator that reads infos."""
 
-    info_dict_reader: list[Reader]
     convert_actions_to_numpy: bool
+    _readers = _Readers()
     _read_infos: frozenset[Path] = frozenset()
+
+    @property
+    def info_dict_reader(self) -> tuple[Reader, ...]:
+        """The readers of infos; assign a list to replace them all. The specs stay as they are."""
+        return self._readers
+
+    @info_dict_reader.setter
+    def info_dict_reader(self, readers: Iterable[Reader]) -> None:
+        self._readers = _Readers(readers)
+        self._readers_changed()
+
+    def _readers_changed(self) -> None:
+        """Have what was made of the readers made again."""
 
     # ------------------------------------------------------------------- what it asks of the simulator
 
@@ -339,7 +364,7 @@ class InfoReading(EnvBase):
             if finds_names:
                 self._leave_out_taken(info_dict_reader)
         self._declare_infos(getattr(info_dict_reader, "info_spec", None))
-        self.info_dict_reader.append(info_dict_reader)
+        self.info_dict_reader = (*self.info_dict_reader, info_dict_reader)
         return self
 
     @property

@@ -150,7 +150,6 @@ class GymLikeEnv(InfoReading):
         self.convert_actions_to_numpy = as_bool(
             "convert_actions_to_numpy", convert_actions_to_numpy
         )
-        self.info_dict_reader = []
         self._make_specs(env)
 
     def to(self, *args: Destination, **kwargs: Destination) -> Self:

@@ -15,11 +15,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
+from weakref import WeakSet
 
 import numpy as np
 
 from envkit.data.paths import Path
-from envkit.errors import EncodingError
+from envkit.errors import EncodingError, InfoReaderError
 from envkit.rules import RESET
 from envkit_bridges.gym.codecs import Codec, CopyIn, holds_numbers
 from envkit_bridges.gym.frames import draw
@@ -150,8 +151,12 @@ class SimulatorRows:
         index, core = row - self._first, env.row_core()
         self._cores[index] = core
         self._steps[index], self._resets[index] = core.step, core.resetter(self._masks[index])
+        self.forget_writers()  # they hold on to the env
+
+    def forget_writers(self) -> None:
+        """Make the functions that write into rows again at the next use."""
         for puts in (self._root_puts, self._next_puts):
-            puts.clear()  # they hold on to the env
+            puts.clear()
 
     def reset(self, row: int, given: Collection[Path] = (), /, **kwargs: object) -> None:
         """Start an episode and write the root row; a simulator takes no ``given`` inputs for that."""
@@ -269,15 +274,14 @@ class GymCore:
 
     Attributes:
         episode: the entry "episode" in the info of the step that ended an episode last, or None.
-        infos: complete readers of what is recorded of infos.
+        infos: complete readers of what is recorded of infos; set by `read_infos`.
         takes: how often it was given an env.
     """
 
     episode: Any = None
-    infos: Sequence[default_info_dict_reader] = ()
+    infos: Sequence[Any] = ()
     takes = 0
     writes_flags = False
-    bind = staticmethod(SimulatorRows)
 
     def __init__(
         self,
@@ -293,7 +297,27 @@ class GymCore:
         self.read = action.read
         self.frame_skip = frame_skip
         self.pixels = pixels
+        self._bound: WeakSet[SimulatorRows] = WeakSet()
         self.take(env)
+
+    @staticmethod
+    def bind(
+        cores: Sequence[Any], rows: range, arrays: Mapping[str, Rows], slot: np.ndarray
+    ) -> SimulatorRows:
+        """Fix the rows of some cores; see `SimulatorRows`."""
+        bound = SimulatorRows(cores, rows, arrays, slot)
+        for core in cores:
+            core._bound.add(bound)
+        return bound
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_bound": WeakSet()}  # a copy steps no rows yet
+
+    def read_infos(self, readers: Sequence[Any]) -> None:
+        """Record of infos what these readers write, on rows that are bound already too."""
+        self.infos = readers
+        for rows in self._bound:
+            rows.forget_writers()
 
     def take(self, env: Simulator) -> None:
         """Reset and step ``env`` from now on: the env, or what writes its episodes down."""
@@ -315,6 +339,11 @@ class GymCore:
         method = "reset" if DONE[0] in rows else "step"  # roots have flags
         write = None if self.observation is None else self.observation.writer(rows, method)
         write_frame = CopyIn("pixels").into(rows[("pixels",)]) if self.pixels else None
+        if foreign := [one for one in self.infos if type(one) is not default_info_dict_reader]:
+            raise InfoReaderError(
+                f"the info reader {foreign[0]} was given to an env that is a row of a pool already, where only a "
+                "default_info_dict_reader can be replaced. Call set_info_dict_reader in the create function of the pool."
+            )
         infos = [reader.writer(rows) for reader in self.infos]
         if write is not None and write_frame is None and not infos:
             return lambda observation, info: write(observation)

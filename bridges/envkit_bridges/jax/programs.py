@@ -149,9 +149,9 @@ class Programs:
         return self.advance.shared.advancing
 
     def account(self) -> Hashable:
-        """Describe what traces depend on; transforms may hold anything and count as themselves."""
+        """Describe what traces depend on; transforms may hold anything and count as themselves, edits included."""
         devices = None if self.shards is None else self.shards.devices
-        transforms = tuple(map(Same, self.transforms))
+        transforms = tuple((Same(one), one._edits) for one in self.transforms)
         form = self.packed, self.compiled, devices
         env = self.env.env
         if env.model_argument is not None:

@@ -6,8 +6,9 @@ It does not know environments.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, overload
+from typing import Any, Self, cast, overload
 
 import torch
 from tensordict import TensorDictBase
@@ -95,6 +96,61 @@ def _is_torchrl(given: object) -> bool:
     )
 
 
+class _Members(nn.ModuleList):
+    """The transforms of a `Compose`, whose edits are those of the Compose.
+
+    Args:
+        owner: the Compose.
+    """
+
+    def __init__(self, owner: Compose):
+        super().__init__()
+        vars(self)["_owner_ref"] = weakref.ref(owner)
+
+    @property
+    def _owner(self) -> Compose:
+        owner = vars(self)["_owner_ref"]()
+        assert owner is not None
+        return owner
+
+    def _get_name(self) -> str:
+        return "ModuleList"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_owner_ref"}
+
+    def __setitem__(self, index: int, module: Any) -> None:
+        owner = self._owner
+        index = index + len(owner) if index < 0 else index
+        transform = as_transform(module)
+        if transform is owner[index]:
+            return
+        owner.insert(index, transform)
+        owner.pop(index + 1)
+
+    def __delitem__(self, index: int | slice) -> None:
+        for place in sorted(range(len(self))[index] if isinstance(index, slice) else [index])[::-1]:
+            self._owner.pop(place)
+
+    def __iadd__(self, modules: Any) -> Self:
+        return self.extend(modules)
+
+    def append(self, module: Any) -> Self:
+        self._owner.append(module)
+        return self
+
+    def insert(self, index: int, module: Any) -> None:
+        self._owner.insert(index, module)
+
+    def extend(self, modules: Any) -> Self:
+        for module in list(modules):
+            self._owner.append(module)
+        return self
+
+    def pop(self, key: int | slice = -1) -> Any:
+        return self._owner.pop(cast(int, key))
+
+
 class Compose(Transform):
     """A sequence of transforms.
 
@@ -131,7 +187,18 @@ class Compose(Transform):
         transforms = args if transforms is None else tuple(transforms)
         if len(transforms) == 1 and isinstance(transforms[0], list | tuple):
             transforms = tuple(transforms[0])
-        self.transforms = nn.ModuleList()
+        super().__setattr__("transforms", _Members(self))
+        for transform in transforms:
+            self.insert(len(self), transform)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute; ``transforms`` are put in the place of those that are there."""
+        if name != "transforms":
+            super().__setattr__(name, value)
+            return
+        transforms = [as_transform(one) for one in value]
+        while len(self):
+            self.pop()
         for transform in transforms:
             self.insert(len(self), transform)
 
@@ -180,7 +247,8 @@ class Compose(Transform):
             )
         transform = as_transform(transform)
         transform._belong_to(self)
-        self.transforms.insert(index + len(self) if index < 0 else index, transform)
+        index = index + len(self) if index < 0 else index
+        nn.ModuleList.insert(self.transforms, index, transform)
         if not self.training or self.container is not None:
             transform.eval()
         self._changed()
@@ -198,7 +266,7 @@ class Compose(Transform):
             ('StepCounter', 1)
         """
         popped = self[index]
-        del self.transforms[index]
+        nn.ModuleList.__delitem__(self.transforms, index)
         popped.reset_parent()
         self._changed()
         return popped
@@ -256,6 +324,7 @@ class Compose(Transform):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
+        vars(self.transforms)["_owner_ref"] = weakref.ref(self)
         for transform in self:
             transform._belong_to(self)
 

@@ -147,6 +147,12 @@ class FusableTransform(Transform):
         """
         return {}
 
+    def _is_derived_from(self, name: str, value: Any) -> bool:
+        """Say whether programs are traced with it: with all but buffers, and what `constants` gives at each call."""
+        if name in ("frozen", "training") or name in self._buffers:
+            return False
+        return value is None or name not in self.constants()
+
     @property
     def fuses(self) -> bool:
         """Whether the hooks over leaves are all there is to this transform.
@@ -183,7 +189,7 @@ class FusableTransform(Transform):
         """Whether nothing happens on the way in."""
         kind, inwards = type(self), ("_inv_call", "_reset_env_preprocess", "_already_begun")
         is_written = any(getattr(kind, name) is not getattr(Transform, name) for name in inwards)
-        return not self.in_keys_inv and not is_written
+        return not (self.in_keys_inv or self.out_keys_inv or is_written)
 
     # --------------------------------------------------------------------------- over TensorDicts
 

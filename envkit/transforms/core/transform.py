@@ -16,6 +16,7 @@ Conventions
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
@@ -47,6 +48,9 @@ OWNERSHIP = ("_owner_ref", "_owner_is_env")
 
 Keys = Key | Sequence[Key] | None
 
+_KEYS = frozenset(("in_keys", "out_keys", "in_keys_inv", "out_keys_inv"))
+_EDITS = itertools.count(1)
+
 
 def as_keys(keys: Keys) -> list[Key]:
     """Write one key, a list of keys or None as a list of keys.
@@ -59,6 +63,17 @@ def as_keys(keys: Keys) -> list[Key]:
     if is_nested or isinstance(keys, str) or not isinstance(keys, Iterable):
         return [as_key(as_path(cast(Key, keys)))]
     return [as_key(as_path(key)) for key in keys]
+
+
+def _is_same(before: Any, value: Any) -> bool:
+    """Say whether a setting stays what it is: plain values and tensors that are equal, or the same object."""
+    if before is value or type(before) is not type(value):
+        return before is value
+    if isinstance(value, torch.Tensor):
+        return before.dtype == value.dtype and torch.equal(before, value)
+    if isinstance(value, list | tuple):
+        return len(before) == len(value) and all(map(_is_same, before, value))
+    return isinstance(value, bool | int | float | str | frozenset) and before == value
 
 
 def editable(spec: Composite) -> Composite:
@@ -133,6 +148,9 @@ class Transform(OwnState, ChecksKeywords):
     _in_repr: tuple[str, ...] = ()
     """Settings that `repr` shows."""
 
+    _edits = 0
+    """Changes when a setting does that programs are traced with; no two transforms have the same one twice."""
+
     if TYPE_CHECKING:  # nn.Module's would give every misspelt name a type
         __getattr__: None  # type: ignore[assignment, misc]
 
@@ -202,11 +220,12 @@ class Transform(OwnState, ChecksKeywords):
         """
         if type(self)._apply_transform is Transform._apply_transform:
             return td_reset
-        tolerated, self.missing_tolerance = self.missing_tolerance, True  # rewards, for instance
+        own, tolerated = vars(self), self.missing_tolerance
+        own["missing_tolerance"] = True  # rewards, for instance
         try:
             return self._call(td_reset)
         finally:
-            self.missing_tolerance = tolerated
+            own["missing_tolerance"] = tolerated
 
     def _reset_like_step(self, td: TensorDictBase, td_reset: TensorDictBase) -> TensorDictBase:
         """Transform what a reset produced as what a step produced: ``_reset`` of those that tell no difference."""
@@ -440,6 +459,26 @@ class Transform(OwnState, ChecksKeywords):
             batch_size: of the env before this transform.
         """
         return batch_size
+
+    # ------------------------------------------------------------------------------------ settings
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute; a setting that is changed in an env has all that was derived of it made again."""
+        container = None if name.startswith("_") else self.container
+        is_derived = (
+            container is not None
+            and not container._reads_specs
+            and not _is_same(getattr(self, name, None), value)
+            and self._is_derived_from(name, value)
+        )
+        super().__setattr__(name, value)
+        if is_derived:
+            vars(self)["_edits"] = next(_EDITS)
+            self.empty_cache()
+
+    def _is_derived_from(self, name: str, value: Any) -> bool:
+        """Say whether specs, rows or programs are made of what a public attribute is when they are made."""
+        return name in _KEYS
 
     # --------------------------------------------------------------------------------------- owner
 

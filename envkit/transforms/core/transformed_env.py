@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Hashable, Mapping, Set
 from typing import TYPE_CHECKING, Any, Self
+from weakref import WeakSet
 
 import torch
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
@@ -77,6 +78,8 @@ class TransformedEnv(OnRow, TransformStepping):
     _transform: Transform
     _stages: list[tuple[Composite, Composite]]
     """Input and output specs as each transform saw them when they were read."""
+    _around: WeakSet[Any]
+    """What was made of this env, and hears by its `_changed` when this one has: envs around it, and rows."""
     _kept: dict[int, KeptMemory]
     """Transforms that come before others that change what is shown of memory, by their numbers; see `kept_memory`."""
 
@@ -97,6 +100,8 @@ class TransformedEnv(OnRow, TransformStepping):
             inner = [leaf.clone() for leaf in base_env.transform]
             base_env = base_env.base_env
         super().__init__(base_env if device is None else base_env.to(device))
+        self._around = WeakSet()
+        self._hear_of_base_env()
         self.cache_specs = as_bool("cache_specs", cache_specs)
         self._declared.is_reread = not cache_specs
         self._set_transform(Compose(*inner) if inner or transform is None else transform)
@@ -213,6 +218,13 @@ class TransformedEnv(OnRow, TransformStepping):
         self._stages = []
         self._kept = {}
         self._forget_what_was_made()
+        for one in list(self._around):
+            one._changed()
+
+    def _hear_of_base_env(self) -> None:
+        around = getattr(self.base_env, "_around", None)  # of what is inside other wrappers, too
+        if around is not None:
+            around.add(self)
 
     def _owned(self, kept: KeptMemory) -> KeptMemory:
         kept._belong_to(self)
@@ -231,10 +243,13 @@ class TransformedEnv(OnRow, TransformStepping):
         state = self.__dict__.copy()
         state.pop("_found_route", None)
         state["_parents"] = {}
+        del state["_around"]
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
+        self._around = WeakSet()
+        self._hear_of_base_env()
         self._transform._belong_to(self)
         for kept in self._kept.values():
             kept._belong_to(self)
@@ -286,6 +301,13 @@ class TransformedEnv(OnRow, TransformStepping):
         inputs, outputs = self.base_env.input_spec.clone(), self.base_env.output_spec.clone()
         if self.base_env.device is not None:
             self._transform.to(self.base_env.device)
+        self._reads_specs = True
+        try:
+            self._see_through(inputs, outputs)
+        finally:
+            self._reads_specs = False
+
+    def _see_through(self, inputs: Composite, outputs: Composite) -> None:
         self._stages, self._kept = [], {}
         for number, transform in enumerate(self._transform.flat()):
             self._stages.append((inputs.clone(), outputs.clone()))

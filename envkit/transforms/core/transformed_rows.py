@@ -12,7 +12,7 @@ Conventions
     root, next regions of shared memory, arrays of shape (slots, rows, *leaf), see `envkit.batched.exchange.row_memory`.
     own        memory of this host for inner leaves that are shown otherwise, or not at all: one moment of it.
     settings   attributes of a transform. Numbers and tensors that it calls `constants` are read at every
-               step; what else it is set to counts as it was when rows were bound.
+               step. Where another one is set, the env says that it `_changed`, and its chain is read again.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from envkit.arrays.leaves import Leaves, with_changes
 from envkit.data.forms import require_form
 from envkit.data.paths import Path, as_key, as_path
 from envkit.env.base import EnvBase
+from envkit.errors import ArgumentError
 from envkit.transforms.core.fusable import FusableTransform
 from envkit.transforms.core.kept_memory import KeptMemory, inwards, memory_of
 from envkit.transforms.core.transform import OWNERSHIP
@@ -143,7 +144,7 @@ class TransformedRows:
     def __init__(self, cores: list[TransformedCore], rows: range, arrays: Arrays, slot: np.ndarray):
         model = cores[0]
         self._first, self._slot = rows.start, slot.data
-        self._chains = [core.chain for core in cores]
+        self._cores = list(cores)
         self._untouched = model.untouched
         flags = _leaves(model.env, "done")
         slots = len(arrays["next"][next(iter(flags))])
@@ -173,14 +174,43 @@ class TransformedRows:
         ]
         self._errors: dict[int, Exception] = {}
         self._behind: list[int] = []
-        self._constants = _SharedConstants(self._chains)
+        self._remembered = model.memory
+        for core in cores:
+            core.env._around.add(self)
+        self._read_chains()
 
     def replace(self, row: int, env: EnvBase) -> None:
         """Put another env, made by the same function, in the place of a row's env."""
         core: Any = env.row_core()  # type: ignore[attr-defined]
-        self._chains[row - self._first] = core.chain
+        self._cores[row - self._first] = core
+        core.env._around.add(self)
         self._base.replace(row, core.inside)
+        self._read_chains()
+
+    def _read_chains(self) -> None:
+        self._chains = [core.chain for core in self._cores]
         self._constants = _SharedConstants(self._chains)
+        self._is_outdated = False
+
+    def _changed(self) -> None:
+        """Note that the transforms of an env are set in another way, or are other ones."""
+        self._is_outdated = True
+
+    def _follow(self) -> None:
+        """Take the transforms as they are now.
+
+        Raises:
+            ArgumentError: rows cannot show what they show.
+        """
+        cores = [core.env.row_core() for core in self._cores]
+        if any(core is None or core.memory != self._remembered for core in cores):
+            names = [type(leaf).__name__ for leaf in self._cores[0].env.transform.flat()]
+            raise ArgumentError(
+                f"a setting of the transforms {names} was changed after their env was bound to the rows of a pool, "
+                "which cannot show what they do now. Set it where the env is made, e.g. in the create function of the pool."
+            )
+        self._cores = cores
+        self._read_chains()
 
     # ------------------------------------------------------------------------------- steps and resets
 
@@ -188,6 +218,8 @@ class TransformedRows:
     def reset(self, row: int, given: Collection[Path] = (), /, **kwargs: Any) -> None:
         """Start an episode and write the root row; no inputs are ``given`` to a simulator for that."""
         self._behind = []
+        if self._is_outdated:
+            self._follow()
         self._base.reset(row, (), **kwargs)
         self._write("root", self._chains[row - self._first], [row - self._first])
 
@@ -213,6 +245,8 @@ class TransformedRows:
 
     def _stepped(self, rows: Sequence[int], *, advance: bool) -> dict[int, Exception]:
         """Step all of some rows, and give what those raised that did."""
+        if self._is_outdated:
+            self._follow()
         errors: dict[int, Exception] = {}
         left = RowCursor(rows)
         while left:
@@ -362,12 +396,13 @@ def _place(chosen: Sequence[int]) -> Any:
 
 
 class _SharedConstants:
-    """Watches the constants of chains that have equal settings."""
+    """Watches the constants of chains, which have equal settings or none in common."""
 
     def __init__(self, chains: Sequence[Sequence[FusableTransform]]):
+        self._are_alike = all(_alike(chain, chains[0]) for chain in chains)
         self._counterparts = [
             transforms
-            for transforms in zip(*chains, strict=True)
+            for transforms in zip(*chains, strict=self._are_alike)
             if type(transforms[0]).constants is not FusableTransform.constants
         ]
 
@@ -376,6 +411,8 @@ class _SharedConstants:
 
         Values of tensors are compared each time: what NumPy or ``tensor.data`` writes leaves no other trace.
         """
+        if not self._are_alike:
+            return False
         for transforms in self._counterparts:
             first, *others = (transform.constants() for transform in transforms)
             if not all(_alike(own, first) for own in others):
@@ -401,4 +438,5 @@ def _alike(one: Any, other: Any) -> bool:
 
 
 def _settings(module: nn.Module) -> dict[str, Any]:
-    return {name: value for name, value in vars(module).items() if name not in OWNERSHIP}
+    unread = (*OWNERSHIP, "_edits")
+    return {name: value for name, value in vars(module).items() if name not in unread}

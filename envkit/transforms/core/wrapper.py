@@ -136,6 +136,9 @@ class Wrapper(EnvBase):
 class TransformHolder(Wrapper):
     """Attributes of an env that its transforms use."""
 
+    _reads_specs = False
+    """Whether transforms are asked for their specs now; some complete their settings there."""
+
     @abstractmethod
     def _env_before(self, transform: Any) -> TransformHolder:
         """Give the env as ``transform``, one of this env's, sees it."""

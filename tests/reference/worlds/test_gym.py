@@ -96,6 +96,19 @@ def test_infos_are_registered_at_once():
     check_works_alike(registered)
 
 
+def test_readers_of_infos_are_assigned_as_a_whole():
+    def call(lib):
+        env = lib.GymWrapper(Informed()).set_info_dict_reader(
+            lib.default_info_dict_reader(["left"])
+        )
+        env.info_dict_reader[0] = lib.default_info_dict_reader(["left"])
+        return len(env.info_dict_reader)
+
+    differs("readers-are-a-tuple", call)
+    with pytest.raises(TypeError, match=r"env\.info_dict_reader = \["):
+        call(OURS)
+
+
 def test_the_device_of_a_simulator_is_the_cpu():
     differs("simulators-in-python", lambda lib: lib.GymWrapper(Informed()).device)
     check_works_alike(lambda lib: str(lib.GymWrapper(Informed()).action_spec.device))
