@@ -34,6 +34,7 @@ from envkit import (
     GymWrapper,
     InitTracker,
     LineariseRewards,
+    NormalizeReward,
     ObservationNorm,
     ParallelEnv,
     PermuteTransform,
@@ -93,6 +94,7 @@ CHAINS: list[Callable[[], list[Any]]] = [  # the last one is set
     lambda: [TensorDictPrimer(mem=Unbounded((1,)), default_value=2.0)],
     lambda: [gSDENoise(shape=())],
     lambda: [VecNorm(["place"])],
+    lambda: [NormalizeReward()],
 ]
 OTHERS: dict[str, Any] = {
     "in_keys_inv": ["action"],

@@ -79,7 +79,7 @@ class TransformedEnv(OnRow, TransformStepping):
     _stages: list[tuple[Composite, Composite]]
     """Input and output specs as each transform saw them when they were read."""
     _around: WeakSet[Any]
-    """What was made of this env, and hears by its `_changed` when this one has: envs around it, and rows."""
+    """Envs around this one, and rows it was bound to, whose `_changed` is called when this one changes."""
     _kept: dict[int, KeptMemory]
     """Transforms that come before others that change what is shown of memory, by their numbers; see `kept_memory`."""
 
