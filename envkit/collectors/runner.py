@@ -35,6 +35,7 @@ from envkit.env.base import EnvBase
 from envkit.env.fragments import Begun, Fragment, begin_fragment
 from envkit.env.policy import ExplorationType, HasParams, Policy, set_exploration_type
 from envkit.env.rollout import truncate_last, unrecorded
+from envkit.env.runs import Draws
 from envkit.errors import ArgumentError, ResumeError, StaleDataError
 from envkit.rules import RESET
 
@@ -168,6 +169,7 @@ class EnvRunner:
         self.root: TensorDictBase | None = None
         self._moves = 0  # of the env when there was that root
         self._written: TensorDictBase | None = None  # what the policy adds to a root
+        self._draws, self._seeded = Draws(), env._action_generator
         self.seconds = Seconds()
         self.frames = self.episodes = 0
         self.profiling: Profiling | None = None
@@ -194,6 +196,7 @@ class EnvRunner:
         batch = self.env.batch_size
         if rows is None or self.root is None:
             rows = torch.ones(batch, dtype=torch.bool, device="cpu")
+            self._draws = Draws()
             return self._take_root(self.env.reset(), rows)
         rows = rows if isinstance(rows, torch.Tensor) else torch.as_tensor(rows, device="cpu")
         if rows.shape != batch or rows.dtype != torch.bool:
@@ -265,6 +268,8 @@ class EnvRunner:
 
     def _fragment(self, order: Order) -> Fragment:
         act, policy = self.act, self.policy
+        if self._seeded is not self.env._action_generator:  # a seed was set since
+            self._draws, self._seeded = Draws(), self.env._action_generator
         if order.random:
             act, policy = self.env.rand_action, None
         return Fragment(
@@ -274,6 +279,7 @@ class EnvRunner:
             order.steps,
             resets=self.options.reset_when_done,
             record_state=self.options.record_state,
+            draws=self._draws,
             interrupted=order.interrupted,
         )
 
@@ -334,6 +340,7 @@ class EnvRunner:
             "root": plain(self.root, "the root"),
             "numbers": self.numbers.state_dict(),
             "counted": self.counted(),
+            "draws": plain(vars(self._draws)),
         }
 
     def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
@@ -356,6 +363,8 @@ class EnvRunner:
         elif isinstance(self.policy, HasParams):
             self.load_weights(from_plain(state["policy_state_dict"]))
         self.env.load_state_dict(state["env_state_dict"], strict=strict)
+        self._draws = Draws(**from_plain(state.get("draws", {})))  # which older files lack
+        self._seeded = self.env._action_generator
         self._moves, self.root = self.env._in_use.moves, root
         self.numbers.load_state_dict(state["numbers"])
         counted = state["counted"]

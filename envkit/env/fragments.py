@@ -22,7 +22,7 @@ from envkit.data.transition import copied
 from envkit.env.policy import Policy
 from envkit.env.policy_calls import recorded_calls
 from envkit.env.rollout import stack_steps, unrecorded
-from envkit.env.runs import Run
+from envkit.env.runs import Draws, Run
 from envkit.env.stepping import Stepping
 
 __all__ = ["Begun", "Fragment", "begin_fragment"]
@@ -42,6 +42,7 @@ class Fragment:
         steps: how many.
         resets: begin a new episode where one has ended; else go on stepping it.
         record_state: keep the state of a stateless env at every step.
+        draws: see `Run`.
         interrupted: asked after each step; where it says True, that step is the last one.
     """
 
@@ -51,6 +52,7 @@ class Fragment:
     steps: int
     resets: bool = True
     record_state: bool = False
+    draws: Draws | None = None
     interrupted: Callable[[], bool] | None = None
 
 
@@ -76,7 +78,15 @@ def begin_fragment(wanted: Fragment, root: TensorDictBase) -> Begun:
 def _run_of(wanted: Fragment, root: TensorDictBase) -> Run:
     own = wanted.policy is None and wanted.env._draws_its_own
     policy = wanted.act if own else wanted.policy
-    return Run("never", root, wanted.steps, policy, wanted.act, wanted.record_state)
+    return Run(
+        "never",
+        root,
+        wanted.steps,
+        policy,
+        wanted.act,
+        wanted.record_state,
+        draws=wanted.draws,
+    )
 
 
 def _recorded(

@@ -12,7 +12,7 @@ Conventions
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -22,7 +22,7 @@ from tensordict import TensorDictBase
 from envkit import rules
 from envkit.data.paths import Key, Path
 
-__all__ = ["InPlace", "Moment", "Run"]
+__all__ = ["Draws", "InPlace", "Moment", "Run"]
 
 
 Moment = TensorDictBase | Mapping[Key, Any]
@@ -55,6 +55,26 @@ class InPlace(Protocol):
         ...
 
 
+@dataclass
+class Draws:
+    """Key of a run that is made in pieces: step t draws from it and t, so it does not matter where pieces are cut.
+
+    Attributes:
+        key: raw PRNG key; None before the first piece.
+        made: steps of the pieces so far.
+    """
+
+    key: np.ndarray | None = None
+    made: int = 0
+
+    def take(self, steps: int, new_key: Callable[[], np.ndarray]) -> tuple[np.ndarray, int]:
+        """Return the key of the next piece and its first step; ``new_key`` makes that of the first piece."""
+        if self.key is None:
+            self.key = new_key()
+        start, self.made = self.made, self.made + steps
+        return self.key, start
+
+
 @dataclass(frozen=True)
 class Run:
     """Many steps that an env may make at once.
@@ -67,6 +87,7 @@ class Run:
         act: the same as a callable from TensorDict to TensorDict.
         record_state: keep what `_unrecorded` names.
         check_every: after how many steps the rule in ``stop`` is asked.
+        draws: where programs draw from, if it goes on from an earlier run; None draws from a new key.
     """
 
     stop: rules.Stop
@@ -76,3 +97,4 @@ class Run:
     act: Any
     record_state: bool = True
     check_every: int = 1
+    draws: Draws | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 
+import jax
 import numpy as np
 import pytest
 import torch
@@ -508,6 +509,48 @@ def test_a_state_saved_after_other_code_has_used_the_env_begins_new_trajectories
 
     assert one["count"].flatten().tolist() == [0, 1, 2] and one[IDS].unique().tolist() == [1]
     assert_same(one, other)
+
+
+def drawn(params, observation, key):
+    return jax.random.uniform(key, observation.shape, minval=-1.0)
+
+
+@pytest.mark.parametrize("policy", [None, JaxPolicy(drawn)])
+def test_what_programs_draw_does_not_depend_on_where_batches_are_cut(policy):
+    """Random actions, and a policy's own draws: as in a rollout, also after a resume and beside other runs."""
+    env = jax_rows(2, limit=5)
+    env.set_seed(0)
+    whole = env.rollout(12, policy, break_when_any_done=False)
+
+    for steps in (4, 12):
+        collector = SyncDataCollector(
+            lambda: jax_rows(2, limit=5), policy, frames_per_batch=2 * steps, seed=0
+        )
+        batches = []
+        for _ in range(12 // steps):
+            batches.append(collector.next())
+            collector.env.rollout(4, break_when_any_done=False)
+            other = SyncDataCollector(
+                lambda: jax_rows(2, limit=5), policy, frames_per_batch=2 * steps
+            )
+            other.load_state_dict(collector.state_dict())
+            collector = other
+        joined = torch.cat(batches, -1)
+        for key in ("action", "observation", ("next", "observation"), DONE):
+            assert torch.equal(joined[key], whole[key]), (steps, key)
+
+
+def test_a_seed_that_is_set_between_batches_decides_the_draws_that_follow():
+    def collected(seed):
+        collector = SyncDataCollector(lambda: jax_rows(2), frames_per_batch=8, seed=0)
+        first = collector.next()
+        collector.env.set_seed(seed)
+        return first["action"], collector.next()["action"]
+
+    (first, after), (again, same), (_, other) = collected(1), collected(1), collected(2)
+
+    assert torch.equal(first, again) and torch.equal(after, same)
+    assert not torch.equal(after, other)
 
 
 def test_an_env_that_was_left_as_it_was_or_keeps_nothing_is_gone_on_with():

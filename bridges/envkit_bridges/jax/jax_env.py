@@ -38,7 +38,7 @@ from envkit.env.base import EnvBase
 from envkit.env.fragments import Begun
 from envkit.env.input_checks import require_actions
 from envkit.env.policy import PolicyLike
-from envkit.env.runs import Run
+from envkit.env.runs import Draws, Run
 from envkit.env.seeding import checked_seed, drawn_seed
 from envkit.env.tickets import Ticket
 from envkit.errors import (
@@ -434,12 +434,18 @@ class JaxEnv(EnvBase):
         return self._begun(td, steps, policy, record_state=record_state)()
 
     def _begun(
-        self, td: TensorDictBase, steps: int, policy: PolicyLike, *, record_state: bool
+        self,
+        td: TensorDictBase,
+        steps: int,
+        policy: PolicyLike,
+        *,
+        record_state: bool,
+        draws: Draws | None = None,
     ) -> Begun:
         if self.cache_clear_frequency:
             self._count_steps(steps)
         run = Unrolling(self, self._engine, td, policy, self._next_key)
-        return run.begin(steps, record_state=record_state)
+        return run.begin(steps, record_state=record_state, draws=draws or Draws())
 
     def _gives_gradients(self, td: TensorDictBase, policy: PolicyLike) -> bool:
         """Say whether a run from ``td`` must be made of steps with a graph."""
@@ -477,7 +483,9 @@ class JaxEnv(EnvBase):
         return is_compilable(policy) and not (policy is None and self._draws_its_own)
 
     def _begin_run(self, run: Run) -> Begun:
-        return self._begun(run.root, run.steps, run.policy, record_state=run.record_state)
+        return self._begun(
+            run.root, run.steps, run.policy, record_state=run.record_state, draws=run.draws
+        )
 
     def _fast_rollout(self, run: Run) -> TensorDictBase | None:
         root, steps, policy = run.root, run.steps, run.policy

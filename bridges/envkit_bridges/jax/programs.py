@@ -280,10 +280,14 @@ class Programs:
         record_state: bool,
         begin: Begin,
         params: object,
-        key: jax.Array,
+        draws: tuple[jax.Array, int | jax.Array],
         constants: Constants,
     ) -> tuple[dict[str, Any], dict[str, Any], Any]:
-        """Take many steps, restarting what is done; gives the run, the root after the last step and `carried`."""
+        """Take many steps, restarting what is done; gives the run, the root after the last step and `carried`.
+
+        ``draws`` are the key of the run and the number of its first step here.
+        """
+        key, start = draws
         rows, carry = self._begun(begin, constants)
         carry, made = unroll(
             rows,
@@ -292,6 +296,7 @@ class Programs:
             params,
             key,
             steps=steps,
+            start=start,
             record_state=record_state,
         )
         return self._run(made), self._root_after(carry), carry[0].inner

@@ -25,7 +25,7 @@ from envkit.data.paths import Path, as_key, as_path, tensordict_of
 from envkit.env.base import EnvBase
 from envkit.env.fragments import Begun
 from envkit.env.rollout import unrecorded
-from envkit.env.runs import Run
+from envkit.env.runs import Draws, Run
 from envkit.errors import PolicyError
 from envkit_bridges.dlpack import adopted, number_to_jit, to_jit, to_torch
 from envkit_bridges.jax.codecs import actions_by_path, encoded
@@ -70,12 +70,14 @@ class Unrolling:
         self._actor = actor_for(env, engine, policy, root, self._free)
         self._next_key = next_key
 
-    def begin(self, steps: int, *, record_state: bool) -> Begun:
+    def begin(self, steps: int, *, record_state: bool, draws: Draws) -> Begun:
         """Begin what `JaxEnv.unroll` documents: the program runs when this returns, and what it gives waits for it."""
         engine, actor = self._engine, self._actor
         self._refuse_leaks()
-        begin, key = self._start(), engine.key(self._next_key())
-        lent: Any = begin, actor.params, key, engine.constants(self._root.batch_size)
+        begin = self._start()
+        key, first = draws.take(steps, self._next_key)
+        drawn = engine.key(key), number_to_jit(first, self._root.device)
+        lent: Any = begin, actor.params, drawn, engine.constants(self._root.batch_size)
         run, last, _ = engine.programs.unroll(steps, actor.function, record_state, *lent)
 
         def finish() -> tuple[TensorDict, TensorDict]:
