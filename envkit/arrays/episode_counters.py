@@ -21,6 +21,7 @@ from envkit.arrays.elementwise import Array, dtype_named
 __all__ = [
     "added",
     "begun",
+    "compensated",
     "counted",
     "discounted",
     "filled",
@@ -75,6 +76,19 @@ def filled(like: Array, value: Array) -> Array:
 def added(before: Array, reward: Array) -> Array:
     """Add the reward of this step to those before."""
     return before + reward
+
+
+def compensated(before: Array, excess: Array, reward: Array) -> tuple[Array, Array]:
+    """Add the reward of this step to those before; returns the sum, and how much rounding has made it too large.
+
+    Source: W. Kahan, "Further remarks on reducing truncation errors", Communications of the ACM 8, 1965.
+
+    Args:
+        excess: how much rounding had made ``before`` too large.
+    """
+    reward = reward - excess
+    total = before + reward
+    return total, (total - before) - reward
 
 
 def discounted(before: Array, reward: Array, gamma: Array) -> Array:

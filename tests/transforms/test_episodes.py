@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from functools import partial
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -16,6 +17,7 @@ from envkit import (
     Compose,
     FinancialRegimeEnv,
     GymEnv,
+    GymWrapper,
     InitTracker,
     RewardSum,
     SerialEnv,
@@ -345,3 +347,86 @@ def test_recorded_rewards_are_summed_along_the_axis_of_time(names):
     axis = names.index("time")
     expected = torch.arange(1.0, data.shape[axis] + 1)
     assert sums.equal(expected[:, None].expand(3, 2) if axis == 0 else expected.expand(3, 2))
+
+
+# --------------------------------------------------------------------------------------- sums of many
+
+
+class Tenths(gymnasium.Env):
+    """Pays a tenth for each step of an episode of some length."""
+
+    observation_space = gymnasium.spaces.Box(0, 1e6, (1,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, length: int):
+        self.length, self.t = length, 0
+
+    def _seen(self):
+        return np.full(1, self.t, np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        self.t = 0
+        return self._seen(), {}
+
+    def step(self, action):
+        self.t += 1
+        return self._seen(), 0.1, self.t >= self.length, False, {}
+
+
+def tenths(*lengths: int) -> SerialEnv:
+    return SerialEnv(len(lengths), [lambda n=n: GymWrapper(Tenths(n)) for n in lengths])
+
+
+def test_a_compensated_sum_of_many_rewards_does_not_drift():
+    env = TransformedEnv(tenths(1200, 1200), RewardSum(compensated=True))
+    plain = TransformedEnv(tenths(1200, 1200), RewardSum())
+
+    sums, drifted = (
+        one.rollout(2000, break_when_any_done=False)["next", "episode_reward"][0, :, 0]
+        for one in (env, plain)
+    )
+
+    steps = torch.arange(2000) % 1200 + 1
+    assert sums.dtype == torch.float32
+    torch.testing.assert_close(sums, steps * 0.1, rtol=2e-7, atol=0)
+    assert (drifted - steps * 0.1).abs().max() > 1e-4
+    env.close()
+    plain.close()
+
+
+@pytest.mark.parametrize("library", ["numpy", "torch", "jax"])
+def test_many_tenths_are_a_tenth_of_their_number(library):
+    if library == "jax":
+        import jax
+        import jax.numpy as jnp
+
+        def add(carried, _):
+            return episode_counters.compensated(*carried, jnp.float32(0.1)), None
+
+        zero = jnp.zeros(()), jnp.zeros(())
+        total = jax.jit(lambda: jax.lax.scan(add, zero, length=200_000)[0][0])()
+    else:
+        make = np.full if library == "numpy" else torch.full
+        reward = make((1,), 0.1, dtype=np.float32 if library == "numpy" else torch.float32)
+        total = excess = reward * 0
+        for _ in range(20_000):
+            total, excess = episode_counters.compensated(total, excess, reward)
+    expected = 20_000.0 if library == "jax" else 2000.0
+    assert float(total.reshape(())) == pytest.approx(expected, rel=1e-7)
+
+
+def test_recorded_rewards_are_summed_in_64_bits_episode_by_episode():
+    env = tenths(700, 5)
+    data = env.rollout(1000, break_when_any_done=False)
+    env.close()
+
+    sums = RewardSum()(data)["next", "episode_reward"][..., 0]
+
+    steps = torch.arange(1000)
+    assert sums.dtype == torch.float32
+    torch.testing.assert_close(sums[0], (steps % 700 + 1) * 0.1, rtol=2e-7, atol=0)
+    torch.testing.assert_close(sums[1], (steps % 5 + 1) * 0.1, rtol=1e-6, atol=0)
+    joined = RewardSum()(torch.cat([data[0, :3], data[1, :3]]))
+    assert joined["next", "episode_reward"].flatten()[[2, 3, 5]].tolist() == pytest.approx(
+        [0.3, 0.1, 0.3]
+    )
