@@ -314,6 +314,13 @@ class EnvHost:
         """Call a function with each of some envs."""
         return self._for_each(asked, lambda row, ask: ask(self.envs[row - self.first]))
 
+    def call_change(self, asked: dict[int, Callable[[EnvBase], Any]]) -> dict[int, Any]:
+        """Call a function with each of some envs that may change what takes their steps."""
+        answers = self.call_apply(asked)
+        for row in asked:
+            self._rebind(row)
+        return answers
+
     def call_move(self, device: torch.device) -> None:
         """Move every env to a device."""
         for env in self.envs:

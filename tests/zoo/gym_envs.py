@@ -63,6 +63,51 @@ class Informed(gymnasium.Env):
         return observation, 1.0, self.count >= self.length, False, self.info(self.count)
 
 
+class Telling(gymnasium.Env):
+    """Counts to ``length``; its infos come at resets, in single steps and at the end, of all kinds and sizes."""
+
+    observation_space = spaces.Box(0, 99, (1,))
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, length: int = 3):
+        self.length = length
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.count = 0
+        return np.zeros(1, np.float32), {"start": seed or 0, "kind": "new"}
+
+    def step(self, action):
+        self.count += 1
+        over = self.count >= self.length
+        info = {"count": self.count, "arm": {"angle": self.count / 3}} if action == 0 else {}
+        if over:
+            picture = np.full((40, 40), self.count, np.int64)
+            info |= {"is_success": True, "why": "goal", "picture": picture}
+        return np.full(1, self.count, np.float32), 1.0, over, False, info
+
+
+class LostLives(gymnasium.Wrapper):
+    """Ends an episode after some steps, as lost lives do; the game inside goes on until it is over."""
+
+    def __init__(self, env: gymnasium.Env, every: int):
+        super().__init__(env)
+        self.every, self.is_over = every, True
+
+    def reset(self, **kwargs):
+        self.count = 0
+        if not self.is_over:
+            return self.last, {}
+        self.is_over = False
+        return self.env.reset(**kwargs)
+
+    def step(self, action):
+        self.last, reward, terminated, truncated, info = self.env.step(action)
+        self.count += 1
+        self.is_over = terminated or truncated
+        return self.last, reward, terminated or self.count == self.every, truncated, info
+
+
 def same(left, right) -> bool:
     """Say whether two values of a space are equal, whatever number types they are made of."""
     if isinstance(left, dict):

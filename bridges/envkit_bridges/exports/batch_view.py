@@ -1,14 +1,13 @@
 """An env of several rows as arrays: what vector envs of other libraries have in common.
 
 `BatchView` decides which entries are observations, keeps between calls what the env reads back (a stateless
-env's state above all), and turns actions into what the specs hold. `RowOwners` addresses single rows, through
-transforms and through the members of a `MixedEnv`; `EpisodeInfos` reads what wrappers say of an episode that
-has ended. When rows begin again is up to the vector env that asks.
+env's state above all) and the infos of simulators, and turns actions into what the specs hold. `RowOwners` addresses
+single rows, through transforms and through the members of a `MixedEnv`. When rows begin again is up to the vector env
+that asks.
 
 Conventions
     rows    the only batch axis of the env, of length ``num_envs``; numbers of rows are those of the whole batch.
-    shown   observation entries that are neither infos nor, below "state", the state of a stateless env: one entry stands for itself, several are a
-            nested dict with sorted keys.
+    shown   observation entries that are neither infos nor private, see `private_entries` and `shown_spaces`.
     moment  what a reset or a step gave, read by key. Where the env has its data in memory anyway it is read there, and
             gone at the next call.
     values  NumPy arrays, or tensors with ``to_numpy=False``: copies, so that neither a caller who changes them nor the
@@ -23,13 +22,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
 from tensordict import TensorDictBase
 
 from envkit import rules
+from envkit.batched.async_pool import AsyncEnvPool
 from envkit.batched.attributes import (
     attribute_of,
     call_attribute,
@@ -41,7 +41,7 @@ from envkit.batched.attributes import (
 )
 from envkit.batched.batched_env import BatchedEnv
 from envkit.batched.mixed import MixedEnv
-from envkit.data.paths import Key, Path, as_key, as_path, info_names, leaf_paths, nest
+from envkit.data.paths import Key, Path, as_key, as_path, info_names, leaf_paths
 from envkit.env.as_gym import as_tensor, shown_and_infos, spelled
 from envkit.env.base import EnvBase
 from envkit.env.runs import InPlace, Moment
@@ -50,69 +50,52 @@ from envkit.env.thread_lock import InUse
 from envkit.env.wrapper_hints import require_env
 from envkit.errors import (
     ArgumentError,
+    EncodingError,
     InputError,
     NotResetError,
     UnsupportedError,
 )
 from envkit.specs import Composite, NonTensor, TensorSpec
 from envkit_bridges.exports.painters import draws_states, painter_of, without_transforms
-from envkit_bridges.gym.codecs import NO_SPACE, asked_space, dict_space, shown_space
+from envkit_bridges.exports.shown_spaces import Shown, shown_as
+from envkit_bridges.gym.codecs import (
+    NO_SPACE,
+    Codec,
+    Leaf,
+    RowLeaf,
+    StackedLeaf,
+    asked_space,
+    codecs_of,
+    shown_space,
+)
 from envkit_bridges.gym.gym_wrapper import GymWrapper
+from envkit_bridges.gym.reports import RESET, STEP, Facts, reports_of
 
 __all__ = ["BatchView", "row_of"]
 
 
-class EpisodeInfos:
-    """The infos "episode" of the rows of an env.
-
-    Args:
-        env: with one batch axis.
-
-    A row that has reported none at the end of its first episode is not asked again.
-    """
-
-    def __init__(self, env: EnvBase):
-        self._env = env
-        self._silent: set[int] = set()
-
-    def of(self, ended: Iterable[int]) -> dict[int, dict[str, Any]]:
-        """Give the info "episode" of each of the rows whose episode has just ended, where there is one."""
-        asked = [row for row in ended if row not in self._silent]
-        if not asked:
-            return {}
-        found = {row: info for row, info in _told(self._env, asked) if isinstance(info, dict)}
-        self._silent |= set(asked) - set(found)
-        return found
-
-
-def _told(env: EnvBase, rows: list[int]) -> Iterator[tuple[int, Any]]:
+def _vector_episodes(env: EnvBase, ended: list[int]) -> dict[int, dict[str, Any]]:
+    """Return the info "episode" of rows that have ended, of envs around a vector env of Gymnasium."""
     env = without_transforms(env)
     if isinstance(env, MixedEnv):
+        found = {}
         for member in env.members:
-            first = member.rows.start
-            own = [row - first for row in rows if first <= row < member.rows.stop]
-            if own:
-                yield from ((row + first, info) for row, info in _told(member.env, own))
-    elif isinstance(env, BatchedEnv):
-        yield from zip(rows, env._ask_rows(_of_one, rows), strict=True)
-    else:
-        all_rows = getattr(env, "_last_episode", None) or {}
-        shown = {name: value for name, value in all_rows.items() if not name.startswith("_")}
-        if shown:
-            yield from (
-                (
-                    row,
-                    {
-                        name: value[row] if np.ndim(value) else value
-                        for name, value in shown.items()
-                    },
-                )
-                for row in rows
-            )
-
-
-def _of_one(env: EnvBase) -> Any:
-    return getattr(without_transforms(env), "_last_episode", None)
+            first, stop = member.rows.start, member.rows.stop
+            own = [row - first for row in ended if first <= row < stop]
+            told = _vector_episodes(member.env, own) if own else {}
+            found |= {row + first: info for row, info in told.items()}
+        return found
+    last = getattr(env, "_last_episode", None)
+    if isinstance(env, BatchedEnv) or not isinstance(last, Mapping):
+        return {}
+    masks = [mask for name, mask in last.items() if name.startswith("_")]
+    has_one = np.any(masks, axis=0) if masks else np.ones(env.batch_size[0], bool)
+    shown = {name: value for name, value in last.items() if not name.startswith("_")}
+    return {
+        row: {name: value[row] if np.ndim(value) else value for name, value in shown.items()}
+        for row in ended
+        if has_one[row]
+    }
 
 
 @dataclass(frozen=True)
@@ -141,6 +124,9 @@ class RowOwners:
     def __init__(self, env: EnvBase):
         self._count = env.batch_size[0]
         self._owners = list(_owners(env, 0))
+
+    def __iter__(self) -> Iterator[_Owner]:
+        return iter(self._owners)
 
     def get_attr(self, name: str, indices: object = None) -> list[Any]:
         """Give an attribute of each of some rows.
@@ -284,29 +270,60 @@ class BatchView:
         self.num_envs = env.batch_size[0]
         self.to_numpy = to_numpy
         (self._reward,) = env.reward_keys
-        hidden = {path for path in leaf_paths(env.full_state_spec) if path[0] == "state"}
-        paths = [path for path in leaf_paths(env.full_observation_spec) if path not in hidden]
-        self._shown, infos = shown_and_infos(paths, env._infos, info_keys)
-        self._infos = info_names(infos)
-        specs = Composite(
-            {as_key(path): env.single_full_observation_spec[as_key(path)] for path in self._shown}
-        )
-        self._only = as_key(self._shown[0]) if len(self._shown) == 1 else None
-        _require_arrays(specs, whose)
-        self.observation_space = shown_space(
-            specs if self._only is None else specs[self._only], spaces
-        )
-        self._actions = _action_names(env)
-        one = env.single_full_action_spec
-        asked = {
-            name: asked_space(one[as_key(path)], spaces) for path, name in self._actions.items()
-        }
-        self.action_space = asked[()] if () in asked else dict_space(nest(asked), spaces)
         self.owners = RowOwners(env)
-        self._episodes = EpisodeInfos(env)
+        self._simulators = [
+            (owner.rows, reports_of(owner.pool))
+            for owner in self.owners
+            if owner.pool is not None and not isinstance(owner.pool, AsyncEnvPool)
+        ]
+        self._observation, self._actions = self._found_spaces(spaces, whose, info_keys)
+        self.observation_space = self._observation.space
+        self.action_space = self._actions.space
         self._missing: str | None = "the env was not reset yet"
         self._root: TensorDictBase | None = None
         self._in_place: InPlace | None = None
+        self._forms: dict[Path, _Form] = {}
+        self._stepped: dict[int, Mapping[str, Any]] = {}
+        self._begun: dict[int, Mapping[str, Any]] = {}
+
+    def _found_spaces(
+        self, spaces: ModuleType, whose: str, info_keys: Iterable[Key]
+    ) -> tuple[Shown, Shown]:
+        """Find what is observed, what is an info, and what the rows do."""
+        env = self.env
+        observed = env.single_full_observation_spec
+        paths = [path for path in leaf_paths(observed) if path not in private_entries(env)]
+        shown, infos = shown_and_infos(paths, env._infos, info_keys)
+        facts = [fact for _, reports in self._simulators for fact in reports.facts]
+        # infos that come from all simulators as they are need no copy of them in the data
+        recorded = [frozenset() if fact is None else fact.recorded for fact in facts]
+        if recorded and len(recorded) == self.num_envs:
+            infos = [path for path in infos if any(path not in own for own in recorded)]
+        self._infos = info_names(infos)
+        specs = {path: observed[as_key(path)] for path in shown}
+        _require_arrays(Composite({as_key(path): spec for path, spec in specs.items()}), whose)
+        codecs = _codecs_of(env, facts)
+        names = {path: path for path in shown} if len(shown) > 1 else {shown[0]: ()}
+        observation = shown_as(
+            codecs[0],
+            specs,
+            partial(shown_space, spaces=spaces),
+            spaces,
+            names=names,
+            root="observation",
+        )
+        acted = env.single_full_action_spec
+        names = _action_names(env)
+        specs = {path: acted[as_key(path)] for path in names}
+        actions = shown_as(
+            codecs[1],
+            specs,
+            partial(asked_space, spaces=spaces),
+            spaces,
+            names=names,
+            root="action",
+        )
+        return observation, actions
 
     # -------------------------------------------------------------------------------- single rows
 
@@ -389,17 +406,50 @@ class BatchView:
             chosen = self._on_device(mask).unsqueeze(-1)
             self._root = self.env.reset(self.root.copy().set(rules.RESET, chosen), **given)
         self._missing, self._in_place = None, self.env._in_place()
+        self._note_begun(mask)
         return self._root
+
+    def _listen(self) -> None:
+        for _, reports in self._simulators:
+            reports.refresh()
+
+    def _note_begun(self, mask: np.ndarray | None) -> None:
+        """Keep the infos of resets, which are shown now or in the next step."""
+        if mask is None:
+            self._begun = {}
+        else:
+            self._begun = {row: info for row, info in self._begun.items() if not mask[row]}
+        self._begun |= self._reported(RESET, mask)
+
+    def _note_stepped(self, following: Moment, mask: np.ndarray | None, *, advanced: bool) -> None:
+        """Keep the infos of a step of the rows of ``mask``, and with ``advanced`` those of the resets behind it."""
+        if not self._simulators:
+            return
+        self._listen()
+        self._stepped = self._reported(STEP, mask)
+        if advanced and (ended := self.ended(following)).any():
+            self._note_begun(ended if mask is None else ended & mask)
+
+    def _reported(self, call: int, mask: np.ndarray | None) -> dict[int, Mapping[str, Any]]:
+        found: dict[int, Mapping[str, Any]] = {}
+        for own, reports in self._simulators:
+            part = None if mask is None else mask[own.start : own.stop]
+            for row, info in reports.infos(call, part).items():
+                found[row + own.start] = info
+        return found
 
     def step(self, action: Any) -> Moment:
         """Advance all rows; gives what follows, and resets nothing."""
         root = self.root
         for path, acted in self._acted(action).items():
             root.set(as_key(path), acted)
+        self._listen()
         with self._whole():
             data = self.env.step(root)
             self._root = self.env.step_mdp(data)
-        return data.get("next")
+        following = data.get("next")
+        self._note_stepped(following, None, advanced=False)
+        return following
 
     def advance(self, action: object, mask: np.ndarray | None = None) -> tuple[Moment, Moment]:
         """Advance the rows of ``mask``, or all, and reset those that end; gives what follows and the new root.
@@ -407,10 +457,12 @@ class BatchView:
         The others keep what they show, with reward 0 and no flag set; their actions are ignored.
         """
         acted = self._acted(action, mask)
+        self._listen()
         if self._in_place is not None and self._in_place.is_current():
             with self._whole():
                 moments = self._in_place.advance(acted, mask)
             self._root = None
+            self._note_stepped(moments[0], mask, advanced=True)
             return moments
         root = self.root
         for path, value in acted.items():
@@ -419,7 +471,9 @@ class BatchView:
             root = root.copy().set(rules.STEP, self._on_device(mask))
         with self._whole():
             data, self._root = self.env.step_and_maybe_reset(root)
-        return data.get("next"), self._root
+        following = data.get("next")
+        self._note_stepped(following, mask, advanced=True)
+        return following, self._root
 
     @contextmanager
     def _whole(self) -> Iterator[None]:
@@ -465,27 +519,59 @@ class BatchView:
     def _acted(self, action: object, mask: np.ndarray | None = None) -> dict[Path, torch.Tensor]:
         """Give actions as the specs spell them; numbers that are none of them are refused there or by the env."""
         self._require_begun()
-        return {
-            path: self._spelled(_part(action, name), path, mask)
-            for path, name in self._actions.items()
-        }
+        acted: dict[Path, torch.Tensor] = {}
 
-    def _spelled(self, action: object, path: Path, mask: np.ndarray | None) -> torch.Tensor:
-        key = as_key(path)
-        spec, expected = self.env.full_action_spec[key], self.action_space
-        for name in self._actions[path]:
-            expected = expected[name]
+        def write(path: Path, values: Any, space: Any, leaf: Leaf | None) -> None:
+            acted[path] = self._spelled(values, path, space, leaf, mask)
+
+        self._actions.write(action, write, _part)
+        return acted
+
+    def _spelled(
+        self, action: object, path: Path, space: Any, leaf: Leaf | None, mask: np.ndarray | None
+    ) -> torch.Tensor:
+        key, count = as_key(path), self.num_envs
+        if path not in self._forms:
+            self._forms[path] = _Form.of(self.env.full_action_spec[key], space, leaf, count)
+        spec, expected, is_held = self._forms[path]
+        if isinstance(leaf, StackedLeaf):
+            parts = tuple(np.array(part) for part in cast("tuple[Any, ...]", action))
+            return self._encoded(leaf, parts, key, space, mask)
         value = as_tensor(action, key, spec)
-        if value.shape not in (spec.shape, (self.num_envs, *expected.shape)):
-            told = "the actions have" if not self._actions[path] else f"the actions {key!r} have"
-            raise InputError(
-                f"{told} shape {tuple(value.shape)}, but {self.num_envs} rows of "
-                f"{expected} have {(self.num_envs, *expected.shape)}. Pass one action for each row."
+        if value.shape not in (spec.shape, expected):
+            told = (
+                "the actions have" if len(self._actions.paths) == 1 else f"the actions {key!r} have"
             )
+            raise InputError(
+                f"{told} shape {tuple(value.shape)}, but {count} rows of {space} have {expected}. Pass one action for "
+                "each row."
+            )
+        if not is_held and value.shape == expected:
+            return self._encoded(cast(RowLeaf, leaf), value.numpy(force=True), key, space, mask)
         if mask is not None and value.shape != spec.shape:  # it is encoded, whatever it is
             value = value.clone()
             value[torch.from_numpy(~mask)] = 0
         return spelled(value, key, spec)
+
+    def _encoded(
+        self, leaf: RowLeaf, values: Any, key: Key, space: Any, mask: np.ndarray | None
+    ) -> torch.Tensor:
+        """Convert values of the simulator's space; those of rows that are not stepped may be anything."""
+        if mask is not None:
+            valid = leaf.decode_array(leaf.spec.zero((1,)))
+            values = _chosen(mask, values, valid)
+        if _is_float(values) and np.issubdtype(space.dtype, np.integer):
+            raise InputError(
+                f"{key!r} has dtype {torch.as_tensor(values).dtype}, but numbers options of {space}. Pass integers."
+            )
+        try:
+            found = leaf.encode_array(values)
+            return found if self.env.device is None else found.to(self.env.device)
+        except EncodingError as error:
+            raise EncodingError(
+                f"the actions {key!r} are {values}; expected values of {space}. Pass actions as action_space.sample() "
+                "returns them."
+            ) from error
 
     # ------------------------------------------------------------------------------------ pictures
 
@@ -531,22 +617,38 @@ class BatchView:
     # ------------------------------------------------------------------------------------- values
 
     def observations(self, at: Moment) -> Any:
-        """Give what is shown of the rows at a moment."""
-        if self._only is not None:
-            return self._value(at.get(self._only))
-        return nest({path: self._value(at.get(as_key(path))) for path in self._shown})
+        """Return what is shown of the rows at a moment."""
+        values = self._observation.values(lambda path: self._value(at.get(as_key(path))))
+        return values if self.to_numpy else _tensors(values, self.env.device)
 
     def infos(self, at: Moment) -> dict[Path, Any]:
-        """Give the infos, by path in an info dict; see `envkit.data.paths.info_names`."""
+        """Return the infos that lie in the data, by path in an info dict; see `envkit.data.paths.info_names`."""
         return {name: self._value(at.get(as_key(path))) for path, name in self._infos.items()}
 
-    def episode_infos(self, ended: np.ndarray) -> dict[int, dict[str, Any]]:
-        """Give the info "episode" of rows that ended in the last step, where a wrapper inside tells it."""
-        return self._episodes.of(np.flatnonzero(ended).tolist())
+    def step_infos(self, ended: np.ndarray) -> dict[int, Mapping[str, Any]]:
+        """Return the infos of simulators in the last step, by row, where they have returned any."""
+        if not ended.any():
+            return self._stepped
+        found = _vector_episodes(self.env, np.flatnonzero(ended).tolist())
+        return {**self._stepped, **{row: {"episode": info} for row, info in found.items()}}
+
+    def reset_infos(self, rows: np.ndarray) -> dict[int, Mapping[str, Any]]:
+        """Return the infos of simulators at the newest reset of some rows."""
+        return {row: info for row, info in self._begun.items() if rows[row]} if self._begun else {}
 
     def rewards(self, at: Moment) -> Any:
-        """Give the rewards, shape ``(num_envs,)``."""
-        return self._value(at.get(self._reward)).squeeze(-1)
+        """Return the rewards, shape ``(num_envs,)``: float64 as the simulators gave them, unless it gives tensors."""
+        rewards = self._value(at.get(self._reward)).squeeze(-1)
+        if not self.to_numpy:
+            return rewards
+        shown = rewards.astype(np.float64)
+        for own, reports in self._simulators:
+            part, exact = slice(own.start, own.stop), reports.rewards()
+            # the data holds them rounded; what a transform has changed is none of theirs
+            with np.errstate(over="ignore", invalid="ignore"):
+                is_own = exact.astype(rewards.dtype) == rewards[part]
+            shown[part][is_own] = exact[is_own]
+        return shown
 
     def flags(self, at: Moment) -> tuple[Any, Any]:
         """Give ``terminated`` and ``truncated``, bool ``(num_envs,)``; what is done and neither is terminated."""
@@ -587,7 +689,7 @@ def row_of(tree: Any, row: int) -> Any:
     """Take one row out of arrays, which may be nested in dicts."""
     if isinstance(tree, Mapping):
         return {name: row_of(value, row) for name, value in tree.items()}
-    return tree[row]
+    return tuple(row_of(value, row) for value in tree) if isinstance(tree, tuple) else tree[row]
 
 
 def _action_names(env: EnvBase) -> dict[Path, Path]:
@@ -599,20 +701,88 @@ def _action_names(env: EnvBase) -> dict[Path, Path]:
     return {path: path[1:] if are_below else path for path in paths}
 
 
-def _part(action: object, name: Path) -> Any:
-    """Take one of several actions out of a dict of them.
+def _part(action: Any, name: str | int) -> Any:
+    """Take one of several actions out of a dict or a tuple of them.
 
     Raises:
         InputError: (a ValueError) it is not there.
     """
-    for part in name:
-        if not isinstance(action, Mapping) or part not in action:
-            given = sorted(action) if isinstance(action, Mapping) else type(action).__name__
+    if isinstance(name, int):
+        if not isinstance(action, tuple | list) or name >= len(action):
             raise InputError(
-                f"the actions hold {given}, but must have {as_key(name)!r}. Pass a dict as action_space.sample() gives it."
+                f"the actions are {type(action).__name__}, but must be a tuple with a part {name}. Pass a tuple as "
+                "action_space.sample() gives it."
             )
-        action = action[part]
-    return action
+        return action[name]
+    if not isinstance(action, Mapping) or name not in action:
+        given = sorted(action) if isinstance(action, Mapping) else type(action).__name__
+        raise InputError(
+            f"the actions hold {given}, but must have {name!r}. Pass a dict as action_space.sample() gives it."
+        )
+    return action[name]
+
+
+class _Form(NamedTuple):
+    """The form of one action of all rows.
+
+    Attributes:
+        spec: of all rows.
+        shape: of values of the space.
+        is_held: the data holds values of the space as they are, or they are encoded by the spec.
+    """
+
+    spec: TensorSpec
+    shape: tuple[int, ...]
+    is_held: bool
+
+    @classmethod
+    def of(cls, spec: TensorSpec, space: Any, leaf: Leaf | None, count: int) -> _Form:
+        """Find the form of an action; ``leaf`` is that of the simulator's space."""
+        if not isinstance(leaf, RowLeaf) or isinstance(leaf, StackedLeaf):
+            return cls(spec, () if leaf else (count, *space.shape), leaf is None)
+        shape = (count, *space.shape)
+        starts_at_0 = not np.any(leaf.decode_array(leaf.spec.zero((1,))))
+        return cls(spec, shape, spec.shape == shape and starts_at_0)
+
+
+def _chosen(mask: np.ndarray, values: Any, others: Any) -> Any:
+    """Return values with others in the rows that a mask leaves out."""
+    if isinstance(values, tuple):
+        return tuple(_chosen(mask, *pair) for pair in zip(values, others, strict=True))
+    return np.where(mask.reshape(-1, *[1] * (values.ndim - 1)), values, others)
+
+
+def _is_float(values: Any) -> bool:
+    return not isinstance(values, tuple) and values.dtype.kind not in "biu"
+
+
+def _tensors(tree: Any, device: torch.device | None) -> Any:
+    """Return arrays in dicts and tuples as tensors."""
+    if isinstance(tree, Mapping):
+        return {name: _tensors(part, device) for name, part in tree.items()}
+    if isinstance(tree, tuple):
+        return tuple(_tensors(part, device) for part in tree)
+    return torch.as_tensor(tree, device=device)
+
+
+def _codecs_of(env: EnvBase, facts: Sequence[Facts | None]) -> tuple[Codec | None, Codec | None]:
+    """Return the codecs of the spaces that the simulators of all rows have; None where they have none in common."""
+    inside = without_transforms(env)
+    if isinstance(inside, GymWrapper):
+        return inside.core.observation, inside.core.action
+    [first, *others] = facts or [None]
+    if first is None or len(facts) != env.batch_size[0] or any(one is None for one in others):
+        return None, None
+    if any(one[:3] != first[:3] for one in others if one is not None):
+        return None, None
+    return codecs_of(first.observation_space, first.action_space, categorical=first.categorical)
+
+
+def private_entries(env: EnvBase) -> frozenset[Path]:
+    """Return the observations that no adapter shows: the state of a stateless env, and private memory of transforms."""
+    state = {path for path in leaf_paths(env.full_state_spec) if path[0] == "state"}
+    memory = {path for path in env._books if any(name.startswith("_") for name in path)}
+    return frozenset(state | memory)
 
 
 def _require_rows(env: EnvBase, whose: str) -> None:

@@ -52,8 +52,8 @@ def to_gym_vector(
 ) -> GymVectorView:
     """Show an env of batch size ``(num_envs,)`` as a vector env of Gymnasium.
 
-    The state of a stateless env stays inside the adapter. Actions are what the action space holds: numbers of options
-    where the spec is one-hot.
+    Around a pool of Gymnasium's environments, spaces, infos and rewards are those of the simulators. Else spaces are
+    made from specs, options are numbers, and the state of a stateless env stays inside the adapter.
 
     Args:
         env: with one reward, and done flags at its root. Several actions are a dict.
@@ -170,7 +170,8 @@ class GymVectorView(VectorEnv):
         else:
             root = self.view.root
         self._ended = self.view.ended(root)
-        return self.view.observations(root), _told(self.view.infos(root), shown)
+        infos = self._with_rows(_told(self.view.infos(root), shown), self.view.reset_infos(shown))
+        return self.view.observations(root), infos
 
     def _has_begun(self) -> np.ndarray:
         """Say which rows have begun an episode that was not shown yet: those that ended in the last step of "next_step"."""
@@ -308,15 +309,17 @@ class GymVectorView(VectorEnv):
 
     def _step_then_reset_later(self, actions: object) -> tuple[Any, Any, Any, Any, Infos]:
         """Skip rows that ended in the step before: they show the episode that has begun since."""
-        following, _ = self.view.advance(actions, ~self._ended if self._ended.any() else None)
-        return self._shown_as_it_is(following)
+        begun = self._ended
+        following, _ = self.view.advance(actions, ~begun if begun.any() else None)
+        return self._shown_as_it_is(following, begun)
 
     def _step_and_reset(self, actions: object) -> tuple[Any, Any, Any, Any, Infos]:
         following, root = self.view.advance(actions)
-        last = self._last_moments(following)
-        if last:
-            last["final_info"] = self._with_episodes(last["final_info"], last["_final_info"])
-        return self._result(following, root, last)
+        ended = self.view.ended(following)
+        told = self.view.step_infos(ended)
+        last = self._last_moments(following, ended, told)
+        going = {row: info for row, info in told.items() if not ended[row]}
+        return self._result(following, root, last, {**going, **self.view.reset_infos(ended)})
 
     def _step_alone(self, actions: object) -> tuple[Any, Any, Any, Any, Infos]:
         if self._ended.any():
@@ -324,40 +327,32 @@ class GymVectorView(VectorEnv):
                 f"rows {np.flatnonzero(self._ended).tolist()} have ended and were not reset. Call "
                 'reset(options={"reset_mask": terminated | truncated}) first, or take another autoreset.'
             )
-        return self._shown_as_it_is(self.view.step(actions))
+        return self._shown_as_it_is(self.view.step(actions), ~self._all)
 
-    def _shown_as_it_is(self, following: Moment) -> tuple[Any, Any, Any, Any, Infos]:
-        """Show what a step gave, and have rows that ended reset later."""
-        self._ended = ended = self.view.ended(following)
-        told = self._with_episodes({}, ended)
-        return self._result(following, following, told)
+    def _shown_as_it_is(
+        self, following: Moment, begun: np.ndarray
+    ) -> tuple[Any, Any, Any, Any, Infos]:
+        """Show what a step gave, with the infos of resets in rows that have ``begun``; those that ended reset later."""
+        self._ended = self.view.ended(following)
+        told = {**self.view.step_infos(self._ended), **self.view.reset_infos(begun)}
+        return self._result(following, following, {}, told)
 
-    def _with_episodes(self, infos: Infos, ended: np.ndarray) -> Infos:
-        """Add the infos of wrappers inside about the episodes that ended, as the library joins infos."""
-        if not ended.any():
-            return infos
-        found = self.view.episode_infos(ended)
-        if found:
-            infos = {
-                name: told for name, told in infos.items() if name not in ("episode", "_episode")
-            }
-        for row, told in found.items():
-            infos = self._add_info(infos, {"episode": told}, row)
-        return infos
+    def _with_rows(self, infos: Infos, told: Mapping[int, Any]) -> Infos:
+        """Add the infos of single rows, as the library joins them; they come before entries of the same name."""
+        joined: Infos = {}
+        for row in sorted(told):
+            joined = self._add_info(joined, dict(told[row]), row)
+        return {**infos, **(joined if self.view.to_numpy else _with_tensors(joined))}
 
     def _result(
-        self, following: Moment, shown: Moment, final: Infos
+        self, following: Moment, shown: Moment, final: Infos, told: Mapping[int, Any]
     ) -> tuple[Any, Any, Any, Any, Infos]:
         view = self.view
-        rewards = view.rewards(following)
-        if view.to_numpy:
-            rewards = rewards.astype(np.float64)
-        infos = {**_told(view.infos(shown), self._all), **final}
-        return view.observations(shown), rewards, *view.flags(following), infos
+        infos = self._with_rows({**_told(view.infos(shown), self._all), **final}, told)
+        return view.observations(shown), view.rewards(following), *view.flags(following), infos
 
-    def _last_moments(self, following: Moment) -> Infos:
-        """Tell what rows that have ended showed last."""
-        ended = self.view.ended(following)
+    def _last_moments(self, following: Moment, ended: np.ndarray, told: Mapping[int, Any]) -> Infos:
+        """Return what rows that have ended showed last."""
         if not ended.any():
             return {}
         observations = self.view.observations(following)
@@ -366,11 +361,11 @@ class GymVectorView(VectorEnv):
             for row in np.flatnonzero(ended).tolist():
                 last[row] = row_of(observations, row)
             observations = last
-        final = _told(self.view.infos(following), ended)
+        own = {row: info for row, info in told.items() if ended[row]}
         return {
             "final_obs": observations,
             "_final_obs": ended,
-            "final_info": final,
+            "final_info": self._with_rows(_told(self.view.infos(following), ended), own),
             "_final_info": ended.copy(),
         }
 
@@ -409,6 +404,18 @@ def _as_theirs(error: Exception) -> Exception:
 @functools.cache
 def _both(kind: type[Exception], theirs: type[Exception]) -> type[Exception]:
     return type(kind.__name__, (kind, theirs), {"__doc__": kind.__doc__})
+
+
+def _with_tensors(infos: Infos) -> Infos:
+    """Return infos with tensors in place of arrays of numbers; masks stay arrays."""
+    return {
+        name: _with_tensors(value)
+        if isinstance(value, dict)
+        else value
+        if name.startswith("_") or value.dtype == object
+        else torch.from_numpy(value)
+        for name, value in infos.items()
+    }
 
 
 def _told(values: Mapping[Path, Any], mask: np.ndarray) -> Infos:

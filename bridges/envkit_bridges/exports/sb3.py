@@ -31,7 +31,7 @@ def to_sb3(env: EnvBase, *, info_keys: Iterable[Key] = ()) -> SB3View:
     The state of a stateless env stays inside the adapter. Several observation entries are a dict, for
     ``MultiInputPolicy``. That library nests none: the parts of a nested name are joined by "_" (``agent_place``). A name
     that is then taken, or that ``torch.nn.ModuleDict`` refuses, such as "values", gets "_" behind.
-    Infos of the env are in the info dict of each row, the "episode" of ``Monitor`` in sub-envs as well.
+    Around a pool of Gymnasium's environments, spaces and infos are those of the simulators.
 
     Args:
         env: with one reward, and done flags at its root. Several actions are a dict.
@@ -70,6 +70,9 @@ class SB3View(VecEnv):
         self.envkit_env = view.env
         self._actions: Any = None
         space = view.observation_space
+        self._is_tuple = isinstance(space, spaces.Tuple)
+        if self._is_tuple:  # that library's algorithms take none
+            space = spaces.Dict(observation=space)
         self._names = _names(space) if isinstance(space, spaces.Dict) else None
         super().__init__(view.num_envs, self._flat_space(space), view.action_space)
         self.metadata = {**getattr(self, "metadata", {}), **view.metadata}
@@ -84,7 +87,8 @@ class SB3View(VecEnv):
         self._reset_seeds()
         root = self.view.reset(options=self._options)
         self._reset_options()
-        self.reset_infos = self._infos_of(root)
+        every = np.ones(self.num_envs, bool)
+        self.reset_infos = self._infos_of(root, self.view.reset_infos(every))
         return self._shown(root)
 
     def seed(self, seed: int | None = None) -> Sequence[int | None]:
@@ -101,8 +105,9 @@ class SB3View(VecEnv):
         return self._seeds
 
     def step_async(self, actions: np.ndarray) -> None:
-        """Take the actions of the step that `step_wait` makes: an array, or a list of one dict for each row."""
-        if isinstance(actions, list | tuple) and all(isinstance(one, Mapping) for one in actions):
+        """Take the actions of the step that `step_wait` makes: an array, or a list of one dict or tuple for each row."""
+        kind = Mapping if isinstance(self.action_space, spaces.Dict) else tuple
+        if isinstance(actions, list | tuple) and all(isinstance(one, kind) for one in actions):
             actions = _stacked(actions)
         self._actions = actions
 
@@ -125,41 +130,46 @@ class SB3View(VecEnv):
         view = self.view
         following, root = view.advance(actions)
         terminated, truncated = view.flags(following)
-        done, infos = view.ended(following), self._infos_of(following)
+        done = view.ended(following)
+        infos = self._infos_of(following, view.step_infos(done))
         for info, cut in zip(infos, (truncated & ~terminated).tolist(), strict=True):
             info["TimeLimit.truncated"] = cut
         if done.any():
-            last, begun = self._shown(following), self._infos_of(root)
+            last, begun = self._shown(following), self._infos_of(root, view.reset_infos(done))
             for row in np.flatnonzero(done).tolist():
                 infos[row]["terminal_observation"] = row_of(last, row)
                 self.reset_infos[row] = begun[row]
-            for row, told in view.episode_infos(done).items():
-                infos[row]["episode"] = told
-        for row in np.flatnonzero(~done).tolist():
-            # read in every step, zeros but at the end
-            if isinstance(infos[row].get("episode"), dict):
-                del infos[row]["episode"]
         return (self._shown(root), view.rewards(following).astype(np.float32), done, infos)
 
     def _flat_space(self, space: spaces.Space) -> spaces.Space:
         if self._names is None:
             return space
         leaves = _leaves(space)
-        return spaces.Dict({name: leaves[path] for path, name in self._names.items()})
+        if isinstance(space, spaces.Dict) and all(
+            path == (name,) for path, name in self._names.items()
+        ):
+            return space
+        return spaces.Dict([(name, leaves[path]) for path, name in self._names.items()])
 
     def _shown(self, at: Moment) -> Any:
         """Give the observation of a moment, nested ones under their flat names."""
         tree = self.view.observations(at)
         if self._names is None:
             return tree
+        if self._is_tuple:
+            tree = {"observation": tree}
         return {name: _at(tree, path) for path, name in self._names.items()}
 
-    def _infos_of(self, td: Any) -> list[dict[str, Any]]:
-        entries = self.view.infos(td)
-        return [
+    def _infos_of(self, at: Moment, told: Mapping[int, Any]) -> list[dict[str, Any]]:
+        """Return the infos of each row: entries of the data, and what its simulator has returned."""
+        entries = self.view.infos(at)
+        each = [
             nest({path: value[row] for path, value in entries.items()})
             for row in range(self.num_envs)
         ]
+        for row, info in told.items():
+            each[row] |= info
+        return each
 
     def close(self) -> None:
         """Close the env."""
@@ -211,39 +221,44 @@ class SB3View(VecEnv):
         return list(self._get_indices(indices))
 
 
-def _names(space: spaces.Dict) -> dict[Path, str]:
+def _names(space: spaces.Space) -> dict[Path, str]:
     """Name the leaves of a space as SB3's networks accept them: as they are, nested ones with "_" between the parts.
 
-    A name that is taken, or that a ``torch.nn.ModuleDict`` refuses, gets "_" behind.
+    A name that is taken, or that a ``torch.nn.ModuleDict`` refuses, gets "_" behind. The order is that of the space.
     """
     names: dict[Path, str] = {}
     refused = set(dir(torch.nn.ModuleDict()))
-    for path in sorted(_leaves(space), key=lambda path: (len(path), path)):
+    leaves = _leaves(space)
+    for path in sorted(leaves, key=lambda path: (len(path), path)):
         name = "_".join(path).replace(".", "_")
         while not name or name in refused or name in names.values():
             name += "_"
         names[path] = name
-    return names
+    return {path: names[path] for path in leaves}
 
 
 def _leaves(space: spaces.Space) -> dict[Path, spaces.Space]:
-    if not isinstance(space, spaces.Dict):
+    if isinstance(space, spaces.Tuple):
+        parts: Any = {str(number): part for number, part in enumerate(space.spaces)}
+    elif isinstance(space, spaces.Dict):
+        parts = space.spaces
+    else:
         return {(): space}
     return {
-        (name, *path): leaf
-        for name, part in space.spaces.items()
-        for path, leaf in _leaves(part).items()
+        (name, *path): leaf for name, part in parts.items() for path, leaf in _leaves(part).items()
     }
 
 
 def _at(tree: Any, path: Path) -> Any:
     for name in path:
-        tree = tree[name]
+        tree = tree[int(name)] if isinstance(tree, tuple) else tree[name]
     return tree
 
 
 def _stacked(actions: Sequence[Any]) -> Any:
-    """Join one dict for each row into a dict of arrays."""
+    """Join one dict or tuple for each row into a dict or tuple of arrays."""
+    if isinstance(actions[0], tuple):
+        return tuple(_stacked(part) for part in zip(*actions, strict=True))
     if not isinstance(actions[0], Mapping):
         return np.stack(actions)
     return {name: _stacked([one[name] for one in actions]) for name in actions[0]}

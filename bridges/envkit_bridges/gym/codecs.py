@@ -56,6 +56,7 @@ __all__ = [
     "asked_space",
     "codec_at",
     "codec_of",
+    "codecs_of",
     "dict_space",
     "holds_numbers",
     "lacking",
@@ -114,12 +115,13 @@ class RowLeaf:
         """Turn a tensor into a value."""
         return self.read(data.detach().cpu().numpy()[None])[0]
 
-    def encode_array(self, values: np.ndarray) -> torch.Tensor:
+    def encode_array(self, values: SpaceValue) -> torch.Tensor:
         """Turn an array of values into a tensor of rows, which may share its memory.
 
         Raises:
             EncodingError: a value has another shape than the space says, or is not in it.
         """
+        values = np.asarray(values)
         if self.together is not None:
             return torch.from_numpy(self.together.rows_of(values))
         shape, dtype = self._form
@@ -128,9 +130,9 @@ class RowLeaf:
             self.write(rows[index, ...], value)
         return torch.from_numpy(rows)
 
-    def decode_array(self, data: torch.Tensor) -> np.ndarray:
-        """Turn a tensor of rows into an array of values, which may share its memory."""
-        rows = data.numpy(force=True)
+    def decode_array(self, data: torch.Tensor | np.ndarray) -> np.ndarray:
+        """Turn rows into an array of values, which may share their memory."""
+        rows = data if isinstance(data, np.ndarray) else data.numpy(force=True)
         return np.stack(self.read(rows)) if self.together is None else self.together.values_of(rows)
 
 
@@ -154,11 +156,11 @@ class ObjectLeaf:
         """Refused: there are no rows of it."""
         raise self._no_rows()
 
-    def encode_array(self, values: np.ndarray) -> torch.Tensor:
+    def encode_array(self, values: SpaceValue) -> torch.Tensor:
         """Refused: there are no rows of it."""
         raise self._no_rows()
 
-    def decode_array(self, data: torch.Tensor) -> np.ndarray:
+    def decode_array(self, data: torch.Tensor | np.ndarray) -> np.ndarray:
         """Refused: there are no rows of it."""
         raise self._no_rows()
 
@@ -175,8 +177,25 @@ Leaf = RowLeaf | ObjectLeaf
 # ------------------------------------------------------------------------- several values, no array
 
 
+@dataclass(frozen=True)
+class StackedLeaf(RowLeaf):
+    """A leaf of tuples whose members share one shape: they lie on the first axis.
+
+    Values of several envs are a tuple of one array for each member.
+    """
+
+    members: tuple[RowLeaf, ...] = ()
+
+    def encode_array(self, values: SpaceValue) -> torch.Tensor:
+        parts = [leaf.encode_array(part) for leaf, part in zip(self.members, values, strict=True)]
+        return torch.stack(parts, 1)
+
+    def decode_array(self, data: torch.Tensor | np.ndarray) -> Any:
+        return tuple(leaf.decode_array(data[:, at]) for at, leaf in enumerate(self.members))
+
+
 def stacked_leaf(spec: TensorSpec, members: Sequence[RowLeaf]) -> RowLeaf:
-    """Build the leaf of tuples whose members share one shape: they lie on the first axis."""
+    """Build the leaf of tuples whose members share one shape."""
 
     def write(row: np.ndarray, value: SpaceValue) -> None:
         for index, (member, part) in enumerate(zip(members, value, strict=True)):
@@ -186,7 +205,7 @@ def stacked_leaf(spec: TensorSpec, members: Sequence[RowLeaf]) -> RowLeaf:
         parts = [member.read(rows[:, index]) for index, member in enumerate(members)]
         return list(zip(*parts, strict=True))
 
-    return RowLeaf(spec, write, read)
+    return StackedLeaf(spec, write, read, members=tuple(members))
 
 
 def ragged_leaf(spec: TensorSpec, members: Sequence[RowLeaf]) -> ObjectLeaf:
@@ -565,11 +584,13 @@ class Codec:
         space: the gymnasium space.
         leaves: by path, each leaf and the function that picks its value out of one of the space.
         assemble: from lists of leaf values, all of one length, to that many values of the space.
+        members: of a Dict, and of a Tuple whose members are entries, the codec of each by its name or number there.
     """
 
     space: Any
     leaves: Mapping[Path, tuple[Leaf, Callable[[Any], Any]]]
     assemble: Callable[[Mapping[Path, list[Any]]], list[Any]]
+    members: Mapping[Any, Codec] | None = None
 
     @cached_property
     def has_rows(self) -> bool:
@@ -668,12 +689,12 @@ class Codec:
             EncodingError: a value is not in the space.
         """
         return {
-            path: leaf.encode_array(np.asarray(values if pick is _itself else pick(values)))
+            path: leaf.encode_array(values if pick is _itself else pick(values))
             for path, (leaf, pick) in self.leaves.items()
         }
 
-    def decode_arrays(self, data: Mapping[Path, torch.Tensor]) -> SpaceValue:
-        """Turn tensors of rows by path into values of the space with the envs in front; memory may be shared.
+    def decode_arrays(self, data: Mapping[Path, torch.Tensor | np.ndarray]) -> SpaceValue:
+        """Turn rows by path into values of the space with the envs in front; memory may be shared.
 
         Nothing is checked: they are what the specs say.
         """
@@ -741,6 +762,40 @@ def _build(space: GymSpace, path: Path, categorical: bool, renames: bool) -> Cod
     return Codec(space, {path: (leaf, _itself)}, lambda values: values[path])
 
 
+def codecs_of(
+    observed: GymSpace | None, acted: GymSpace, *, categorical: bool
+) -> tuple[Codec | None, Codec]:
+    """Build the codecs of the observation and the action space of one env, so that no two entries have one name.
+
+    Args:
+        observed: None where observations are left out.
+        acted: the action space.
+        categorical: see `codec_of`.
+    """
+    action = codec_of(acted, categorical=categorical, key="action")
+    observation = None
+    if observed is not None:
+        observation = codec_of(observed, categorical=categorical, key="observation")
+        if any(path[0] in _TAKEN for path in observation.leaves):
+            observation = codec_at(observed, ("observation",), categorical=categorical)
+        if _clash(observation, action):
+            action = codec_at(acted, ("action",), categorical=categorical)
+    return observation, action
+
+
+_TAKEN = frozenset(("action", "next", "reward", "done", "terminated", "truncated"))
+"""Names of what a step takes and gives beside the observation."""
+
+
+def _clash(observation: Codec, action: Codec) -> bool:
+    """Say whether an observation and an action have one name, or the one is called like a node above the other."""
+    return any(
+        seen[: len(acted)] == acted[: len(seen)]
+        for seen in observation.leaves
+        for acted in action.leaves
+    )
+
+
 def _dict_codec(space: GymSpace, path: Path, categorical: bool, renames: bool) -> Codec:
     is_free = renames and "observation" not in space.spaces
 
@@ -761,7 +816,7 @@ def _dict_codec(space: GymSpace, path: Path, categorical: bool, renames: bool) -
         parts = [codec.assemble(values) for codec in members.values()]
         return [dict(zip(members, row, strict=True)) for row in zip(*parts, strict=True)]
 
-    return Codec(space, leaves, assemble)
+    return Codec(space, leaves, assemble, members)
 
 
 def _members_codec(space: GymSpace, path: Path, categorical: bool, renames: bool) -> Codec:
@@ -779,7 +834,7 @@ def _members_codec(space: GymSpace, path: Path, categorical: bool, renames: bool
     def assemble(values: Mapping[Path, list[Any]]) -> list[Any]:
         return list(zip(*(codec.assemble(values) for codec in members), strict=True))
 
-    return Codec(space, leaves, assemble)
+    return Codec(space, leaves, assemble, dict(enumerate(members)))
 
 
 def _itself(value: SpaceValue) -> SpaceValue:

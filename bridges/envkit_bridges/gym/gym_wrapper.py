@@ -37,7 +37,7 @@ from envkit.errors import (
 from envkit.specs import Bounded, Categorical, Composite, Unbounded
 from envkit.specs.annotations import BatchSize, Device, Value
 from envkit_bridges.gym.backend import GymSpace, SpaceValue, library_of
-from envkit_bridges.gym.codecs import Codec, codec_at, codec_of
+from envkit_bridges.gym.codecs import Codec, codec_of, codecs_of
 from envkit_bridges.gym.frames import draw, require_frames, shape_of_frame
 from envkit_bridges.gym.info import Outcome, default_info_dict_reader
 from envkit_bridges.gym.like import GymLikeEnv
@@ -122,17 +122,17 @@ class GymWrapper(OnRow, GymLikeEnv):
         self.pixels_only = pixels_only
         if from_pixels:
             require_frames(env)
-        encoding = categorical_action_encoding
-        action = _action_codec(env, encoding)
-        observation = None
+        observed = None
         if not (from_pixels and pixels_only):
-            space = _space_of_one(env, "observation_space")
-            observation = codec_of(space, categorical=encoding, key="observation")
-            if any(path[0] in _TAKEN for path in observation.leaves):
-                observation = codec_at(space, ("observation",), categorical=encoding)
-            if _clash(observation, action):
-                acts = _space_of_one(env, "action_space")
-                action = codec_at(acts, ("action",), categorical=encoding)
+            observed = _space_of_one(env, "observation_space")
+        acted = _space_of_one(env, "action_space")
+        observation, action = codecs_of(observed, acted, categorical=categorical_action_encoding)
+        if not action.leaves:
+            raise SpecError(
+                f"the action space of {env} is {acted}, which holds no action, so there is nothing a "
+                "policy could decide. Give it an action, one that is ignored if need be: "
+                "gymnasium.spaces.Discrete(1)."
+            )
         self._vector: VectorCore | None = None
         if batch:
             self._vector = VectorCore(env, observation, action, pixels=from_pixels)
@@ -237,6 +237,8 @@ class GymWrapper(OnRow, GymLikeEnv):
 
     def _next_of(self, outcome: Outcome) -> TensorDict:
         self.core.end(outcome[-1])
+        if self.core.listener is not None:
+            self.core.listener.note_step(outcome[1], outcome[-1])
         return super()._next_of(outcome)
 
     @property
@@ -249,9 +251,12 @@ class GymWrapper(OnRow, GymLikeEnv):
         return None if is_wrapped else self.core.episode
 
     def _reset_simulator(self, mask: torch.Tensor | None, **kwargs: object) -> Any:
-        if self._vector is None:
-            return super()._reset_simulator(mask, **kwargs)
-        return self._vector.reset(mask, **kwargs)
+        if self._vector is not None:
+            return self._vector.reset(mask, **kwargs)
+        result = super()._reset_simulator(mask, **kwargs)
+        if self.core.listener is not None:
+            self.core.listener.reset(lambda: result)
+        return result
 
     def _masked_next(self, td: TensorDictBase, mask: torch.Tensor) -> TensorDictBase:
         if self._vector is None or bool(mask.all()):
@@ -418,31 +423,6 @@ def _batch_of(env: Simulator, batch_size: BatchSize | None) -> tuple[int, ...]:
 def _space_of_one(env: Simulator, name: str) -> GymSpace:
     """Give a space of a single env, or that of one row of a vector env."""
     return getattr(env, f"single_{name}" if is_vector(env) else name)
-
-
-def _action_codec(env: Simulator, categorical: bool) -> Codec:
-    space = _space_of_one(env, "action_space")
-    codec = codec_of(space, categorical=categorical, key="action")
-    if not codec.leaves:
-        raise SpecError(
-            f"the action space of {env} is {space}, which holds no action, so there is nothing a "
-            "policy could decide. Give it an action, one that is ignored if need be: "
-            "gymnasium.spaces.Discrete(1)."
-        )
-    return codec
-
-
-_TAKEN = frozenset(("action", "next", "reward", "done", "terminated", "truncated"))
-"""Names of what a step takes and gives beside the observation."""
-
-
-def _clash(observation: Codec, action: Codec) -> bool:
-    """Say whether an observation and an action have one name, or the one is called like a node above the other."""
-    return any(
-        seen[: len(acted)] == acted[: len(seen)]
-        for seen in observation.leaves
-        for acted in action.leaves
-    )
 
 
 def _require_free(name: str, observed: Composite) -> None:

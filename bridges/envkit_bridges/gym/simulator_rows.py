@@ -276,9 +276,11 @@ class GymCore:
         episode: the entry "episode" in the info of the step that ended an episode last, or None.
         infos: complete readers of what is recorded of infos; set by `read_infos`.
         takes: how often it was given an env.
+        listener: notes what the env returns, for adapters; see `envkit_bridges.gym.reports`.
     """
 
     episode: Any = None
+    listener: Any = None
     infos: Sequence[Any] = ()
     takes = 0
     writes_flags = False
@@ -324,7 +326,8 @@ class GymCore:
         self.env = env
         self.takes += 1
         skips = self.frame_skip > 1
-        self.step = partial(repeated, env.step, self.frame_skip) if skips else env.step
+        step = partial(repeated, env.step, self.frame_skip) if skips else env.step
+        self.step = step if self.listener is None else partial(self.listener.step, step)
 
     def is_like(self, other: object) -> bool:
         """Say whether another core takes its actions in the same form."""
@@ -332,7 +335,8 @@ class GymCore:
 
     def resetter(self, masks: Rows) -> Callable[..., tuple[Any, Any]]:
         """Give the reset of the env: a mask of one row selects all of it."""
-        return self.env.reset
+        reset = self.env.reset
+        return reset if self.listener is None else partial(self.listener.reset, reset)
 
     def writer(self, rows: Rows) -> Put:
         """Give the function that writes an observation, and the frame and infos if asked for, into rows."""

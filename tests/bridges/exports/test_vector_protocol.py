@@ -410,7 +410,6 @@ def test_observations_may_be_called_as_actions_rewards_and_flags(kind):
     for step in range(1, 4):
         action = view.action_space.sample()
         shown, reward, terminated, *_ = view.step(action)
-        shown = shown["observation"]
         assert np.array_equal(shown["action"], action)
         assert np.array_equal(shown["reward"][:, 0], reward)
         assert shown["done"].tolist() == [step] * 2
@@ -441,16 +440,16 @@ def pair():
 
 
 @pytest.mark.parametrize("batched", [SerialEnv, ParallelEnv])
-def test_members_of_a_tuple_of_unlike_kinds_are_entries_of_a_dict(batched):
+def test_a_tuple_of_unlike_kinds_is_a_tuple_and_a_dict_for_sb3(batched):
     view = to_gym_vector(batched(2, pair))
     theirs = to_sb3(view.envkit_env)
 
     shown, _ = view.reset(seed=0)
     view.step(view.action_space.sample())
 
-    assert shown["observation"]["0"].shape == (2, 2)
+    assert shown[0].shape == (2, 2)
     assert view.observation_space.contains(shown)
-    assert view.single_action_space == spaces.Dict({"0": spaces.Discrete(2), "1": ACTS[1]})
+    assert view.single_observation_space == PAIR and view.single_action_space == ACTS
     assert set(theirs.observation_space) == {"observation_0", "observation_1"}
     assert all(ACTS.contains(action) for taken in view.get_attr("taken") for action in taken)
     view.close()

@@ -1,0 +1,186 @@
+"""Which spaces an adapter shows, and how their values lie in the data of the env.
+
+Where the rows are environments of Gymnasium, a space is the simulator's own: its object, with its generator and its
+order of keys. Entries that a transform has written, and other envs, have spaces made from specs.
+
+Conventions
+    specs   of one row, by path. They say what the data holds.
+    values  of all rows, as the space has them with the rows in front.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import Any
+
+from envkit.data.paths import Path
+from envkit.specs import TensorSpec
+from envkit_bridges.gym.backend import GymSpace
+from envkit_bridges.gym.codecs import Codec, Leaf
+
+__all__ = ["Branch", "Entry", "Shown", "Simulated", "shown_as"]
+
+Read = Callable[[Path], Any]
+Write = Callable[[Path, Any, GymSpace, Leaf | None], Any]
+Part = Callable[[Any, str | int], Any]
+
+
+class Shown(ABC):
+    """A space, and the entries of the data that its values are made of.
+
+    Attributes:
+        space: of one row.
+        paths: the entries, in the order of the space.
+    """
+
+    space: GymSpace
+    paths: list[Path]
+
+    @abstractmethod
+    def values(self, read: Read) -> Any:
+        """Return the values; ``read`` returns an entry, as memory of the caller."""
+
+    @abstractmethod
+    def write(self, values: Any, write: Write, part: Part) -> None:
+        """Call ``write`` with each entry, its values, their space and its leaf, None where the space is made from a spec.
+
+        ``part`` takes the values of a member out of those of a Dict or a Tuple.
+        """
+
+
+class Entry(Shown):
+    """One entry, whose space is made from its spec."""
+
+    def __init__(self, path: Path, space: GymSpace):
+        self.paths, self.space = [path], space
+
+    def values(self, read: Read) -> Any:
+        return read(self.paths[0])
+
+    def write(self, values: Any, write: Write, part: Part) -> None:
+        write(self.paths[0], values, self.space, None)
+
+
+class Simulated(Shown):
+    """The space of a simulator, or a member of it."""
+
+    def __init__(self, codec: Codec):
+        self.codec, self.space, self.paths = codec, codec.space, list(codec.leaves)
+
+    def values(self, read: Read) -> Any:
+        return self.codec.decode_arrays({path: read(path) for path in self.paths})
+
+    def write(self, values: Any, write: Write, part: Part) -> None:
+        _write(self.codec, values, write, part)
+
+
+def _write(codec: Codec, values: Any, write: Write, part: Part) -> None:
+    if codec.members is None:
+        [(path, (leaf, _))] = codec.leaves.items()
+        write(path, values, codec.space, leaf)
+        return
+    for name, member in codec.members.items():
+        _write(member, part(values, name), write, part)
+
+
+class Branch(Shown):
+    """A Dict of several parts.
+
+    Args:
+        parts: by name, in the order of the Dict.
+        spaces: module of spaces of the gym library.
+    """
+
+    def __init__(self, parts: Mapping[str, Shown], spaces: ModuleType):
+        self.parts = parts
+        self.space = spaces.Dict(OrderedDict((name, part.space) for name, part in parts.items()))
+        self.paths = [path for part in parts.values() for path in part.paths]
+
+    def values(self, read: Read) -> Any:
+        return {name: part.values(read) for name, part in self.parts.items()}
+
+    def write(self, values: Any, write: Write, part: Part) -> None:
+        for name, shown in self.parts.items():
+            shown.write(part(values, name), write, part)
+
+
+def shown_as(
+    codec: Codec | None,
+    specs: Mapping[Path, TensorSpec],
+    make_space: Callable[[TensorSpec], GymSpace],
+    spaces: ModuleType,
+    *,
+    names: Mapping[Path, Path],
+    root: str,
+) -> Shown:
+    """Find how entries are shown.
+
+    Args:
+        codec: of the simulator's space; None where there is no simulator of Gymnasium.
+        specs: of the entries that are shown.
+        make_space: makes a space from a spec.
+        spaces: module of spaces of the gym library.
+        names: of entries that are not the simulator's; () is the only one.
+        root: name of the simulator's space beside others, if it is no Dict.
+
+    Returns:
+        The simulator's own space if the data holds all of it as the simulator gave it, and nothing else. Otherwise a
+        Dict, the members of the simulator's Dict first; or the only entry.
+    """
+
+    def entry(path: Path) -> Entry:
+        return Entry(path, make_space(specs[path]))
+
+    def left_of(codec: Codec) -> Shown | None:
+        """Return what the data holds of a space of the simulator; None if it holds nothing of it."""
+        is_own = codec.has_rows and all(
+            path in specs and specs[path] == leaf.spec.to(specs[path].device)
+            for path, (leaf, _) in codec.leaves.items()
+        )
+        if is_own and codec.leaves:
+            return Simulated(codec)
+        if codec.members is None:
+            [path] = codec.leaves
+            return entry(path) if path in specs else None
+        parts = members_of(codec)
+        return closed(parts) if parts else None
+
+    def members_of(codec: Codec) -> dict[str, Any]:
+        found = ((str(name), left_of(member)) for name, member in (codec.members or {}).items())
+        return {name: part for name, part in found if part is not None}
+
+    def closed(tree: dict[str, Any]) -> Branch:
+        parts = {
+            name: closed(part) if isinstance(part, dict) else part for name, part in tree.items()
+        }
+        return Branch(parts, spaces)
+
+    def opened(part: Any) -> dict[str, Any]:
+        if isinstance(part, Simulated):
+            return members_of(part.codec)
+        return dict(part.parts) if isinstance(part, Branch) else part
+
+    own = None if codec is None else left_of(codec)
+    others = sorted(set(specs) - set(() if own is None else own.paths))
+    if own is not None and not others:
+        return own
+    if names[others[0]] == ():
+        return entry(others[0])
+    tree: dict[str, Any] = {}
+    if codec is not None and own is not None:
+        is_dict = isinstance(own.space, spaces.Dict)
+        first = {path[0] for path in own.paths}
+        lies_below = first == {root} and root not in (codec.members or ())
+        is_whole = not is_dict or (lies_below and names[others[0]] == others[0])
+        tree = {root: own} if is_whole else opened(own)
+    for path in others:
+        *nodes, last = names[path]
+        node = tree
+        for name in nodes:
+            node[name] = opened(node.get(name, {}))
+            node = node[name]
+        node[last] = entry(path)
+    return closed(tree)
