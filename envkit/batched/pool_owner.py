@@ -36,7 +36,7 @@ from envkit.batched.settings import (
     require_usable,
 )
 from envkit.data.arguments import as_int
-from envkit.data.inference import lasting
+from envkit.specs.lasting import lasting
 from envkit.data.keywords import completed, known_to, refuse_unknown
 from envkit.env.base import EnvBase
 from envkit.env.declared import OUTPUTS

@@ -23,6 +23,7 @@ from envkit.data.paths import Path, as_key, leaf_paths, nodes
 from envkit.env.outputs import OutputChecks, SpecTable
 from envkit.errors import KeyCollisionError, SpecError, SpecTypeError
 from envkit.specs import Composite, TensorSpec
+from envkit.specs.lasting import is_traced, lasting
 from envkit.specs.tensor_spec import type_and_fix
 
 __all__ = [
@@ -163,14 +164,18 @@ class Declared:
         if not self.remembers:
             return build()
         if name not in self.cache:
-            self.cache[name] = build()
+            with lasting():
+                made = build()
+            if is_traced():
+                return made
+            self.cache[name] = made
         return self.cache[name]
 
     def read(self, env: Any) -> OutputChecks:
         """Read the table of steps, and what checks outputs by it."""
         table = SpecTable.of(env)
         checks = OutputChecks(type(env).__name__, table)
-        if self.remembers:
+        if self.remembers and not is_traced():
             self.table, self.checks = table, checks
         return checks
 

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from tensordict import TensorDictBase
 
 from envkit import rules
-from envkit.data.inference import lasting
+from envkit.specs.lasting import is_traced, lasting
 from envkit.env.runs import Run
 from envkit.env.stepping import Stepping
 from envkit.env.tickets import Ticket
@@ -66,7 +66,7 @@ class OnRow(Stepping):
         row, made_for = declared.cache.get("row", (None, None))
         if made_for == key:
             return row
-        if key is None or not declared.remembers:
+        if key is None or not declared.remembers or is_traced():
             return None
         declared.cache["row"] = self._made_row(), key
         return declared.cache["row"][0]

@@ -20,7 +20,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from envkit.data.arguments import require_state_dict
-from envkit.data.inference import lasting
+from envkit.specs.lasting import lasting
 from envkit.data.plain import from_plain, plain
 from envkit.errors import EnvkitError, ResumeError
 

@@ -26,7 +26,7 @@ from envkit.arrays import elementwise, statistics
 from envkit.arrays.leaves import Changes, Leaves
 from envkit.arrays.statistics import Averages, Moments
 from envkit.data.arguments import as_bool, as_number
-from envkit.data.inference import lasting
+from envkit.specs.lasting import lasting
 from envkit.data.paths import Key, Path, as_key, as_path
 from envkit.errors import (
     ArgumentError,

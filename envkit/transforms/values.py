@@ -20,7 +20,7 @@ from torch import nn
 from envkit.arrays import elementwise
 from envkit.arrays.elementwise import Array, dtype_name, dtype_named
 from envkit.data.arguments import as_bool, as_number
-from envkit.data.inference import lasting
+from envkit.specs.lasting import lasting
 from envkit.data.paths import Key, as_key, as_path
 from envkit.data.transition import leaves
 from envkit.env.base import EnvBase

@@ -29,6 +29,7 @@ from envkit.specs.leaves.leaf import (
     range_of,
     uniform_integers,
 )
+from envkit.specs.lasting import is_traced, lasting
 from envkit.specs.shapes import as_shape, known, lead
 from envkit.specs.tensor_spec import TensorSpec, require_dtype
 
@@ -137,15 +138,20 @@ class _Box(LeafSpec):
 
         Those of dtypes that have their own coordinates are copies (bool, unsigned beyond a byte).
         """
-        if not self._owns_bounds:
-            self._low, self._high = self._low.clone(), self._high.clone()
+        if not self._owns_bounds and not is_traced():
+            with lasting():
+                self._low, self._high = self._low.clone(), self._high.clone()
             self._owns_bounds, self._sampler = True, None
         return self._bounds()
 
     def _prepared(self, make: Callable[[], Any]) -> Any:
         """Values that drawing needs of the bounds, made again once someone has written into them."""
         written = _writes_into(self._low), _writes_into(self._high)
-        if self._sampler is None or self._sampler[0] != written:
+        if self._sampler is not None and self._sampler[0] == written:
+            return self._sampler[1]
+        if is_traced():
+            return make()
+        with lasting():
             self._sampler = written, make()
         return self._sampler[1]
 

@@ -22,7 +22,7 @@ from tensordict import TensorDictBase
 from torch import nn
 
 from envkit import rules
-from envkit.data.inference import lasting
+from envkit.specs.lasting import lasting
 from envkit.data.paths import Key, as_path
 from envkit.env.own_state import loads_strictly
 from envkit.specs.annotations import reading_waits

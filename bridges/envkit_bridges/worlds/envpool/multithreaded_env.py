@@ -21,7 +21,7 @@ from tensordict import TensorDictBase
 from envkit import rules
 from envkit.batched.exchange.one_row import OneRow
 from envkit.data.arguments import as_batch_size, as_bool, as_int
-from envkit.data.inference import lasting
+from envkit.specs.lasting import lasting
 from envkit.data.keywords import known_to
 from envkit.data.paths import as_key, nest
 from envkit.env.base import EnvBase

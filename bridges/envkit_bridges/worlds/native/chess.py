@@ -257,6 +257,7 @@ def picture(board: chess.Board) -> torch.Tensor:
 
 
 @cache
+@lasting()
 def _empty_board() -> torch.Tensor:
     drawn = _colour(_FRAME).unsqueeze(-1).repeat(1, SIDE, SIDE)
     for rank in range(8):
@@ -268,9 +269,10 @@ def _empty_board() -> torch.Tensor:
 
 
 @cache
+@lasting()
 def _glyph(kind: str) -> tuple[torch.Tensor, torch.Tensor]:
     """Give the pixels of a piece, and those of its edge, bool, shape (45, 45)."""
-    cells = torch.zeros(15, 15, dtype=torch.bool)
+    cells = torch.zeros(15, 15, dtype=torch.bool, device="cpu")
     for first, last, half in _SHAPES[kind]:
         cells[first : last + 1, 7 - half : 8 + half] = True
     for row, column in _NOTCHES.get(kind, ()):
@@ -281,7 +283,7 @@ def _glyph(kind: str) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _colour(rgb: tuple[int, int, int]) -> torch.Tensor:
-    return torch.tensor(rgb, dtype=torch.uint8).unsqueeze(-1)
+    return torch.tensor(rgb, dtype=torch.uint8, device="cpu").unsqueeze(-1)
 
 
 MOST_MOVES = 218
