@@ -36,7 +36,6 @@ from envkit.batched.settings import (
     require_usable,
 )
 from envkit.data.arguments import as_int
-from envkit.specs.lasting import lasting
 from envkit.data.keywords import completed, known_to, refuse_unknown
 from envkit.env.base import EnvBase
 from envkit.env.declared import OUTPUTS
@@ -45,6 +44,7 @@ from envkit.env.spec_names import SpecNames
 from envkit.errors import ClosedEnvError, ReadOnlyError, StartedError
 from envkit.specs import Composite
 from envkit.specs.annotations import Destination, destination, require_memory
+from envkit.specs.lasting import lasting
 from envkit.transport import Pool
 
 __all__ = ["PoolOwner"]

@@ -31,6 +31,7 @@ from envkit.collectors.weights import (
 )
 from envkit.data.paths import Key, as_key, as_path
 from envkit.data.plain import from_plain, plain
+from envkit.data.transition import without_device
 from envkit.env.base import EnvBase
 from envkit.env.fragments import Begun, Fragment, begin_fragment
 from envkit.env.policy import ExplorationType, HasParams, Policy, set_exploration_type
@@ -314,7 +315,7 @@ class EnvRunner:
         root = self.root.exclude(*_private(self.root))
         numbers = self.numbers.current.reshape(self.env.batch_size)
         root.set((COLLECTOR, "traj_ids"), numbers)
-        return _with_own_counts(root).clear_device_()
+        return without_device(_with_own_counts(root))
 
     def state_dict(self) -> dict[str, Any]:
         """Give all that the next batches depend on in plain form, see `envkit.data.plain`.
@@ -441,7 +442,7 @@ class EnvRunner:
         if options.compact_obs:
             data = data.exclude(*self._of_the_next_root)
         if options.storing_device is None:
-            return data.clear_device_()
+            return without_device(data)
         with self.seconds.transferring():
             return data.to(options.storing_device)
 

@@ -28,7 +28,7 @@ from envkit.collectors.profiling import ProfileConfig
 from envkit.collectors.runner import EnvRunner, Order, lengthened
 from envkit.collectors.weights import Weights, tensors_of
 from envkit.data.paths import Path
-from envkit.data.transition import leaves
+from envkit.data.transition import leaves, without_device
 
 __all__ = [
     "BATCH",
@@ -345,4 +345,4 @@ def _on_host(data: TensorDictBase) -> TensorDictBase:
         value.device.type == "cpu" for _, value in leaves(data) if isinstance(value, torch.Tensor)
     ):
         return data
-    return data.cpu().clear_device_()
+    return without_device(data.cpu())

@@ -48,6 +48,7 @@ __all__ = [
     "skipped_next",
     "step_mdp",
     "stepped_rows",
+    "without_device",
 ]
 
 OutputLeaf = tuple[Path, str, Any]  # path, kind (observation, reward or done), spec
@@ -242,6 +243,11 @@ def copied(td: TensorDictBase) -> TensorDictBase:
     if not any(value.is_nested for _, value in leaves(td) if isinstance(value, torch.Tensor)):
         return td.clone()
     return cast(TensorDictBase, td.apply(torch.clone, filter_empty=False))
+
+
+def without_device(td: TensorDictBase) -> TensorDictBase:
+    """Return the same tensors in a TensorDict of no device; ``clear_device_`` also changes nodes that other data shares."""
+    return td.copy().clear_device_()
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,10 @@ from typing import Any, Protocol
 from tensordict import TensorDictBase
 
 from envkit import rules
-from envkit.specs.lasting import is_traced, lasting
 from envkit.env.runs import Run
 from envkit.env.stepping import Stepping
 from envkit.env.tickets import Ticket
+from envkit.specs.lasting import is_traced, lasting
 
 __all__ = ["OnRow", "Row"]
 

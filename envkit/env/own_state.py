@@ -20,9 +20,9 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from envkit.data.arguments import require_state_dict
-from envkit.specs.lasting import lasting
 from envkit.data.plain import from_plain, plain
 from envkit.errors import EnvkitError, ResumeError
+from envkit.specs.lasting import lasting
 
 __all__ = ["OWN", "OwnState", "loads_strictly", "put_back_on_failure"]
 

@@ -31,6 +31,7 @@ from tensordict.nn.probabilistic import interaction_type as exploration_type
 from torch import nn
 
 from envkit.data.paths import Key, Path, as_path
+from envkit.data.transition import without_device
 from envkit.env.on_leaves import (
     HOW_CALLED,
     WRONG_FORM,
@@ -396,7 +397,7 @@ def on_device(act: Policy, there: torch.device | None, back: torch.device | None
 
     def cast(td: TensorDictBase) -> TensorDictBase:
         acted = act(td.to(there))
-        return acted.to(back) if back is not None else acted.copy().clear_device_()
+        return acted.to(back) if back is not None else without_device(acted)
 
     return cast
 

@@ -121,9 +121,10 @@ class _LeafKeys(property):
         name = f"full_{kind}_spec"
 
         def read(env: Any) -> list[Key]:
-            return env._declared.cached(
-                f"{kind}_keys", lambda: [as_key(path) for path in leaf_paths(getattr(env, name))]
+            keys = env._declared.cached(
+                f"{kind}_keys", lambda: tuple(map(as_key, leaf_paths(getattr(env, name))))
             )
+            return [*keys]
 
         super().__init__(read, doc=f"Leaf keys of the {kind} spec.")
 
@@ -409,11 +410,9 @@ class SpecNames(EnvModule):
     @property
     def done_levels(self) -> dict[tuple[str, ...], list[str]]:
         """Names of the done leaves of each level, by the level's path, by depth."""
-        return (
-            self._table.levels
-            if self._declared.is_locked
-            else levels_of(leaf_paths(self.full_done_spec))
-        )
+        if not self._declared.is_locked:
+            return levels_of(leaf_paths(self.full_done_spec))
+        return {level: [*names] for level, names in self._table.levels.items()}
 
     @property
     def reset_keys(self) -> list[Key]:

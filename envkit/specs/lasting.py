@@ -30,6 +30,7 @@ def is_traced() -> bool:
     """Say whether tensors that are made now stand for others, as in ``torch.export`` and in fake modes.
 
     Example:
+        >>> from envkit.specs.lasting import is_traced
         >>> is_traced()
         False
     """

@@ -516,7 +516,12 @@ class Branch(_Lockable, TensorSpec):
         return all(isinstance(child, Branch) and child.is_empty(True) for child in children)
 
     def clear_device_(self) -> Self:
-        """Drop the constraint on devices, here and below."""
+        """Drop the constraint on devices, here and below.
+
+        Raises:
+            SpecLockedError: the spec is locked.
+        """
+        self._check_unlocked("drop its device")
         self._device = None
         for child in self._lockables():
             child.clear_device_()

@@ -15,6 +15,7 @@ from tensordict import TensorDict, TensorDictBase
 from envkit import rules
 from envkit.arrays.elementwise import Array
 from envkit.data.arguments import as_batch_size, as_bool, require_callable
+from envkit.data.transition import without_device
 from envkit.errors import ArgumentError, PlacementError
 from envkit.specs import Composite, TensorSpec
 from envkit.specs.annotations import Device, as_device, require_memory
@@ -77,11 +78,11 @@ class DeviceCastTransform(LeafTransform):
     def _call(self, next_td: TensorDictBase) -> TensorDictBase:
         if self._moves_all:
             return next_td.to(self.device)
-        return super()._call(next_td.clear_device_())
+        return super()._call(without_device(next_td))
 
     def _inv_call(self, td: TensorDictBase) -> TensorDictBase:
         if not self._moves_all:
-            td = super()._inv_call(td.clear_device_())
+            td = super()._inv_call(without_device(td))
         return self._inv_apply_transform(td)
 
     def _reset_env_preprocess(self, td: TensorDictBase) -> TensorDictBase:

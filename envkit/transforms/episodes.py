@@ -28,7 +28,6 @@ from envkit.arrays import episode_counters
 from envkit.arrays.elementwise import Array
 from envkit.arrays.leaves import Changes, Leaves
 from envkit.data.arguments import as_bool, as_int, as_number, require_callable
-from envkit.specs.lasting import lasting
 from envkit.data.paths import Key, Path, as_key, as_path
 from envkit.data.resets import collect_reset_masks
 from envkit.errors import (
@@ -41,6 +40,7 @@ from envkit.errors import (
     ResetMaskError,
 )
 from envkit.specs import Bounded, Categorical, Composite, TensorSpec, Unbounded
+from envkit.specs.lasting import lasting
 from envkit.transforms.core.fusable import FusableTransform
 from envkit.transforms.core.transform import Transform, editable
 from envkit.transforms.core.wrapper import TransformHolder

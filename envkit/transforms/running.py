@@ -26,7 +26,6 @@ from envkit.arrays import elementwise, statistics
 from envkit.arrays.leaves import Changes, Leaves
 from envkit.arrays.statistics import Averages, Moments
 from envkit.data.arguments import as_bool, as_number
-from envkit.specs.lasting import lasting
 from envkit.data.paths import Key, Path, as_key, as_path
 from envkit.errors import (
     ArgumentError,
@@ -36,6 +35,7 @@ from envkit.errors import (
     UnsupportedError,
 )
 from envkit.specs import Composite, TensorSpec, Unbounded
+from envkit.specs.lasting import lasting
 from envkit.transforms.core.compose import Compose
 from envkit.transforms.core.coupled import (
     CoupledTransform,

@@ -20,7 +20,6 @@ from torch import nn
 from envkit.arrays import elementwise
 from envkit.arrays.elementwise import Array, dtype_name, dtype_named
 from envkit.data.arguments import as_bool, as_number
-from envkit.specs.lasting import lasting
 from envkit.data.paths import Key, as_key, as_path
 from envkit.data.transition import leaves
 from envkit.env.base import EnvBase
@@ -34,6 +33,7 @@ from envkit.errors import (
     UnsupportedError,
 )
 from envkit.specs import Binary, Bounded, BoundedContinuous, Composite, TensorSpec, Unbounded
+from envkit.specs.lasting import lasting
 from envkit.transforms.core.leafwise import (
     INPUTS,
     OUTPUTS,

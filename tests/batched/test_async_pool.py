@@ -7,12 +7,13 @@ import os
 import pickle
 import threading
 import time
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-from tensordict import LazyStackedTensorDict, TensorDict
+from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 
 from envkit import (
     ActionDiscretizer,
@@ -22,6 +23,7 @@ from envkit import (
     ProcessorAsyncEnvPool,
     SerialEnv,
     StepCounter,
+    SyncDataCollector,
     ThreadingAsyncEnvPool,
     TransformedEnv,
     check_env_specs,
@@ -998,3 +1000,46 @@ def test_the_time_from_a_result_to_the_next_action_is_told(opened):
 
     assert waiting["avg_batch_to_action_ms"] == 0.0 < told["avg_batch_to_action_ms"]
     assert 0.0 < told["consumer_busy_fraction"] <= 1.0
+
+
+def cartpoles(num_envs: int) -> AsyncEnvPool:
+    return AsyncEnvPool([lambda: GymEnv("CartPole-v1")] * num_envs, backend="threading")
+
+
+def collected(pool: AsyncEnvPool) -> TensorDictBase:
+    collector = SyncDataCollector(pool, frames_per_batch=pool.batch_size.numel())
+    collector.next()
+    batch = collector.next()
+    assert batch is not None
+    collector.shutdown()
+    return batch
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda pool: pool.reset().clear_device_(),
+        lambda pool: pool.rollout(2).clear_device_(),
+        lambda pool: pool.reset().exclude("observation").clear_device_(),
+        collected,
+    ],
+)
+@pytest.mark.parametrize("num_envs", [1, 2])
+def test_data_that_a_caller_changes_in_place_changes_no_later_data(change, num_envs):
+    with closing(cartpoles(num_envs)) as pool, closing(cartpoles(3)) as other:
+        before = other.reset()
+        change(pool)
+
+        after = other.reset()
+        assert other.rollout(2).device == torch.device("cpu")
+        assert after.get("env_index").device == torch.device("cpu")
+        assert after["env_index"] == before["env_index"] == [0, 1, 2]
+
+
+def test_a_batch_of_a_collector_names_no_device_and_leaves_other_data_as_it_is():
+    with closing(cartpoles(3)) as other, closing(cartpoles(1)) as pool:
+        before = other.reset()
+        batch = collected(pool)
+
+        assert batch.device is None
+        assert torch.stack([before, other.reset()]).device == torch.device("cpu")

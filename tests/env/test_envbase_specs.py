@@ -542,16 +542,14 @@ def test_an_outer_level_comes_first_however_many_flags_it_has():
     assert env.reset_keys == ["_reset", ("agent", "_reset")]
 
 
-def test_key_lists_are_kept_while_specs_are_locked():
+def test_keys_are_kept_while_specs_are_locked():
     env = Count(5)
 
-    first = env.action_keys
-
-    assert env.action_keys is first
+    assert env.action_keys == ["action"]
     assert env._declared.cache
     env.empty_cache()
     assert not env._declared.cache
-    assert env.action_keys is not first
+    assert env.action_keys == ["action"]
 
 
 def test_key_lists_are_read_again_while_specs_are_open():
@@ -924,3 +922,44 @@ def test_an_entry_of_one_agent_is_checked_against_the_spec_of_that_agent():
         check_env_specs(Unlike(5.0))
     with pytest.raises(AssertionError, match=r"'own'\) is present in fake but not in real"):
         check_env_specs(Unlike(None))
+
+
+@pytest.fixture(
+    params=[
+        KINDS["gym"],
+        partial(SerialEnv, 2, KINDS["gym"]),
+        lambda: TransformedEnv(KINDS["gym"](), StepCounter()),
+    ],
+    ids=["gym", "serial", "transformed"],
+)
+def small_env(request):
+    env = request.param()
+    yield env
+    env.close(raise_if_closed=False)
+
+
+def test_lists_of_keys_are_the_callers_own(small_env):
+    env = small_env
+    names = ("action_keys", "observation_keys", "reward_keys", "done_keys", "state_keys")
+    before = {name: list(getattr(env, name)) for name in (*names, "done_levels")}
+
+    for name in names:
+        getattr(env, name).append("another")
+    env.done_levels[()] = ["another"]
+    for flags in env.done_levels.values():
+        flags.append("another")
+
+    assert {name: list(getattr(env, name)) for name in before} == before
+    assert all("another" not in flags for flags in env.done_levels.values())
+    env.rollout(2)
+
+
+@pytest.mark.parametrize("kind", ["full_action_spec", "observation_spec", "done_spec"])
+def test_specs_of_an_env_keep_their_device(small_env, kind):
+    spec = getattr(small_env, kind)
+
+    with pytest.raises(SpecLockedError, match="drop its device"):
+        spec.clear_device_()
+
+    assert spec.clone().clear_device_().device is None
+    assert getattr(small_env, kind).device == torch.device("cpu")

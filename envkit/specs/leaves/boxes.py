@@ -19,6 +19,7 @@ from torch.compiler import is_compiling
 
 from envkit.errors import SpecError
 from envkit.specs.annotations import Device, Numbers, Shape, as_device, require_numbers
+from envkit.specs.lasting import is_traced, lasting
 from envkit.specs.leaves.leaf import (
     BinaryBox,
     ContinuousBox,
@@ -29,7 +30,6 @@ from envkit.specs.leaves.leaf import (
     range_of,
     uniform_integers,
 )
-from envkit.specs.lasting import is_traced, lasting
 from envkit.specs.shapes import as_shape, known, lead
 from envkit.specs.tensor_spec import TensorSpec, require_dtype
 

@@ -22,10 +22,10 @@ from tensordict import TensorDictBase
 from torch import nn
 
 from envkit import rules
-from envkit.specs.lasting import lasting
 from envkit.data.paths import Key, as_path
 from envkit.env.own_state import loads_strictly
 from envkit.specs.annotations import reading_waits
+from envkit.specs.lasting import lasting
 from envkit.transforms.episodes import EpisodeTransform
 
 __all__ = ["CoupledTransform", "LateBuffers", "SkipsRows", "by_rows", "module_name"]

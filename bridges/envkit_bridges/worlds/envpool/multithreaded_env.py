@@ -21,7 +21,6 @@ from tensordict import TensorDictBase
 from envkit import rules
 from envkit.batched.exchange.one_row import OneRow
 from envkit.data.arguments import as_batch_size, as_bool, as_int
-from envkit.specs.lasting import lasting
 from envkit.data.keywords import known_to
 from envkit.data.paths import as_key, nest
 from envkit.env.base import EnvBase
@@ -33,6 +32,7 @@ from envkit.env.tickets import Ticket
 from envkit.errors import BatchSizeError, OptionError, ResumeError
 from envkit.specs import Categorical, Composite, Unbounded
 from envkit.specs.annotations import Device, Value
+from envkit.specs.lasting import lasting
 from envkit_bridges.gym.codecs import Codec, codec_of
 from envkit_bridges.gym.info import Outcome
 from envkit_bridges.gym.like import GymLikeEnv

@@ -46,6 +46,7 @@ from envkit.errors import (
 )
 from envkit.specs import Binary, Bounded, Categorical, Composite, NonTensor, Unbounded
 from envkit.specs.annotations import Device, EnvData, require_memory
+from envkit.specs.lasting import lasting
 from envkit_bridges.libraries import require
 
 if TYPE_CHECKING:
