@@ -18,7 +18,7 @@ def as_int(name: str, value: Any, *, least: int | None, meaning: str) -> int:
 
     Args:
         name: of the argument.
-        value: an int, or what can stand for one: a NumPy integer, a tensor of one integer.
+        value: an int, or what can stand for one: a NumPy integer, a tensor of one integer, a whole float as 1e6.
         least: smallest value that is accepted; None accepts all.
         meaning: what it is, for messages: "the most steps to take".
 
@@ -30,7 +30,7 @@ def as_int(name: str, value: Any, *, least: int | None, meaning: str) -> int:
     try:
         if isinstance(value, bool) or str(getattr(value, "dtype", "")).endswith("bool"):
             raise TypeError("a bool is no number")
-        number = operator.index(value)
+        number = int(value) if _is_whole(value) else operator.index(value)
     except TypeError as error:
         raise ArgumentTypeError(
             f"{name} is {value!r}, but must be {wanted}. Pass {meaning}."
@@ -38,3 +38,7 @@ def as_int(name: str, value: Any, *, least: int | None, meaning: str) -> int:
     if least is not None and number < least:
         raise ArgumentError(f"{name} is {number}, but must be {wanted}. Pass {meaning}.")
     return number
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, float) and value.is_integer()

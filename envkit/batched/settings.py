@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, TypedDict, get_args
 
 import torch
 
-from envkit.data.arguments import as_bool, as_int, require_option
+from envkit.data.arguments import as_bool, as_bool_or_none, as_int, require_option
 from envkit.data.keywords import Default, refuse_unknown
 from envkit.errors import ArgumentError, ArgumentTypeError, MemoryKindError, OptionError
 from envkit.specs.annotations import Device
@@ -169,8 +169,8 @@ def require_usable(num_workers: int, options: Any) -> None:
     options.num_sub_threads = as_int(
         "num_sub_threads", options.num_sub_threads, least=1, meaning=meaning
     )
-    _require_choice("use_buffers", options.use_buffers)
-    _require_choice("share_individual_td", options.share_individual_td)
+    for name in ("use_buffers", "share_individual_td"):
+        setattr(options, name, _choice(name, getattr(options, name)))
     if as_bool("pin_memory", options.pin_memory):
         raise ArgumentError(
             "pin_memory is True, but rows of sub-envs cannot be pinned; expected False. Append "
@@ -181,8 +181,8 @@ def require_usable(num_workers: int, options: Any) -> None:
             "allow_step_when_done is True, but a finished episode cannot be stepped; expected False. Reset the rows "
             "that are done, e.g. with step_and_maybe_reset."
         )
-    for name in ("consolidate", "daemon", "metadata_from_workers"):
-        as_bool(name, getattr(options, name))
+    for name in _SWITCHES:
+        setattr(options, name, as_bool(name, getattr(options, name)))
     if options.shutdown_timeout is None:
         raise ArgumentTypeError(
             "shutdown_timeout is None, but must be a positive number of seconds: workers end in bounded time. Pass 10, for "
@@ -219,17 +219,25 @@ def backend_options_of(backend: str, options: Mapping[str, Any] | None) -> dict[
     return dict(options)
 
 
-def _require_choice(name: str, value: Any) -> None:
-    """Check a choice between yes, no and None, which leaves it to the env.
+_SWITCHES = (
+    *("shared_memory", "memmap", "serial_for_single", "non_blocking"),
+    *("consolidate", "daemon", "metadata_from_workers"),
+)
+
+
+def _choice(name: str, value: Any) -> bool | None:
+    """Return a choice between yes, no and None, which leaves it to the env.
 
     Raises:
         ArgumentTypeError: it is something else.
     """
-    if value is not None and not isinstance(value, bool):
+    try:
+        return as_bool_or_none(name, value)
+    except ArgumentTypeError:
         raise ArgumentTypeError(
             f"{name} is {value!r}, of type {type(value).__name__}, but must be True, False or None. "
             "Leave it out to let the env choose."
-        )
+        ) from None
 
 
 class Limit:

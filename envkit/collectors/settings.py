@@ -214,11 +214,11 @@ def checked(given: Any) -> Any:
     for name, kind in get_type_hints(CollectorOptions).items():
         value = getattr(given, name)
         if kind is bool or (kind == bool | None and value is not None):
-            as_bool(name, value)
+            setattr(given, name, as_bool(name, value))
     for name in _CALLABLE:
         require_callable(name, getattr(given, name), is_optional=True)
     for name in ("compile_policy", "cudagraph_policy"):
-        _require_switch_or_keywords(name, getattr(given, name))
+        setattr(given, name, _switch_or_keywords(name, getattr(given, name)))
     for factory in _entries(given.policy_factory):
         require_callable("policy_factory", factory, is_optional=True)
     for kwargs in _entries(given.create_env_kwargs):
@@ -246,7 +246,7 @@ def checked(given: Any) -> Any:
 
 def checked_workers(given: Any) -> Any:
     """Check what `WorkerOptions` has beside `CollectorOptions`; see `checked`."""
-    as_bool("update_at_each_batch", given.update_at_each_batch)
+    given.update_at_each_batch = as_bool("update_at_each_batch", given.update_at_each_batch)
     for name in ("num_threads", "num_sub_threads"):
         if getattr(given, name) is not None or name == "num_sub_threads":
             meaning = "the number of threads that torch uses"
@@ -431,11 +431,15 @@ def _entries(given: Any) -> Sequence[Any]:
     return given if isinstance(given, list | tuple) else [given]
 
 
-def _require_switch_or_keywords(name: str, value: Any) -> None:
-    if value is not None and not isinstance(value, bool | Mapping):
+def _switch_or_keywords(name: str, value: Any) -> Any:
+    if value is None or isinstance(value, Mapping):
+        return value
+    try:
+        return as_bool(name, value)
+    except ArgumentTypeError:
         raise ArgumentTypeError(
             f"{name} is {value!r}, but must be True, False, or a dict of keywords. Pass one of these."
-        )
+        ) from None
 
 
 def _as_devices(name: str, given: Any, default: Any) -> Any:

@@ -25,6 +25,7 @@ from envkit.errors import ArgumentError, ArgumentTypeError, DataTypeError, Envki
 __all__ = [
     "as_batch_size",
     "as_bool",
+    "as_bool_or_none",
     "as_file",
     "as_int",
     "as_keywords",
@@ -126,14 +127,21 @@ def require_callable(name: str, value: Any, *, is_optional: bool = False) -> Non
 
 
 def as_bool(name: str, value: Any) -> bool:
-    """Give an argument that is True or False.
+    """Return an argument that is True or False as a bool; the integers 0 and 1, and bools of NumPy, are accepted too.
 
     Raises:
         ArgumentTypeError: it is something else, None and strings included.
     """
-    if not isinstance(value, bool):
-        raise ArgumentTypeError(f"{name} is {value!r}, but must be a bool. Pass True or False.")
-    return value
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, int | np.integer | np.bool_) and value in (0, 1):
+        return bool(value)
+    raise ArgumentTypeError(f"{name} is {value!r}, but must be a bool. Pass True or False.")
+
+
+def as_bool_or_none(name: str, value: Any) -> bool | None:
+    """Return an argument that is True, False or None, which leaves the choice open; see `as_bool`."""
+    return None if value is None else as_bool(name, value)
 
 
 def as_batch_size(value: Any) -> torch.Size:

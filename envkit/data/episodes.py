@@ -121,7 +121,7 @@ def split_trajectories(
         is_step = is_step.reshape(begins.shape)
         begins[:, 1:] |= is_step[:, 1:] != is_step[:, :-1]
     rows, mask = _rows(begins, is_step)
-    if as_nested is not False:
+    if as_nested:
         steps: Any = data.reshape(-1)
         steps = steps if is_step is None else steps[is_step.flatten()]
         return _nested(steps, mask.sum(-1).tolist(), as_nested)
@@ -138,12 +138,12 @@ def split_trajectories(
 
 def _nested(data: Any, lengths: list[int], layout: object) -> EnvData:
     """Give pieces of these lengths, which follow each other in ``data``, as nested tensors."""
-    if not isinstance(layout, bool | torch.layout):
+    if not isinstance(layout, torch.layout) and layout != 1:
         raise ArgumentTypeError(
             f"as_nested is {layout!r}, of type {type(layout).__name__}, but must be a bool or a torch.layout. "
             "Pass True, or torch.jagged."
         )
-    chosen = torch.strided if layout is True else layout
+    chosen = layout if isinstance(layout, torch.layout) else torch.strided
     others = [key for key, leaf in data.items(True) if is_non_tensor(leaf)]
     if others:
         raise ArgumentError(

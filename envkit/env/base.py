@@ -23,7 +23,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import nn
 
-from envkit.data.arguments import as_batch_size, require_tensordict
+from envkit.data.arguments import as_batch_size, as_bool, require_tensordict
 from envkit.data.keywords import completed, known_to, refuse_unknown
 from envkit.data.paths import Key
 from envkit.data.plain import from_plain, plain
@@ -110,8 +110,10 @@ class EnvBase(Stepping, metaclass=EnvMeta):
         self._device = None if device is None else as_device(device)
         self._batch_size = as_batch_size(given.batch_size)
         self._declared.place(self._batch_size, self._device)
-        self.run_type_checks = given.run_type_checks
-        self.allow_done_after_reset = given.allow_done_after_reset
+        self.run_type_checks = as_bool("run_type_checks", given.run_type_checks)
+        self.allow_done_after_reset = as_bool(
+            "allow_done_after_reset", given.allow_done_after_reset
+        )
         self.is_closed = False
 
     def _after_init(self, spec_locked: bool) -> None:

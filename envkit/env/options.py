@@ -70,7 +70,8 @@ class EnvMeta(ABCMeta):
             policy: nn.Module | None = None,
             **kwargs: Any,
         ) -> Any:
-            as_bool("spec_locked", spec_locked)
+            spec_locked = as_bool("spec_locked", spec_locked)
+            auto_reset = as_bool("auto_reset", auto_reset)
             env = super().__call__(*args, **kwargs)
             if not isinstance(type(env), EnvMeta):  # __new__ may return something else
                 return env

@@ -21,7 +21,7 @@ import torch
 from tensordict import LazyStackedTensorDict, TensorDictBase
 
 from envkit import rules
-from envkit.data.arguments import as_int, require_tensordict
+from envkit.data.arguments import as_bool, as_bool_or_none, as_int, require_tensordict
 from envkit.data.paths import Key, as_key, as_path, leaf_paths
 from envkit.data.transition import leaves
 from envkit.env.policy import Policy, PolicyLike, as_policy, on_device, policy_device, replay
@@ -135,8 +135,17 @@ def rollout(
         torch.Size([5, 1])
     """
     max_steps = as_int("max_steps", max_steps, least=1, meaning="the most steps to take")
-    stop = _stop_rule(break_when_any_done, break_when_all_done)
-    is_asked = return_contiguous is True
+    auto_reset = as_bool("auto_reset", auto_reset)
+    auto_cast_to_device = as_bool("auto_cast_to_device", auto_cast_to_device)
+    set_truncated = as_bool("set_truncated", set_truncated)
+    trust_policy = as_bool("trust_policy", trust_policy)
+    record_state = as_bool("record_state", record_state)
+    set_state = as_bool_or_none("set_state", set_state)
+    stop = _stop_rule(
+        as_bool_or_none("break_when_any_done", break_when_any_done),
+        as_bool_or_none("break_when_all_done", break_when_all_done),
+    )
+    is_asked = return_contiguous = as_bool_or_none("return_contiguous", return_contiguous)
     if return_contiguous is None:
         return_contiguous = not self._has_varying_sizes
     _require_arguments(callback, tensordict, out, return_contiguous)

@@ -249,7 +249,7 @@ class SpecNames(EnvModule):
         Raises:
             ArgumentTypeError: ``mode`` is no bool.
         """
-        as_bool("mode of set_spec_lock_", mode)
+        mode = as_bool("mode of set_spec_lock_", mode)
         for child in self.children():
             if isinstance(child, SpecNames):
                 child.set_spec_lock_(mode)

@@ -24,11 +24,17 @@ import torch
 from tensordict import TensorDictBase
 from torch.nn import functional
 
-from envkit.data.arguments import as_bool, as_int, require_callable, require_option
+from envkit.data.arguments import (
+    as_bool,
+    as_bool_or_none,
+    as_int,
+    require_callable,
+    require_option,
+)
 from envkit.data.paths import as_path
 from envkit.env.base import EnvBase
 from envkit.errors import ArgumentError, NoParentError, SpecError, SpecFitError
-from envkit.specs import Bounded, Composite, TensorSpec, Unbounded
+from envkit.specs import Bounded, Composite, NonTensor, TensorSpec, Unbounded
 from envkit.transforms.core.leafwise import LeafTransform, image_of
 from envkit.transforms.core.transform import Keys, Transform
 from envkit.transforms.episodes import EpisodeTransform
@@ -54,11 +60,14 @@ class PixelRenderTransform(Transform):
         out_keys: where the frames go; one key.
         preproc: function applied to each rendered array, before it becomes a tensor of shape
             ``(*batch, *event)``.
+        as_non_tensor: record what is drawn as an object, whatever its shape. None does so where an env with a batch
+            draws one picture of all its rows.
         render_method: name of the method of the base env.
+        pass_tensordict: call the method with the data of the root or of ``next`` first.
         **kwargs: passed on to it.
 
     Raises:
-        SpecError: the frames do not have the batch size of the env in front.
+        SpecError: the frames do not have the batch size of the env in front, and are no objects.
 
     Example:
         >>> from envkit import GymEnv, PixelRenderTransform
@@ -75,13 +84,17 @@ class PixelRenderTransform(Transform):
         self,
         out_keys: Keys = None,
         preproc: Callable[[Any], Any] | None = None,
+        as_non_tensor: bool | None = None,
         render_method: str = "render",
+        pass_tensordict: bool = False,
         **kwargs: object,
     ):
         super().__init__(out_keys=["pixels"] if out_keys is None else out_keys)
         require_callable("preproc", preproc, is_optional=True)
         self.preproc = preproc
+        self.as_non_tensor = as_bool_or_none("as_non_tensor", as_non_tensor)
         self.render_method = render_method
+        self.pass_tensordict = as_bool("pass_tensordict", pass_tensordict)
         self.render_kwargs = kwargs
         self._spec: TensorSpec | None = None
 
@@ -93,28 +106,36 @@ class PixelRenderTransform(Transform):
             )
         return self.container.base_env
 
-    def _drawn(self) -> Any:
-        return getattr(self._base(), self.render_method)(**self.render_kwargs)
+    def _drawn(self, td: TensorDictBase | None) -> Any:
+        draw = getattr(self._base(), self.render_method)
+        seen = (td,) if self.pass_tensordict else ()
+        return draw(*seen, **self.render_kwargs)
 
-    def _frame(self, drawn: Any) -> torch.Tensor:
-        """Bring what the env has drawn into the form of the entry."""
-        env = self._base()
-        if isinstance(drawn, list | tuple):  # one for each sub-env
+    def _prepared(self, drawn: Any) -> Any:
+        """Apply ``preproc``; arrays are copied, since a simulator may draw into the same memory again."""
+        if isinstance(drawn, list | tuple) and not self.as_non_tensor:  # one for each sub-env
             drawn = np.stack([np.asarray(part) for part in drawn])
         if self.preproc is not None:
             drawn = self.preproc(drawn)
-        frame = torch.as_tensor(np.array(drawn) if isinstance(drawn, np.ndarray) else drawn)
+        return np.array(drawn) if isinstance(drawn, np.ndarray) else drawn
+
+    def _frame(self, drawn: Any) -> torch.Tensor:
+        """Bring a prepared picture into the form of the entry."""
+        env, frame = self._base(), torch.as_tensor(drawn)
         batch = env.batch_size
         if frame.shape[: len(batch)] != batch:
             raise SpecError(
                 f"{self.render_method} of {env} gives shape {tuple(frame.shape)}, but it must begin "
                 f"with the batch size {tuple(batch)} of the env. Render each sub-env, e.g. with the "
-                "transform inside the create function."
+                "transform inside the create function, or pass as_non_tensor=True to record it as it is."
             )
         return frame if env.device is None else frame.to(env.device)
 
     def _call(self, next_td: TensorDictBase) -> TensorDictBase:
-        return next_td.set(self.out_keys[0], self._frame(self._drawn()))
+        drawn = self._prepared(self._drawn(next_td))
+        if self.as_non_tensor:
+            return next_td.set_non_tensor(self.out_keys[0], drawn)
+        return next_td.set(self.out_keys[0], self._frame(drawn))
 
     _reset = Transform._reset_like_step
 
@@ -125,11 +146,18 @@ class PixelRenderTransform(Transform):
         return observation_spec
 
     def _read_spec(self) -> TensorSpec:
+        env = self._base()
         try:
-            drawn = self._drawn()
+            drawn = self._drawn(None)
         except Exception:  # simulators differ in how they say that there is nothing to draw yet
-            self._base().reset()
-            drawn = self._drawn()
+            drawn = self._drawn(env.reset())
+        drawn, batch = self._prepared(drawn), env.batch_size
+        if self.as_non_tensor is None:
+            shape = tuple(getattr(drawn, "shape", ()))
+            is_picture = len(shape) == 3 and shape[-1] == 3
+            self.as_non_tensor = is_picture and shape[: len(batch)] != batch
+        if self.as_non_tensor:
+            return NonTensor(batch, env.device, example_data=drawn)
         frame = self._frame(drawn)
         if frame.dtype == torch.uint8:
             return Bounded(0, 255, frame.shape, dtype=torch.uint8, device=frame.device)

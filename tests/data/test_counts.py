@@ -123,7 +123,51 @@ FLAGS = {
 def test_a_flag_of_a_transform_is_a_bool(name, value):
     with pytest.raises(ArgumentTypeError, match=rf"{name} is {value!r}, but must be a bool"):
         FLAGS[name](value)
-    FLAGS[name](True)
+    for flag in (True, 0, 1, np.bool_(0), np.int64(1)):
+        FLAGS[name](flag)
+
+
+MADE_WITH = {
+    "a Gymnasium env": lambda flag: GymEnv(
+        "CartPole-v1", from_pixels=0, pixels_only=flag, info=flag, convert_actions_to_numpy=flag
+    ),
+    "an encoding": lambda flag: GymEnv("CartPole-v1", categorical_action_encoding=flag),
+    "an env": lambda flag: Count(run_type_checks=flag, allow_done_after_reset=flag),
+    "a pool": lambda flag: SerialEnv(2, Count, use_buffers=flag, non_blocking=flag, memmap=0),
+    "a JaxEnv": lambda flag: JaxEnv(Pendulum(), categorical_action_encoding=flag, metrics=0),
+    "a TransformedEnv": lambda flag: envkit.TransformedEnv(Count(), cache_specs=flag),
+    "a collector": lambda flag: collector(
+        reset_at_each_iter=flag, split_trajs=flag, reset_when_done=flag, compile_policy=0
+    ),
+}
+
+
+@pytest.mark.parametrize("make", MADE_WITH.values(), ids=MADE_WITH)
+def test_0_and_1_stand_for_a_bool(make):
+    for flag in (0, 1, np.bool_(1)):
+        made, wanted = make(flag), make(bool(flag))
+        assert repr(made) == repr(wanted)
+        for one in (made, wanted):
+            one.shutdown() if isinstance(one, Collector) else one.close(raise_if_closed=False)
+
+
+@pytest.mark.parametrize("rule", ["break_when_any_done", "break_when_all_done"])
+@pytest.mark.parametrize("flag", [0, 1])
+def test_0_and_1_stand_for_a_stop_rule(rule, flag):
+    wanted, given = (
+        SerialEnv(2, Count).rollout(
+            9, lambda td: td.set("action", torch.zeros(2, 1).long()), **{rule: value}
+        )
+        for value in (bool(flag), flag)
+    )
+
+    assert given.shape == wanted.shape and torch.equal(given["count"], wanted["count"])
+
+
+@pytest.mark.parametrize("name", ["auto_reset", "set_truncated", "trust_policy", "set_state"])
+def test_a_flag_of_a_rollout_is_a_bool(name):
+    with pytest.raises(ArgumentTypeError, match=f"{name} is 'no', but must be a bool"):
+        Count().rollout(2, **{name: "no"})
 
 
 @pytest.mark.parametrize("call", WHOLE.values(), ids=WHOLE)
@@ -155,12 +199,12 @@ def test_bins_of_a_tensor():
     assert envkit.ActionDiscretizer(torch.tensor(3)).num_intervals == 3
 
 
-@pytest.mark.parametrize("value", [3, np.int8(3), torch.tensor(3), np.array(3)])
+@pytest.mark.parametrize("value", [3, np.int8(3), torch.tensor(3), np.array(3), 3.0, np.float64(3)])
 def test_what_stands_for_an_int_is_one(value):
     assert as_int("count", value, least=1, meaning="a number") == 3
 
 
-@pytest.mark.parametrize("value", [True, np.bool_(True), torch.tensor(True), 3.0, "3", None])
+@pytest.mark.parametrize("value", [True, np.bool_(True), torch.tensor(True), 3.5, "3", None])
 def test_what_is_no_int_is_told(value):
     with pytest.raises(ArgumentTypeError, match=r"count is .*, but must be an int of at least 1"):
         as_int("count", value, least=1, meaning="a number")

@@ -15,6 +15,7 @@ from envkit import JaxEnv, RenameTransform, SerialEnv, Timestep, TransformedEnv
 from envkit.env.base import EnvBase
 from envkit.errors import KeyCollisionError, WorkerError
 from envkit_bridges.gym.gym_wrapper import GymWrapper
+from envkit_bridges.gym.info import default_info_dict_reader
 from tests.zoo.envs import Count
 from tests.zoo.walkers import Pendulum
 
@@ -122,4 +123,7 @@ def test_a_taken_name_of_an_info_is_refused(name):
     env = GymWrapper(Names("first", info=name))
 
     with pytest.raises(KeyCollisionError, match=name):
+        env.set_info_dict_reader(default_info_dict_reader([name], ignore_private=False))
+    with pytest.warns(UserWarning, match=name):
         env.set_info_dict_reader(ignore_private=False)
+    assert env.rollout(2).shape == (2,)

@@ -348,6 +348,44 @@ def test_a_mistake_in_preproc_does_not_reset_the_simulator():
     assert base.count == 2
 
 
+class DrawsAll(SerialEnv):
+    """Draws one picture of all its sub-envs, as simulators with many rows do."""
+
+    def draw(self, *seen):
+        return (*seen[0].keys(),) if seen else self.render()[0]
+
+
+@pytest.mark.parametrize("as_non_tensor", [True, None])
+def test_a_picture_of_all_rows_is_recorded_as_an_object(as_non_tensor):
+    transform = PixelRenderTransform(as_non_tensor=as_non_tensor, render_method="draw")
+    env = TransformedEnv(DrawsAll(3, Drawn), transform)
+
+    data = env.rollout(4)
+
+    assert env.reset().get("pixels").batch_size == (3,)
+    assert data[0, 1]["pixels"].shape == (2, 2, 3)
+    check_env_specs(env)
+
+
+def test_pictures_of_any_form_are_recorded_as_objects():
+    transform = PixelRenderTransform(["drawn"], lambda frame: {"frame": frame}, as_non_tensor=True)
+    env = TransformedEnv(Drawn(), transform)
+
+    data = env.rollout(3)
+
+    assert [step["frame"][0, 0, 0] for step in data["next", "drawn"]] == [1, 2, 3]
+    check_env_specs(env)
+
+
+def test_what_is_drawn_may_depend_on_the_data():
+    transform = PixelRenderTransform(None, None, True, "draw", True)
+    env = TransformedEnv(DrawsAll(2, Drawn), transform)
+
+    assert (
+        "count" in env.reset()[0]["pixels"] and "reward" in env.rollout(2)[0, 0]["next", "pixels"]
+    )
+
+
 def test_frames_of_sub_envs_are_stacked():
     env = TransformedEnv(
         SerialEnv(2, Drawn), PixelRenderTransform(["frames"], preproc=lambda a: a[..., :1])

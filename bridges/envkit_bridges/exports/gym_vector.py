@@ -85,7 +85,7 @@ def to_gym_vector(
         ((2, 4), array([1., 1.]))
         >>> envs.close()
     """
-    as_bool("to_numpy", to_numpy)
+    to_numpy = as_bool("to_numpy", to_numpy)
     mode = _mode(autoreset)
     view = BatchView(env, spaces, whose="to_gym_vector", info_keys=info_keys, to_numpy=to_numpy)
     return GymVectorView(view, mode)

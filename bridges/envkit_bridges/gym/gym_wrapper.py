@@ -104,10 +104,9 @@ class GymWrapper(OnRow, GymLikeEnv):
         device: Device | None = "cpu",
         **options: Unpack[EnvOptions],
     ):
-        switches = {"info": info, "from_pixels": from_pixels, "pixels_only": pixels_only}
-        switches["categorical_action_encoding"] = categorical_action_encoding
-        for name, given in switches.items():
-            as_bool(name, given)
+        encoding = as_bool("categorical_action_encoding", categorical_action_encoding)
+        from_pixels = as_bool("from_pixels", from_pixels)
+        pixels_only, info = as_bool("pixels_only", pixels_only), as_bool("info", info)
         options["batch_size"] = batch = _batch_of(env, options.get("batch_size"))
         super().__init__(
             env,
@@ -117,7 +116,7 @@ class GymWrapper(OnRow, GymLikeEnv):
             **options,
         )
         self.libname = self.get_library_name(env)
-        self.categorical_action_encoding = categorical_action_encoding
+        self.categorical_action_encoding = encoding
         self.from_pixels = from_pixels
         self.pixels_only = pixels_only
         if from_pixels:
@@ -126,7 +125,7 @@ class GymWrapper(OnRow, GymLikeEnv):
         if not (from_pixels and pixels_only):
             observed = _space_of_one(env, "observation_space")
         acted = _space_of_one(env, "action_space")
-        observation, action = codecs_of(observed, acted, categorical=categorical_action_encoding)
+        observation, action = codecs_of(observed, acted, categorical=encoding)
         if not action.leaves:
             raise SpecError(
                 f"the action space of {env} is {acted}, which holds no action, so there is nothing a "

@@ -121,7 +121,7 @@ def require_sense(given: SimpleNamespace) -> None:
         OptionError: (a TypeError) it is said when models are drawn, and not how.
     """
     for name in ("requires_grad", "metrics", "categorical_action_encoding"):
-        as_bool(name, getattr(given, name))
+        setattr(given, name, as_bool(name, getattr(given, name)))
     if given.episode_length == -1:
         given.episode_length = None
     for name, meaning in _COUNTS.items():
