@@ -26,7 +26,7 @@ from tensordict import TensorDictBase, is_non_tensor
 from torch.nn import functional
 
 from envkit.data.paths import Key, as_key, as_path
-from envkit.data.timeline import carried_keys, equal, seams, step_entry, time_axis
+from envkit.data.timeline import carried_keys, same_rows, seams, step_entry, time_axis
 from envkit.data.transition import copied
 from envkit.errors import ArgumentError, ArgumentTypeError, BatchSizeError, MissingKeyError
 from envkit.specs.annotations import EnvData
@@ -421,5 +421,6 @@ def _same(last: TensorDictBase, root: TensorDictBase, keys: list[Key]) -> torch.
         if was.is_nested:  # of unlike shapes, which one row alone has
             same &= all(map(torch.equal, was.unbind(), now.unbind()))
             continue
-        same &= equal(was, now).reshape(len(same), -1).all(-1).cpu()
+        rows = (value.reshape(len(same), -1) for value in (was, now))
+        same &= same_rows(*rows).cpu()
     return same

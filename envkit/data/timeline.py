@@ -23,7 +23,7 @@ from tensordict import TensorDictBase
 from envkit.data.paths import Key, as_key, as_path
 from envkit.errors import ArgumentError
 
-__all__ = ["carried_keys", "equal", "seams", "step_entry", "time_axis"]
+__all__ = ["carried_keys", "same_rows", "seams", "step_entry", "time_axis"]
 
 _NOT_CARRIED = {"done", "terminated", "truncated", "reward", "state_value"}
 
@@ -107,32 +107,28 @@ def seams(
         return torch.zeros_like(ended)
     numbers = torch.zeros_like(over, dtype=torch.int64) if ids is None else by_row(ids, axis)
     is_step = numbers >= 0 if mask is None else by_row(mask, axis) & (numbers >= 0)
-    # each step of a trajectory, and its next one in the data, which other trajectories may come before
-    order = numbers.argsort(dim=-1, stable=True)
-    first, second = order[:, :-1], order[:, 1:]
-    is_pair = numbers.gather(1, first) == numbers.gather(1, second)
-    is_pair &= (is_step & ~over).gather(1, first) & is_step.gather(1, second)
-    at_once = second == first + 1
-    apart = is_pair & ~at_once
-    goes_on = carried.goes_on()
-    if goes_on is None:
-        if not (is_certain or takes_turns) and (ids is None or bool(apart.any())):
+    goes_on = is_step & ~over
+    is_pair = (numbers[:, 1:] == numbers[:, :-1]) & goes_on[:, :-1] & is_step[:, 1:]
+    apart = None if ids is None else _apart(numbers, goes_on, is_step)
+    follows = carried.follow()
+    if follows is None:
+        if not (is_certain or takes_turns) and (ids is None or apart is not None):
             raise _unknown(data, ids is not None)
-        goes_on = torch.ones_like(over[:, 1:])
-    follows = goes_on.to(over.device).gather(1, first.clamp(max=steps - 2)) & at_once
-    if takes_turns and apart.any():
-        row, place = apart.nonzero(as_tuple=True)
-        follows[row, place] = carried.agree(row, first[row, place], second[row, place])
-    lost, kept = is_pair & ~follows, is_pair & follows
-    broken = lost & at_once
-    if int(lost.sum()) > int(kept.sum()):
+        follows = torch.ones_like(is_pair)
+    broken, kept = is_pair & ~follows.to(over.device), int(is_pair.sum())
+    lost = int(broken.sum())
+    kept -= lost
+    if apart is not None:
+        in_turn = int(carried.agree(*apart).sum()) if takes_turns else 0
+        lost, kept = lost + len(apart[0]) - in_turn, kept + in_turn
+    if lost > kept:
         # roots that were changed after they were recorded tell nothing
-        is_changed = is_certain and not kept.any() and not apart.any()
-        if not is_changed or carried.lie_elsewhere(broken, first):
+        is_changed = is_certain and not kept and apart is None
+        if not is_changed or carried.lie_elsewhere(broken):
             raise _out_of_order(data, is_certain)
         broken = torch.zeros_like(broken)
-    cut = torch.zeros_like(over).scatter_(1, first, broken)
-    cut[:, :-1] |= numbers[:, 1:] != numbers[:, :-1]
+    cut = torch.zeros_like(over)
+    cut[:, :-1] = broken | (numbers[:, 1:] != numbers[:, :-1])
     moved = cut.reshape(ended.movedim(axis, -1).shape)
     return moved.movedim(-1, axis)
 
@@ -140,6 +136,20 @@ def seams(
 def by_row(tensor: torch.Tensor, axis: int) -> torch.Tensor:
     """Return one number a step as (rows, T)."""
     return tensor.movedim(axis, -1).reshape(-1, tensor.shape[axis])
+
+
+def _apart(
+    numbers: torch.Tensor, goes_on: torch.Tensor, is_step: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
+    """Return the rows and places of steps that go on, and of the next of their trajectory, where others lie between."""
+    if bool((numbers[:, 1:] >= numbers[:, :-1]).all()):
+        return None
+    order = numbers.argsort(dim=-1, stable=True)
+    first, second = order[:, :-1], order[:, 1:]
+    is_apart = (numbers.gather(1, first) == numbers.gather(1, second)) & (second != first + 1)
+    is_apart &= goes_on.gather(1, first) & is_step.gather(1, second)
+    row, place = is_apart.nonzero(as_tuple=True)
+    return (row, first[row, place], second[row, place]) if len(row) else None
 
 
 class _Carried(NamedTuple):
@@ -166,36 +176,40 @@ class _Carried(NamedTuple):
                     leaves.append(in_time.reshape(shape))
         return carried
 
-    def goes_on(self) -> torch.Tensor | None:
+    def follow(self) -> torch.Tensor | None:
         """Mark the steps but the last that the next one in the data continues; None where no entry is carried."""
-        found = [
-            equal(following[:, :-1], root[:, 1:]).all(-1)
-            for root, following in zip(self.roots, self.following, strict=True)
-        ]
-        return torch.stack(found).all(0) if found else None
-
-    def agree(self, row: torch.Tensor, step: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-        """Tell for each step of a row whether another step of it continues it."""
-        found = torch.ones_like(row, dtype=torch.bool)
-        for root, following in zip(self.roots, self.following, strict=True):
-            found &= equal(following[row, step], root[row, other]).all(-1).to(row.device)
+        found = None
+        for root, following in zip(*self, strict=True):
+            same = same_rows(following[:, :-1], root[:, 1:])
+            found = same if found is None else found & same
         return found
 
-    def lie_elsewhere(self, broken: torch.Tensor, first: torch.Tensor) -> bool:
-        """Tell whether some step that the next one does not continue is continued by another one of its row."""
-        row, place = (index[:_LOOKED_FOR] for index in broken.nonzero(as_tuple=True))
-        step = first[row, place]
+    def agree(self, row: torch.Tensor, step: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        """Mark the steps of a row that another step of it continues."""
+        found = torch.ones_like(row, dtype=torch.bool)
+        for root, following in zip(*self, strict=True):
+            found &= same_rows(following[row, step], root[row, other]).to(row.device)
+        return found
+
+    def lie_elsewhere(self, broken: torch.Tensor) -> bool:
+        """Return whether some step that the next one does not continue is continued by another one of its row."""
+        row, step = (index[:_LOOKED_FOR] for index in broken.nonzero(as_tuple=True))
         found = torch.ones(len(row), broken.shape[1] + 1, dtype=torch.bool, device=broken.device)
-        for root, following in zip(self.roots, self.following, strict=True):
-            found &= equal(following[row, step][:, None], root[row]).all(-1).to(row.device)
+        for root, following in zip(*self, strict=True):
+            found &= same_rows(following[row, step][:, None].expand_as(root[row]), root[row]).to(
+                row.device
+            )
         found[torch.arange(len(row), device=row.device), step] = False
         return bool(found.any())
 
 
-def equal(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """Compare element by element; NaN equals NaN."""
-    same = one == other
-    return same | ((one != one) & (other != other)) if one.is_floating_point() else same
+def same_rows(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """Compare along the last axis; NaN equals NaN."""
+    same = (one == other).all(-1)
+    if one.is_floating_point() and not same.all():
+        left, right = one[~same], other[~same]
+        same[~same] = ((left == right) | ((left != left) & (right != right))).all(-1)
+    return same
 
 
 def _named(data: TensorDictBase) -> str:
