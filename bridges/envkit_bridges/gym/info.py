@@ -375,7 +375,7 @@ class InfoReading(EnvBase):
         """Give the infos that the specs declare without a reader: those below a node "info"."""
         return super()._infos
 
-    def _taken(self, names: Iterable[str]) -> list[str]:
+    def _entries_among(self, names: Iterable[str]) -> list[str]:
         """List the names that entries of the env have."""
         keys = [*self.observation_keys, *self.reward_keys, *self.done_keys, *self.action_keys]
         return sorted({as_path(key)[0] for key in keys} & {*names})
@@ -383,7 +383,10 @@ class InfoReading(EnvBase):
     def _leave_out_taken(self, reader: default_info_dict_reader) -> None:
         """Leave out of a reader the infos that it has found under names of other entries, with a warning."""
         found = reader.info_spec.keys()
-        taken = [*self._taken(found), *(name for name in ("next", STEP, RESET) if name in found)]
+        taken = [
+            *self._entries_among(found),
+            *(name for name in ("next", STEP, RESET) if name in found),
+        ]
         if not taken:
             return
         reader.leave_out(taken)
@@ -397,7 +400,7 @@ class InfoReading(EnvBase):
     def _declare_infos(self, spec: Composite | Mapping[str, Any] | None) -> None:
         if not spec:
             return
-        if clashes := self._taken(spec.keys()):
+        if clashes := self._entries_among(spec.keys()):
             raise KeyCollisionError(
                 f"the infos {clashes} are named like entries that the env has already. Read others: "
                 "set_info_dict_reader(default_info_dict_reader(keys=[...]))."
