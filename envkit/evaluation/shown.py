@@ -16,6 +16,7 @@ from tensordict import TensorDictBase
 from envkit.arrays.elementwise import dtype_name
 from envkit.data.arguments import require_tensordict
 from envkit.data.transition import leaves
+from envkit.errors import ArgumentError
 from envkit.evaluation.outcome import EpisodeStats, episode_stats
 
 __all__ = ["ShownRollout", "load_ipython_extension", "show_rollout", "unload_ipython_extension"]
@@ -45,7 +46,7 @@ class ShownRollout:
     def __init__(self, data: TensorDictBase):
         require_tensordict("td", data, "what rollout gave")
         self.data = data
-        self.episodes: EpisodeStats | None = episode_stats(data) if _tells_episodes(data) else None
+        self.episodes: EpisodeStats | None = _episodes(data)
 
     def __repr__(self) -> str:
         return f"Rollout({', '.join(f'{name}={fact}' for name, fact in self._facts().items())})"
@@ -104,7 +105,7 @@ def show_rollout(td: TensorDictBase) -> ShownRollout:
     """Show a rollout as a table: its episodes, then each entry with shape, dtype and device.
 
     Episodes are counted as by `episode_stats`, and shown where the data has one reward a step, done flags, and an axis
-    of time or trajectory ids. Means are of episodes that ended. The data is not copied.
+    of time or trajectory ids, and is in the order of time. Means are of episodes that ended. The data is not copied.
 
     Args:
         td: what `rollout` gave, or a batch of a collector; any TensorDict is shown with its entries.
@@ -174,6 +175,13 @@ def _formatter(shell: Any) -> Any:
 
 def _html(data: TensorDictBase) -> str:
     return ShownRollout(data)._repr_html_()
+
+
+def _episodes(data: Any) -> EpisodeStats | None:
+    try:
+        return episode_stats(data) if _tells_episodes(data) else None
+    except ArgumentError:  # steps that were shuffled
+        return None
 
 
 def _tells_episodes(data: Any) -> bool:

@@ -398,7 +398,7 @@ class NormalizeReward(RunningMoments, _RewardTransform):
 
     keeps_memory = True
 
-    _in_repr = ("gamma", "eps", "clip")
+    _in_repr = ("gamma", "epsilon", "clip")
 
     _prior = 1e-4  # as in Gymnasium and SB3
 

@@ -13,7 +13,7 @@ import envkit
 from envkit import episode_stats, show_rollout
 from envkit.errors import DataTypeError
 from tests.env.test_html import Page
-from tests.zoo.envs import StatelessCount
+from tests.zoo.envs import Count, StatelessCount
 
 
 def texts(shown) -> list[str]:
@@ -55,6 +55,14 @@ def test_rewards_of_several_numbers_tell_no_return():
     data = TensorDict({"next": TensorDict(following, [2, 3])}, [2, 3], names=[None, "time"])
 
     assert show_rollout(data).episodes is None
+
+
+def test_steps_in_another_order_show_no_episodes():
+    data = Count(9).rollout(9)
+
+    shown = show_rollout(data[torch.randperm(9, generator=torch.Generator().manual_seed(0))])
+
+    assert shown.episodes is None and "Rollout" not in repr(shown)
 
 
 def test_what_is_no_tensordict_is_refused():
