@@ -21,11 +21,11 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
-from tensordict import LazyStackedTensorDict, TensorDictBase
+from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 
 from envkit import rules
 from envkit.data.arguments import as_bool
-from envkit.data.paths import as_key, as_path
+from envkit.data.paths import Path, as_key, as_path
 from envkit.data.transition import empty_like, leaves
 from envkit.env.base import EnvBase
 from envkit.env.deviations import changed_paths, deviations, distinct
@@ -395,16 +395,19 @@ def _of_reset_masks(env: EnvBase, start: TensorDictBase | None, seed: int) -> It
 
 
 def _of_shared_state(env: EnvBase, start: TensorDictBase | None, seed: int) -> Iterator[str]:
-    """Look whether steps and resets of some sub-envs move the others, as state of their class does."""
+    """Look whether steps and resets of some sub-envs move the others, as state of their class does.
+
+    Only entries count that are the same with another seed: sub-envs may share a generator of random numbers.
+    """
     if not env._rows_are_envs or env.batch_size[0] < 2:
         return
+    env.set_seed(seed)
+    actions = _begun(env, start).select(*env.action_keys)
 
-    def next_of_others(what: str = "") -> TensorDictBase | None:
+    def next_of_others(what: str = "", seed: int = seed) -> dict[Path, Any] | None:
         env.set_seed(seed)
-        td = _begun(env, start)
-        actions = td.select(*env.action_keys)
-        root = env.step_mdp(env.step(td))
-        if bool(env._rows_done(root).any()) or isinstance(root, LazyStackedTensorDict):
+        root = env.step_mdp(env.step(_begun(env, start).update(actions)))
+        if isinstance(root, LazyStackedTensorDict) or bool(env._rows_done(root).any()):
             return None
         moving = torch.zeros(root.batch_size, dtype=torch.bool, device=root.device)
         moving[::2] = True
@@ -412,19 +415,31 @@ def _of_shared_state(env: EnvBase, start: TensorDictBase | None, seed: int) -> I
             env.step(root.copy().update(actions).set(rules.STEP, moving))
         elif what == "reset" and () in env.done_levels:
             env.reset(root.copy().set(rules.RESET, moving.unsqueeze(-1)))
-        following = cast(TensorDictBase, env.step(root.update(actions)).get("next")[~moving])
-        return following.exclude(*env._books).apply(torch.clone)
+        following = env.step(root.update(actions)).get("next").exclude(*env._books)
+        found = dict(leaves(following))
+        return {
+            path: leaf[~moving].clone()
+            for path, leaf in found.items()
+            if isinstance(leaf, torch.Tensor) and not leaf.is_nested
+        }
 
-    kept, again = next_of_others(), next_of_others()
-    if kept is None or again is None or _differ(kept, again):
-        return
+    runs = [next_of_others(), next_of_others(), next_of_others(seed=seed ^ 1)]
     moved = [next_of_others("step"), next_of_others("reset")]
-    changed = [path for after in moved if after is not None for path in changed_paths(kept, after)]
-    for path in dict.fromkeys(changed):
-        yield (
-            f"{as_key(path)!r} of sub-envs that are not stepped changes with steps or resets of others: they share state, such "
-            "as an attribute of their class or a variable of a module. Keep it in attributes of self, set in __init__"
-        )
+    for path, kept in (runs[0] or {}).items():
+        still = [run is not None and _is_alike(kept, run.get(path)) for run in runs]
+        if all(still) and not all(run is None or _is_alike(kept, run.get(path)) for run in moved):
+            yield (
+                f"{as_key(path)!r} of sub-envs that are not stepped changes with steps or resets of others: they share state, such "
+                "as an attribute of their class or a variable of a module. Keep it in attributes of self, set in __init__"
+            )
+
+
+def _is_alike(one: torch.Tensor, other: torch.Tensor | None) -> bool:
+    return (
+        other is not None
+        and one.shape == other.shape
+        and not changed_paths(TensorDict({"value": one}), TensorDict({"value": other}))
+    )
 
 
 def _is_same(one: Any, other: Any) -> bool:

@@ -30,6 +30,7 @@ from envkit.env.options import EnvOptions
 from envkit.env.seeding import seed_chain
 from envkit.errors import (
     ArgumentError,
+    ArgumentTypeError,
     BatchSizeError,
     KeyCollisionError,
     SpecError,
@@ -408,8 +409,7 @@ def _writes_rows(reader: object) -> bool:
 
 def _batch_of(env: Simulator, batch_size: BatchSize | None) -> tuple[int, ...]:
     """Read the batch of an env object of a gym library, which ``batch_size`` may repeat."""
-    if not (is_vector(env) or hasattr(env, "observation_space")):
-        raise no_object_of("an env object of a gym library", "Gym", env)
+    _require_gym_env(env)
     batch = (env.num_envs,) if is_vector(env) else ()
     if batch_size is not None and (size := as_batch_size(batch_size)) != torch.Size(batch):
         raise BatchSizeError(
@@ -417,6 +417,28 @@ def _batch_of(env: Simulator, batch_size: BatchSize | None) -> tuple[int, ...]:
             "Leave it out; SerialEnv, ParallelEnv and GymEnv(..., num_envs=n) make batches."
         )
     return batch
+
+
+def _require_gym_env(env: Any) -> None:
+    name = env.__name__ if isinstance(env, type) else type(env).__name__
+    if isinstance(env, type):
+        raise ArgumentTypeError(
+            f"env is the class {name}, but GymWrapper wraps an object of it. Write GymWrapper({name}())."
+        )
+    if not (hasattr(env, "step") and hasattr(env, "reset")):
+        raise no_object_of("an env object of a gym library", "Gym", env)
+    if not hasattr(env, "unwrapped"):
+        raise ArgumentTypeError(
+            f"env is of type {name}, which is no gymnasium.Env: it lacks the attribute unwrapped. Derive it, "
+            f"class {name}(gymnasium.Env), with reset(self, *, seed=None, options=None) that returns (observation, info), and "
+            "step(self, action) that returns (observation, reward, terminated, truncated, info)."
+        )
+    for space in ("observation_space", "action_space"):
+        if not (is_vector(env) or hasattr(env, space)):
+            raise ArgumentTypeError(
+                f"env is of type {name}, which has no {space}. Set it in __init__: "
+                f"self.{space} = gymnasium.spaces.Box(-1, 1, (3,))."
+            )
 
 
 def _space_of_one(env: Simulator, name: str) -> GymSpace:

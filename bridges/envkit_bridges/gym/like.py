@@ -32,6 +32,7 @@ from envkit.env.wrapper_hints import called_here
 from envkit.errors import (
     EncodingError,
     MissingKeyError,
+    OptionError,
     ResetMaskError,
     ResumeError,
     SpecError,
@@ -45,6 +46,7 @@ from envkit.specs.annotations import (
     require_memory,
 )
 from envkit.specs.inputs import ActionInput
+from envkit_bridges.gym.answers import reset_answer, step_answer
 from envkit_bridges.gym.info import InfoReading, Outcome, Reader
 from envkit_bridges.gym.simulator_rows import repeated, require_flags
 from envkit_bridges.gym.simulator_state import (
@@ -258,14 +260,14 @@ class GymLikeEnv(InfoReading):
 
         Flags that the simulator does not report are None.
         """
-        observation, reward, terminated, truncated, info = result
+        observation, reward, terminated, truncated, info = step_answer(result)
         if terminated is not False or truncated is not False:
             require_flags(terminated, truncated, one_each=not self.batch_size)
         return observation, reward, terminated, truncated, None, {} if info is None else info
 
     def _reset_output_transform(self, result: Any) -> tuple[Any, dict[str, Any]]:
         """Turn a reset of the simulator into (obs, info)."""
-        observation, info = result
+        observation, info = reset_answer(result)
         return observation, {} if info is None else info
 
     # ----------------------------------------------------------------------------- steps and resets
@@ -395,7 +397,15 @@ class GymLikeEnv(InfoReading):
         )
 
     def _set_seed(self, seed: int | None) -> None:
-        self._simulator.reset(seed=seed)
+        try:
+            self._simulator.reset(seed=seed)
+        except TypeError as error:
+            if "unexpected keyword argument 'seed'" not in str(error):
+                raise
+            raise OptionError(
+                f"reset of the simulator takes no seed ({error}), but is seeded by it. Correct the env's reset: "
+                "def reset(self, *, seed=None, options=None), which calls super().reset(seed=seed)."
+            ) from error
 
     def _movable_objects(self) -> Iterator[object]:
         yield from super()._movable_objects()

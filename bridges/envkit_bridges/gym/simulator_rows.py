@@ -22,6 +22,7 @@ import numpy as np
 from envkit.data.paths import Path
 from envkit.errors import EncodingError, InfoReaderError
 from envkit.rules import RESET
+from envkit_bridges.gym.answers import reset_answer, step_answer
 from envkit_bridges.gym.codecs import Codec, CopyIn, holds_numbers
 from envkit_bridges.gym.frames import draw
 from envkit_bridges.gym.info import default_info_dict_reader
@@ -176,7 +177,12 @@ class SimulatorRows:
         ended: list[tuple[int, bool, bool]] = []
         try:
             for _, index, action, step, put in zip(rows, indices, actions, steps, puts):  # noqa: B905
-                observation, reward, terminated, truncated, info = step(action)
+                result = step(action)
+                try:
+                    observation, reward, terminated, truncated, info = result
+                except (TypeError, ValueError):
+                    step_answer(result)  # raises, and says what is expected
+                    raise
                 put(observation, info)
                 if reward.__class__ not in taken:
                     reward = reward_array(reward, (), rewards.dtype)
@@ -336,7 +342,9 @@ class GymCore:
     def resetter(self, masks: Rows) -> Callable[..., tuple[Any, Any]]:
         """Give the reset of the env: a mask of one row selects all of it."""
         reset = self.env.reset
-        return reset if self.listener is None else partial(self.listener.reset, reset)
+        if self.listener is not None:
+            reset = partial(self.listener.reset, reset)
+        return lambda **kwargs: reset_answer(reset(**kwargs))
 
     def writer(self, rows: Rows) -> Put:
         """Give the function that writes an observation, and the frame and infos if asked for, into rows."""
@@ -371,11 +379,11 @@ def repeated(
     step: Callable[[Any], tuple[Any, Any, Any, Any, Any]], count: int, action: SpaceValue
 ) -> tuple[Any, Any, Any, Any, Any]:
     """Step ``count`` times with one action, or until the episode ends, and sum the rewards."""
-    observation, reward, terminated, truncated, info = step(action)
+    observation, reward, terminated, truncated, info = step_answer(step(action))
     for _ in range(count - 1):
         if terminated or truncated:
             break
-        observation, extra, terminated, truncated, info = step(action)
+        observation, extra, terminated, truncated, info = step_answer(step(action))
         reward = reward + extra
     return observation, reward, terminated, truncated, info
 

@@ -38,6 +38,7 @@ import torch
 from envkit.data.plain import from_plain, plain
 from envkit.errors import CopyError, ResumeError
 from envkit.transport import by_value
+from envkit_bridges.gym.answers import reset_answer, step_answer
 
 if TYPE_CHECKING:
     from envkit_bridges.gym.backend import SpaceValue
@@ -283,7 +284,8 @@ class EpisodeLog:
             generator.state, self._carried.read(), copy.deepcopy(kwargs) if kwargs else {}
         )
         self.forget("its last reset raised")
-        observation, info = result = self.env.reset(**kwargs)
+        result = self.env.reset(**kwargs)
+        observation, info = reset_answer(result)
         self._start, self.gap, self._actions = start, None, []
         self._digest = digest_of(observation, 0)
         if info:
@@ -296,7 +298,7 @@ class EpisodeLog:
             self.gap = self.gap or "it was stepped without a reset before"
         kept = action if type(action) in _FIXED else _copied(action)
         try:
-            result = self.env.step(action)
+            result = step_answer(self.env.step(action))
         except BaseException:
             self.forget("a step of its episode raised")
             raise
