@@ -110,23 +110,19 @@ def seams(
     goes_on = is_step & ~over
     is_pair = (numbers[:, 1:] == numbers[:, :-1]) & goes_on[:, :-1] & is_step[:, 1:]
     apart = None if ids is None else _apart(numbers, goes_on, is_step)
-    follows = carried.follow()
+    carried, follows = carried.telling(is_pair)
     if follows is None:
-        if not (is_certain or takes_turns) and (ids is None or apart is not None):
+        is_open = bool(is_pair.any()) if ids is None else apart is not None
+        if is_open and not (is_certain or takes_turns):
             raise _unknown(data, ids is not None)
         follows = torch.ones_like(is_pair)
-    broken, kept = is_pair & ~follows.to(over.device), int(is_pair.sum())
+    broken, kept = is_pair & ~follows, int((is_pair & follows).sum())
     lost = int(broken.sum())
-    kept -= lost
     if apart is not None:
         in_turn = int(carried.agree(*apart).sum()) if takes_turns else 0
         lost, kept = lost + len(apart[0]) - in_turn, kept + in_turn
     if lost > kept:
-        # roots that were changed after they were recorded tell nothing
-        is_changed = is_certain and not kept and apart is None
-        if not is_changed or carried.lie_elsewhere(broken):
-            raise _out_of_order(data, is_certain)
-        broken = torch.zeros_like(broken)
+        raise _out_of_order(data, is_certain)
     cut = torch.zeros_like(over)
     cut[:, :-1] = broken | (numbers[:, 1:] != numbers[:, :-1])
     moved = cut.reshape(ended.movedim(axis, -1).shape)
@@ -176,13 +172,21 @@ class _Carried(NamedTuple):
                     leaves.append(in_time.reshape(shape))
         return carried
 
-    def follow(self) -> torch.Tensor | None:
-        """Mark the steps but the last that the next one in the data continues; None where no entry is carried."""
-        found = None
+    def telling(self, is_pair: torch.Tensor) -> tuple[_Carried, torch.Tensor | None]:
+        """Return the entries that tell the order of steps, and which steps but the last the next one continues.
+
+        An entry that agrees nowhere was changed after it was recorded, and tells nothing, unless the steps that continue
+        others lie elsewhere. None where no entry tells.
+        """
+        found, told = _Carried([], []), None
         for root, following in zip(*self, strict=True):
-            same = same_rows(following[:, :-1], root[:, 1:])
-            found = same if found is None else found & same
-        return found
+            same = same_rows(following[:, :-1], root[:, 1:]).to(is_pair.device)
+            agrees = not is_pair.any() or bool((same & is_pair).any())
+            if agrees or _lie_elsewhere(root, following, is_pair):
+                found.roots.append(root)
+                found.following.append(following)
+                told = same if told is None else told & same
+        return found, told
 
     def agree(self, row: torch.Tensor, step: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
         """Mark the steps of a row that another step of it continues."""
@@ -191,16 +195,13 @@ class _Carried(NamedTuple):
             found &= same_rows(following[row, step], root[row, other]).to(row.device)
         return found
 
-    def lie_elsewhere(self, broken: torch.Tensor) -> bool:
-        """Return whether some step that the next one does not continue is continued by another one of its row."""
-        row, step = (index[:_LOOKED_FOR] for index in broken.nonzero(as_tuple=True))
-        found = torch.ones(len(row), broken.shape[1] + 1, dtype=torch.bool, device=broken.device)
-        for root, following in zip(*self, strict=True):
-            found &= same_rows(following[row, step][:, None].expand_as(root[row]), root[row]).to(
-                row.device
-            )
-        found[torch.arange(len(row), device=row.device), step] = False
-        return bool(found.any())
+
+def _lie_elsewhere(root: torch.Tensor, following: torch.Tensor, is_pair: torch.Tensor) -> bool:
+    """Return whether some step that the next one does not continue is continued by another one of its row."""
+    row, step = (index[:_LOOKED_FOR] for index in is_pair.nonzero(as_tuple=True))
+    found = same_rows(following[row, step][:, None].expand_as(root[row]), root[row])
+    found[torch.arange(len(row), device=row.device), step] = False
+    return bool(found.any())
 
 
 def same_rows(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:

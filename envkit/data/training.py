@@ -141,9 +141,10 @@ def gae(
 
     The formula is that of `generalized_advantage_estimate`. A terminated step has no future; a truncated one has
     the value of its last observation, and nothing is carried over from the episode after it. A trajectory also
-    ends where ``traj_ids`` change, and where the next observation is not that of the step. Steps in another order than that of time are refused, and so is data of
-    one axis without ids that is not named ``"time"``, unless its observations tell. Padding has an advantage of 0 and changes no
-    other step. After `MultiStep`, a step is discounted by ``gamma ** steps_to_next_obs``.
+    ends where ``traj_ids`` change, and where the next observation is not that of the step. Steps in another order than
+    that of time are refused. So is data of one axis without ids that is not named ``"time"``, unless its observations
+    tell. Padding has an advantage of 0 and changes no other step. After `MultiStep`, a step is discounted by
+    ``gamma ** steps_to_next_obs``.
 
     Args:
         batch: data, batch size ``(*batch, T)``. It is not written to.

@@ -360,3 +360,16 @@ def test_an_entry_that_was_changed_afterwards_tells_nothing_where_the_axis_is_na
     data["observation"] /= 7
 
     assert windows(data)["observation"].equal(expected)
+
+
+def test_an_entry_that_was_changed_afterwards_hides_no_other_one():
+    data = recorded().reshape(-1)
+    data["spent"], data["next", "spent"] = torch.rand(2, 27)
+    plain = recorded().reshape(-1)
+
+    for one in (data, plain):
+        one.update(gae(one, gamma=GAMMA, lmbda=LMBDA))
+
+    assert data["advantage"].equal(plain["advantage"])
+    with pytest.raises(ArgumentError, match="in the order of time"):
+        gae(shuffled(data), gamma=GAMMA, lmbda=LMBDA)

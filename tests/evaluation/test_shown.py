@@ -62,7 +62,7 @@ def test_steps_in_another_order_show_no_episodes():
 
     shown = show_rollout(data[torch.randperm(9, generator=torch.Generator().manual_seed(0))])
 
-    assert shown.episodes is None and "Rollout" not in repr(shown)
+    assert shown.episodes is None and "ended" not in repr(shown)
 
 
 def test_what_is_no_tensordict_is_refused():
