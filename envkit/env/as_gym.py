@@ -5,7 +5,7 @@ env reads back: a stateless env's state, what transforms count. It knows no gym 
 puts it behind an env class of the one that is asked for.
 
 Conventions
-    shown   observation entries that are neither infos of the env nor moved to them.
+    shown   observation entries that are neither private, nor infos of the env, nor moved to them.
     tree    nested dict with sorted keys; leaves are tensors, or arrays with ``to_numpy``: copies, so that a caller who
             changes them does not change what the env reads at its next step.
     flags   those of the root where it has some, else those that all levels agree on.
@@ -32,7 +32,7 @@ from envkit.specs import (
     TensorSpec,
 )
 
-__all__ = ["GymView", "as_tensor", "shown_and_infos", "spelled"]
+__all__ = ["GymView", "as_tensor", "private_entries", "shown_and_infos", "spelled"]
 
 
 class GymView:
@@ -56,7 +56,13 @@ class GymView:
         self._root: TensorDictBase | None = None
         paths = leaf_paths(env.full_observation_spec)
         self._shown, infos = shown_and_infos(paths, env._infos, info_keys)
+        hidden = private_entries(env)
+        self._shown = [path for path in self._shown if path not in hidden]
         self._infos = info_names(infos)
+
+    def leave_out(self, infos: Collection[Path]) -> None:
+        """Do not show some infos."""
+        self._infos = {path: name for path, name in self._infos.items() if path not in infos}
 
     @property
     def observation_spec(self) -> Composite:
@@ -168,6 +174,13 @@ class GymView:
         if value.ndim == 0 and not value.is_floating_point():
             return value.item()  # one of several: gym libraries want an int
         return np.array(value.numpy(force=True))
+
+
+def private_entries(env: EnvBase) -> frozenset[Path]:
+    """Return the observations that no adapter shows: the state of a stateless env, and private memory of transforms."""
+    state = {path for path in leaf_paths(env.full_state_spec) if path[0] == "state"}
+    memory = {path for path in env._books if any(name.startswith("_") for name in path)}
+    return frozenset(state | memory)
 
 
 def shown_and_infos(

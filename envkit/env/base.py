@@ -357,8 +357,8 @@ class EnvBase(Stepping, metaclass=EnvMeta):
 
         The object obeys the gym protocol: ``reset(seed=None, options=None)`` gives an observation and
         infos, ``step(action)`` observation, reward, terminated, truncated and infos. Observations are
-        nested dicts with sorted keys. Entries that the env reads back, e.g. the state of a stateless env, are
-        kept between calls. ``make(id).unwrapped.envkit_env`` is the env itself.
+        nested dicts with sorted keys; of an env of Gymnasium, spaces, order and infos are the simulator's. The state of a
+        stateless env is kept between calls, and not shown. ``make(id).unwrapped.envkit_env`` is the env itself.
 
         Args:
             id: name in the registry, e.g. "MyEnv-v0".

@@ -42,7 +42,7 @@ from envkit.batched.attributes import (
 from envkit.batched.batched_env import BatchedEnv
 from envkit.batched.mixed import MixedEnv
 from envkit.data.paths import Key, Path, as_key, as_path, info_names, leaf_paths
-from envkit.env.as_gym import as_tensor, shown_and_infos, spelled
+from envkit.env.as_gym import as_tensor, private_entries, shown_and_infos, spelled
 from envkit.env.base import EnvBase
 from envkit.env.runs import InPlace, Moment
 from envkit.env.seeding import checked_seed
@@ -57,7 +57,7 @@ from envkit.errors import (
 )
 from envkit.specs import Composite, NonTensor, TensorSpec
 from envkit_bridges.exports.painters import draws_states, painter_of, without_transforms
-from envkit_bridges.exports.shown_spaces import Shown, shown_as
+from envkit_bridges.exports.shown_spaces import Shown, part_of, require_whole, shown_as
 from envkit_bridges.gym.codecs import (
     NO_SPACE,
     Codec,
@@ -524,7 +524,7 @@ class BatchView:
         def write(path: Path, values: Any, space: Any, leaf: Leaf | None) -> None:
             acted[path] = self._spelled(values, path, space, leaf, mask)
 
-        self._actions.write(action, write, _part)
+        self._actions.write(action, write, part_of)
         return acted
 
     def _spelled(
@@ -560,10 +560,7 @@ class BatchView:
         if mask is not None:
             valid = leaf.decode_array(leaf.spec.zero((1,)))
             values = _chosen(mask, values, valid)
-        if _is_float(values) and np.issubdtype(space.dtype, np.integer):
-            raise InputError(
-                f"{key!r} has dtype {torch.as_tensor(values).dtype}, but numbers options of {space}. Pass integers."
-            )
+        require_whole(values, key, space)
         try:
             found = leaf.encode_array(values)
             return found if self.env.device is None else found.to(self.env.device)
@@ -701,27 +698,6 @@ def _action_names(env: EnvBase) -> dict[Path, Path]:
     return {path: path[1:] if are_below else path for path in paths}
 
 
-def _part(action: Any, name: str | int) -> Any:
-    """Take one of several actions out of a dict or a tuple of them.
-
-    Raises:
-        InputError: (a ValueError) it is not there.
-    """
-    if isinstance(name, int):
-        if not isinstance(action, tuple | list) or name >= len(action):
-            raise InputError(
-                f"the actions are {type(action).__name__}, but must be a tuple with a part {name}. Pass a tuple as "
-                "action_space.sample() gives it."
-            )
-        return action[name]
-    if not isinstance(action, Mapping) or name not in action:
-        given = sorted(action) if isinstance(action, Mapping) else type(action).__name__
-        raise InputError(
-            f"the actions hold {given}, but must have {name!r}. Pass a dict as action_space.sample() gives it."
-        )
-    return action[name]
-
-
 class _Form(NamedTuple):
     """The form of one action of all rows.
 
@@ -752,10 +728,6 @@ def _chosen(mask: np.ndarray, values: Any, others: Any) -> Any:
     return np.where(mask.reshape(-1, *[1] * (values.ndim - 1)), values, others)
 
 
-def _is_float(values: Any) -> bool:
-    return not isinstance(values, tuple) and values.dtype.kind not in "biu"
-
-
 def _tensors(tree: Any, device: torch.device | None) -> Any:
     """Return arrays in dicts and tuples as tensors."""
     if isinstance(tree, Mapping):
@@ -776,13 +748,6 @@ def _codecs_of(env: EnvBase, facts: Sequence[Facts | None]) -> tuple[Codec | Non
     if any(one[:3] != first[:3] for one in others if one is not None):
         return None, None
     return codecs_of(first.observation_space, first.action_space, categorical=first.categorical)
-
-
-def private_entries(env: EnvBase) -> frozenset[Path]:
-    """Return the observations that no adapter shows: the state of a stateless env, and private memory of transforms."""
-    state = {path for path in leaf_paths(env.full_state_spec) if path[0] == "state"}
-    memory = {path for path in env._books if any(name.startswith("_") for name in path)}
-    return frozenset(state | memory)
 
 
 def _require_rows(env: EnvBase, whose: str) -> None:

@@ -14,20 +14,26 @@ import functools
 import importlib
 import inspect
 import pkgutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from types import ModuleType
 from typing import Any
 
+import numpy as np
+import torch
+
 from envkit.data.arguments import as_int
-from envkit.data.paths import Key
+from envkit.data.paths import Key, Path, as_key, leaf_paths, nest
 from envkit.env.as_gym import GymView
 from envkit.env.base import EnvBase
 from envkit.errors import ArgumentError, ArgumentTypeError, OptionError
 from envkit.transforms.core.compose import Compose
 from envkit.transforms.core.transform import Transform
 from envkit.transforms.core.transformed_env import TransformedEnv
+from envkit_bridges.exports.shown_spaces import Branch, Shown, part_of, require_whole, shown_as
 from envkit_bridges.gym.backend import gym_library
-from envkit_bridges.gym.codecs import asked_space, shown_space
+from envkit_bridges.gym.codecs import Codec, Leaf, asked_space, codecs_of, shown_space
+from envkit_bridges.gym.reports import RESET, STEP, Facts, listen
 
 __all__ = ["gym_env_of", "register_gym"]
 
@@ -131,6 +137,40 @@ def _own(transform: Any) -> Any:
     return transform.clone() if is_taken else transform
 
 
+def _spaces_of(face: GymView, facts: Facts | None, spaces: ModuleType) -> tuple[Shown, Shown]:
+    """Return what is observed and what is done; the first is a Dict."""
+    observed, acted = face.observation_spec, face.env.full_action_spec
+    specs = {path: observed[as_key(path)] for path in leaf_paths(observed)}
+    actions = {path: acted[as_key(path)] for path in leaf_paths(acted)}
+    codecs: tuple[Codec | None, Codec | None] = (None, None)
+    if facts is not None and isinstance(facts.action_space, spaces.Space):
+        codecs = codecs_of(
+            facts.observation_space, facts.action_space, categorical=facts.categorical
+        )
+    names = {path: path for path in specs}
+    shown = partial(shown_space, spaces=spaces)
+    observation: Shown = Branch({}, spaces)
+    if specs:
+        observation = shown_as(codecs[0], specs, shown, spaces, names=names, root="observation")
+    if not isinstance(observation.space, spaces.Dict):
+        observation = Branch({observation.paths[0][0]: observation}, spaces)
+    names = {path: path for path in actions} if len(actions) > 1 else dict.fromkeys(actions, ())
+    asked = partial(asked_space, spaces=spaces)
+    return observation, shown_as(codecs[1], actions, asked, spaces, names=names, root="action")
+
+
+def _single(values: Any, *, to_numpy: bool) -> Any:
+    """Return the value of the only row."""
+    if isinstance(values, Mapping):
+        return {name: _single(part, to_numpy=to_numpy) for name, part in values.items()}
+    if isinstance(values, tuple):
+        return tuple(_single(part, to_numpy=to_numpy) for part in values)
+    if not to_numpy:
+        return torch.as_tensor(values[0])
+    is_number = values.ndim == 1 and values.dtype.kind in "iu"
+    return int(values[0]) if is_number else values[0, ...]
+
+
 @functools.cache
 def _registered_class(library: ModuleType) -> type:
     return type("RegisteredEnv", (_Registered, library.Env), {"__doc__": _Registered.__doc__})
@@ -147,17 +187,65 @@ class _Registered:
         self.envkit_env = env = face.env
         self.metadata = getattr(env, "metadata", {"render_modes": []})
         self.render_mode = getattr(env, "render_mode", None)
-        self.observation_space = shown_space(face.observation_spec, spaces)
-        self.action_space = asked_space(face.action_spec, spaces)
+        facts, self._listener = listen(env)
+        self._observation, self._action = _spaces_of(face, facts, spaces)
+        if facts is not None:
+            face.leave_out(facts.recorded)
+        self.observation_space = self._observation.space
+        self.action_space = self._action.space
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         """Start an episode; ``options`` are keywords of the env's own reset."""
         super().reset(seed=seed)  # type: ignore[misc]
-        return self.face.reset(seed, **(options or {}))
+        observation, info = self.face.reset(seed, **(options or {}))
+        return self._shown(observation), self._with_infos(info, RESET)
 
     def step(self, action: Any) -> Any:
         """Advance by one step."""
-        return self.face.step(action)
+        observation, reward, *flags, info = self.face.step(self._encoded(action))
+        if isinstance(reward, float) and self._listener is not None:
+            exact = self._listener.reward
+            if isinstance(exact, float | int) and np.float32(exact) == np.float32(reward):
+                reward = float(exact)  # the data holds it rounded
+        return self._shown(observation), reward, *flags, self._with_infos(info, STEP)
+
+    def _with_infos(self, info: dict[str, Any], call: int) -> dict[str, Any]:
+        return info if self._listener is None else {**info, **self._listener.infos[call]}
+
+    def _shown(self, observation: dict[str, Any]) -> Any:
+        """Return an observation as its space has it."""
+        if self._listener is None:
+            return observation
+
+        def read(path: Path) -> np.ndarray:
+            value: Any = observation
+            for name in path:
+                value = value[name]
+            return np.asarray(value)[None]
+
+        return _single(self._observation.values(read), to_numpy=self.face.to_numpy)
+
+    def _encoded(self, action: Any) -> Any:
+        """Return an action as the specs have it; what they hold already is left."""
+        if self._listener is None:
+            return action
+        encoded: dict[Path, Any] = {}
+
+        def write(path: Path, value: Any, space: Any, leaf: Leaf | None) -> None:
+            spec = self.envkit_env.full_action_spec[as_key(path)]
+            is_held = not isinstance(value, tuple) and np.shape(value) == tuple(spec.shape)
+            if (
+                leaf is None
+                or (is_held and np.shape(value) != space.shape)
+                or (space.shape == tuple(spec.shape) and space.dtype.kind == "f")
+            ):
+                encoded[path] = value
+            else:
+                require_whole(value, as_key(path), space)
+                encoded[path] = leaf.encode(value)
+
+        self._action.write(action, write, part_of)
+        return encoded[next(iter(encoded))] if len(encoded) == 1 else nest(encoded)
 
     def seed(self, seed: int | None = None) -> int | None:
         """Seed the env; the next reset starts from it."""

@@ -74,6 +74,8 @@ def to_gym_vector(
 
     Calls out of order raise errors that are of Gymnasium's classes too: ``ResetNeeded`` before the first reset,
     ``ClosedEnvironmentError`` after `close`, and ``multiprocessing.TimeoutError`` where a worker exceeds its deadline.
+    Another number of seeds than of rows, a mask of another form, and a step of rows that have ended are
+    ``AssertionError`` as well.
 
     Example:
         >>> from envkit import GymEnv, SerialEnv, to_gym_vector
@@ -118,6 +120,7 @@ class GymVectorView(VectorEnv):
         self.single_action_space = view.action_space
         self.observation_space = batch_space(view.observation_space, view.num_envs)
         self.action_space = batch_space(view.action_space, view.num_envs)
+        self._spec: Any = None
         self._given_seed = -1
         self._ended = np.zeros(view.num_envs, bool)
         self._all = np.ones(view.num_envs, bool)
@@ -187,7 +190,7 @@ class GymVectorView(VectorEnv):
         rows = range(self.num_envs) if mask is None else np.flatnonzero(mask).tolist()
         if isinstance(seed, list | tuple):
             if len(seed) != self.num_envs:
-                raise ArgumentError(
+                raise _MisuseError(
                     f"seed is {seed!r}, but there are {self.num_envs} rows. Pass one seed for each row, or one int."
                 )
             return {row: seed[row] for row in rows}
@@ -221,8 +224,12 @@ class GymVectorView(VectorEnv):
 
     @property
     def spec(self) -> Any:  # type: ignore[override]
-        """The spec by which Gymnasium makes the env of a row, where all rows have the same; else None."""
-        return self.view.common("spec")
+        """The spec that was set, as ``gymnasium.make_vec`` does; else that of the env of a row, if all rows have the same."""
+        return self.view.common("spec") if self._spec is None else self._spec
+
+    @spec.setter
+    def spec(self, spec: Any) -> None:  # type: ignore[override]
+        self._spec = spec
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
@@ -246,7 +253,7 @@ class GymVectorView(VectorEnv):
             return None, given
         mask = mask.numpy(force=True) if isinstance(mask, torch.Tensor) else np.array(mask)
         if mask.dtype != bool or mask.shape != (self.num_envs,) or not mask.any():
-            raise ArgumentError(
+            raise _MisuseError(
                 f"reset_mask is {mask.dtype} of shape {mask.shape} and chooses {np.count_nonzero(mask)} rows, but "
                 f"must be bool of shape {(self.num_envs,)} and choose one row or more. Pass True for rows to reset."
             )
@@ -256,7 +263,7 @@ class GymVectorView(VectorEnv):
         """Check that no row which is left out has ended: it has begun again already, and would be shown too early."""
         waiting = np.flatnonzero(self._ended & ~mask).tolist()
         if waiting:
-            raise ArgumentError(
+            raise _MisuseError(
                 f"reset_mask leaves out rows {waiting}, which have ended and begin again in the next step. Choose them "
                 "too, or step first."
             )
@@ -388,8 +395,13 @@ _THEIRS: dict[type[EnvkitError], type[Exception]] = {
     NotResetError: gymnasium.error.ResetNeeded,
     ClosedEnvError: gymnasium.error.ClosedEnvironmentError,
     WorkerTimeoutError: multiprocessing.TimeoutError,
+    DoneError: AssertionError,
 }
 """Errors of envkit, and the classes of the same meaning that Gymnasium's vector envs raise."""
+
+
+class _MisuseError(ArgumentError, AssertionError):
+    """An argument that Gymnasium's vector envs refuse by an assertion."""
 
 
 def _as_theirs(error: Exception) -> Exception:

@@ -33,6 +33,7 @@ from envkit.data.files import telling, undamaged, whole_folder
 from envkit.data.keywords import refuse_unknown
 from envkit.data.paths import Path, as_key, infos_in, leaf_paths, nest
 from envkit.data.timeline import step_entry
+from envkit.env.as_gym import private_entries
 from envkit.env.base import EnvBase
 from envkit.env.wrapper_hints import require_env
 from envkit.errors import ArgumentError, ArgumentTypeError, MissingFileError, MissingKeyError
@@ -152,12 +153,14 @@ def roles_of(layout: Layout, env: EnvBase | None) -> Roles:
     if env is None:
         flags = {path for path in carried if path[-1:] in _FLAGS}  # of agents
         known = carried - flags - infos_in(carried)
-        observations = {path for path in known if path[0] != "collector"}
+        private = {path for path in known if any(name.startswith("_") for name in path)}
+        observations = {path for path in known - private if path[0] != "collector"}
         actions = {path for path in root - following if path[-1] == "action"}
         reward: Path = ("reward",)
     else:
-        hidden = {path for path in leaf_paths(env.full_state_spec) if path[0] == "state"}
-        observations = set(leaf_paths(env.full_observation_spec)) - hidden - env._infos
+        observations = (
+            set(leaf_paths(env.full_observation_spec)) - private_entries(env) - env._infos
+        )
         actions = set(leaf_paths(env.full_action_spec))
         rewards = leaf_paths(env.full_reward_spec)
         if len(rewards) != 1:
@@ -293,7 +296,8 @@ def spaces_of(
         if spec is not None and path in roles.choices:
             return asked_space(spec, spaces)
         column = columns[path]
-        if spec is not None and column.dtype == str(column.held_dtype):
+        is_flag = column.held_dtype == bool and not column.held_shape
+        if spec is not None and column.dtype == str(column.held_dtype) and not is_flag:
             return shown_space(spec, spaces)
         return _space_of_data(column, spaces)
 
@@ -325,7 +329,7 @@ def _space_of_data(column: Column, spaces: ModuleType) -> Any:
         return spaces.Text(max_length=4096)
     dtype, shape = column.held_dtype, column.held_shape
     if dtype == bool:
-        return spaces.MultiBinary(shape) if shape else spaces.Discrete(2)
+        return spaces.MultiBinary(shape) if shape else spaces.Box(0, 1, (), bool)
     if dtype.kind == "f":
         return spaces.Box(-np.inf, np.inf, shape, dtype)
     bounds = np.iinfo(dtype)

@@ -14,6 +14,7 @@ from typing import Any
 
 from envkit.batched.batched_env import BatchedEnv
 from envkit.data.paths import as_key, leaf_paths
+from envkit.env.as_gym import private_entries
 from envkit.env.base import EnvBase
 from envkit.specs import Composite
 from envkit_bridges.catalogue.making import made_by, make
@@ -129,7 +130,7 @@ def _can_be_made(spec: Any) -> bool:
 def _spaces_of_recovered(env: EnvBase) -> tuple[Any, Any]:
     """Give the spaces of what `recovered_env` makes, from an env that `make` has made in the same way."""
     spaces = require("gymnasium.spaces")
-    hidden = env._infos | {path for path in leaf_paths(env.full_state_spec) if path[0] == "state"}
+    hidden = env._infos | private_entries(env)
     shown = Composite()
     for path in leaf_paths(env.full_observation_spec):
         if path not in hidden:

@@ -16,12 +16,24 @@ from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
-from envkit.data.paths import Path
+import numpy as np
+import torch
+
+from envkit.data.paths import Key, Path
+from envkit.errors import InputError
 from envkit.specs import TensorSpec
 from envkit_bridges.gym.backend import GymSpace
 from envkit_bridges.gym.codecs import Codec, Leaf
 
-__all__ = ["Branch", "Entry", "Shown", "Simulated", "shown_as"]
+__all__ = [
+    "Branch",
+    "Entry",
+    "Shown",
+    "Simulated",
+    "part_of",
+    "require_whole",
+    "shown_as",
+]
 
 Read = Callable[[Path], Any]
 Write = Callable[[Path, Any, GymSpace, Leaf | None], Any]
@@ -184,3 +196,39 @@ def shown_as(
             node = node[name]
         node[last] = entry(path)
     return closed(tree)
+
+
+def part_of(action: Any, name: str | int) -> Any:
+    """Take one of several actions out of a dict or a tuple of them.
+
+    Raises:
+        InputError: (a ValueError) it is not there.
+    """
+    if isinstance(name, int):
+        if not isinstance(action, tuple | list) or name >= len(action):
+            raise InputError(
+                f"the actions are {type(action).__name__}, but must be a tuple with a part {name}. Pass a tuple as "
+                "action_space.sample() gives it."
+            )
+        return action[name]
+    if not isinstance(action, Mapping) or name not in action:
+        given = sorted(action) if isinstance(action, Mapping) else type(action).__name__
+        raise InputError(
+            f"the actions hold {given}, but must have {name!r}. Pass a dict as action_space.sample() gives it."
+        )
+    return action[name]
+
+
+def require_whole(values: Any, key: Key, space: GymSpace) -> None:
+    """Check that numbers of options are integers.
+
+    Raises:
+        InputError: (a ValueError) they are not.
+    """
+    if isinstance(values, tuple) or not np.issubdtype(space.dtype, np.integer):
+        return
+    values = values if isinstance(values, torch.Tensor) else torch.as_tensor(np.asarray(values))
+    if values.is_floating_point() or values.is_complex():
+        raise InputError(
+            f"{key!r} has dtype {values.dtype}, but numbers options of {space}. Pass integers."
+        )

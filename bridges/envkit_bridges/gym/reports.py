@@ -30,7 +30,7 @@ from envkit.transport.pool import call_by_row
 from envkit_bridges.gym.gym_wrapper import GymWrapper
 from envkit_bridges.gym.info import default_info_dict_reader
 
-__all__ = ["RESET", "STEP", "Facts", "Reports", "reports_of"]
+__all__ = ["RESET", "STEP", "Facts", "Listener", "Reports", "listen", "own", "reports_of"]
 
 STEP, RESET = 0, 1
 _ROOM_BYTES = 4096
@@ -265,8 +265,8 @@ def _gymnasium_in(env: Any) -> GymWrapper | None:
     return env if isinstance(env, GymWrapper) and not env.batch_size else None
 
 
-def _listen(asking_pid: int, env: Any) -> tuple[Facts | None, Listener | None]:
-    """Put a listener into an env; of the process that asks, return it too."""
+def listen(env: Any) -> tuple[Facts | None, Listener | None]:
+    """Put a listener into an env, and return it and facts of the env; None where it is none of Gymnasium."""
     inside = _gymnasium_in(env)
     if inside is None:
         return None, None
@@ -286,7 +286,13 @@ def _listen(asking_pid: int, env: Any) -> tuple[Facts | None, Listener | None]:
         inside.categorical_action_encoding,
         frozenset(recorded),
     )
-    return facts, core.listener if os.getpid() == asking_pid else None
+    return facts, core.listener
+
+
+def _listen(asking_pid: int, env: Any) -> tuple[Facts | None, Listener | None]:
+    """Do what `listen` does; a listener stays in its process."""
+    facts, listener = listen(env)
+    return facts, listener if os.getpid() == asking_pid else None
 
 
 def _listener_of(env: Any) -> Any:

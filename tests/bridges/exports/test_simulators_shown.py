@@ -397,3 +397,60 @@ def test_a_model_goes_from_the_adapter_to_the_raw_env_and_from_there_to_the_adap
     assert raw.action_space.contains(int(action))
     assert loaded.num_timesteps >= 16
     env.close()
+
+
+# ---------------------------------------------------------------------------------------- protocol
+
+
+def test_an_adapter_is_made_by_the_registry_of_gymnasium():
+    def made(num_envs, **options):
+        return to_gym_vector(make("gym/CartPole-v1", num_envs, backend="serial"))
+
+    gymnasium.register("Shown/Pool-v0", vector_entry_point=made)
+    try:
+        env = gymnasium.make_vec(
+            "Shown/Pool-v0", num_envs=2, vectorization_mode="vector_entry_point"
+        )
+        assert env.spec.id == "Shown/Pool-v0" and env.num_envs == 2
+        env.close()
+    finally:
+        gymnasium.registry.pop("Shown/Pool-v0")
+
+
+def ended(env):
+    env.reset()
+    while not (step := env.step(np.ones(2, int)))[2].any():
+        pass
+    return step
+
+
+MISUSE = {
+    "seeds": lambda env: env.reset(seed=[1, 2, 3]),
+    "shape of a mask": lambda env: env.reset(options={"reset_mask": np.ones(3, bool)}),
+    "dtype of a mask": lambda env: env.reset(options={"reset_mask": np.ones(2)}),
+    "empty mask": lambda env: env.reset(options={"reset_mask": np.zeros(2, bool)}),
+    "ended rows": lambda env: (ended(env), env.step(np.ones(2, int))),
+    "values": lambda env: env.set_attr("gravity", [1.0, 2.0, 3.0]),
+    "attribute": lambda env: env.call("nothing_like_it"),
+    "closed": lambda env: (env.close(), env.reset()),
+}
+
+
+@pytest.mark.parametrize("name", list(MISUSE))
+def test_misuse_raises_errors_of_the_classes_of_gymnasium(name):
+    one = partial(gymnasium.make, "CartPole-v1")
+    theirs = SyncVectorEnv([one] * 2, autoreset_mode=AutoresetMode.DISABLED)
+    ours = to_gym_vector(SerialEnv(2, lambda: GymWrapper(one())), "disabled")
+    theirs.reset()
+    ours.reset()
+
+    if name == "closed":  # of the pool of processes; the other has no check
+        expected: type[Exception] = gymnasium.error.ClosedEnvironmentError
+    else:
+        with pytest.raises(Exception) as refused:  # noqa: PT011
+            MISUSE[name](theirs)
+        expected = refused.type
+
+    with pytest.raises(expected):
+        MISUSE[name](ours)
+    theirs.close(), ours.close()
