@@ -67,12 +67,15 @@ class Draws:
     key: np.ndarray | None = None
     made: int = 0
 
-    def take(self, steps: int, new_key: Callable[[], np.ndarray]) -> tuple[np.ndarray, int]:
-        """Return the key of the next piece and its first step; ``new_key`` makes that of the first piece."""
+    def take(self, steps: int, new_key: Callable[[], np.ndarray]) -> np.ndarray:
+        """Return the words of the key, then the number of the first step of the next piece, uint32.
+
+        ``new_key`` makes the key of the first piece.
+        """
         if self.key is None:
             self.key = new_key()
-        start, self.made = self.made, self.made + steps
-        return self.key, start
+        start, self.made = self.made, (self.made + steps) % 2**32
+        return np.append(self.key, np.uint32(start))
 
 
 @dataclass(frozen=True)

@@ -171,6 +171,10 @@ class Programs:
             return jit_with_note(traced, what, static_argnums=tuple(range(static)))
         return self.shards.jit(traced, what, *_SPREAD[name], static=static)
 
+    def static(self, name: str) -> int:
+        """Return how many of the first arguments of a program are static."""
+        return self._functions[name][1]
+
     def trace(self, name: str, *args: object) -> PyTree:
         """Compute what the program of that name does, and count it."""
         self.traces[name] = self.traces.get(name, 0) + 1
@@ -280,14 +284,14 @@ class Programs:
         record_state: bool,
         begin: Begin,
         params: object,
-        draws: tuple[jax.Array, int | jax.Array],
+        draws: jax.Array,
         constants: Constants,
     ) -> tuple[dict[str, Any], dict[str, Any], Any]:
         """Take many steps, restarting what is done; gives the run, the root after the last step and `carried`.
 
-        ``draws`` are the key of the run and the number of its first step here.
+        ``draws`` has the words of the key of the run, then the number of its first step here.
         """
-        key, start = draws
+        key, start = draws[:-1], draws[-1]
         rows, carry = self._begun(begin, constants)
         carry, made = unroll(
             rows,

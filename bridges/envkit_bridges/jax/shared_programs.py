@@ -12,16 +12,19 @@ Conventions
 
 Decided here: an env is described when it first calls a program, and again whenever it traces one. So what was
 changed before is seen, and what is traced after a change goes to its own programs. A value that a trace itself
-changes, by keeping or counting something, is no such change. Programs live as long as an env that uses them.
+changes, by keeping or counting something, is no such change. Programs live as long as an env that uses them; of
+runs, which take a program for each number of steps and each policy, the last ones that were used.
 """
 
 from __future__ import annotations
 
 import hashlib
 import inspect
+import os
 import pickle
 import sys
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
@@ -249,6 +252,10 @@ class Owner(Protocol):
         """Jit a function, which traces the owner of the call, as a program of that name."""
         ...
 
+    def static(self, name: str) -> int:
+        """Return how many of the first arguments of a program are static."""
+        ...
+
     def trace(self, name: str, *args: Any) -> PyTree:
         """Compute what the program of that name does."""
 
@@ -268,6 +275,7 @@ class Shared:
         self.account = account
         self.advancing: set[int] = set()
         self._jitted: dict[str, Any] = {}
+        self._runs: OrderedDict[Hashable, Any] = OrderedDict()
         self._calling = threading.local()
 
     def call(
@@ -278,7 +286,8 @@ class Shared:
         Raises:
             _ChangedError: the owner is to be traced and has changed.
         """
-        program: Any = self._jitted.get(name)
+        fixed = args[: owner.static(name)]
+        program: Any = self._run(name, owner, fixed) if fixed else self._jitted.get(name)
         if program is None:
             program = self._jitted[name] = owner.jit(name, partial(self._trace, name))
         calling, before = self._calling, getattr(self._calling, "owner", None)
@@ -287,6 +296,16 @@ class Shared:
             return program.lower(*args) if lowers else program(*args)
         finally:
             calling.owner = before
+
+    def _run(self, name: str, owner: Owner, fixed: tuple[Any, ...]) -> Any:
+        """Return the program of a run with these static arguments, and drop those that were not used for long."""
+        runs, key = self._runs, (name, fixed)
+        with _LOCK:
+            program = runs.pop(key, None)
+            runs[key] = program = program or owner.jit(name, partial(self._trace, name))
+            while len(runs) > _kept_runs():
+                runs.popitem(last=False)
+        return program
 
     def _trace(self, name: str, *args: object) -> PyTree:
         owner = self._calling.owner
@@ -297,6 +316,11 @@ class Shared:
             return owner.trace(name, *args)
         finally:
             _TRACED[owner] = owner.account(), self
+
+
+def _kept_runs() -> int:
+    """Return how many programs of runs are kept for equal envs."""
+    return max(1, int(os.environ.get("ENVKIT_KEPT_RUNS", "32")))
 
 
 _ALL: WeakValueDictionary[Hashable, Shared] = WeakValueDictionary()

@@ -75,8 +75,7 @@ class Unrolling:
         engine, actor = self._engine, self._actor
         self._refuse_leaks()
         begin = self._start()
-        key, first = draws.take(steps, self._next_key)
-        drawn = engine.key(key), number_to_jit(first, self._root.device)
+        drawn = engine.key(draws.take(steps, self._next_key))
         lent: Any = begin, actor.params, drawn, engine.constants(self._root.batch_size)
         run, last, _ = engine.programs.unroll(steps, actor.function, record_state, *lent)
 

@@ -245,6 +245,20 @@ def test_what_a_trace_itself_changes_makes_no_program_anew(mark):
     assert env.traces == traced
 
 
+def test_of_runs_of_many_lengths_the_programs_that_were_used_last_are_kept(mark, monkeypatch):
+    monkeypatch.setenv("ENVKIT_KEPT_RUNS", "2")
+    env = JaxEnv(Fall(1.0, mark), batch_size=[2], device="cpu")
+    root, traced = env.reset(), []
+
+    for steps in (3, 4, 3, 5, 3, 4):
+        data, _ = env.unroll(root, steps)
+        assert data.shape == (2, steps)
+        traced.append(env.traces["unroll"])
+
+    assert traced == [1, 2, 2, 3, 3, 4]
+    assert len(env._engine.programs.unroll.shared._runs) == 2
+
+
 PULL = 1.0
 
 
