@@ -30,6 +30,7 @@ from typing import Any, ParamSpec, TypeVar
 from envkit.batched.caller_settings import chosen, forget, set_choice
 from envkit.errors import ArgumentError, ArgumentTypeError, CopyError
 from envkit.transport import by_value
+from envkit_bridges.gym.space_conversions import carried_conversions
 from envkit_bridges.libraries import Simulator, require
 
 __all__ = [
@@ -154,23 +155,29 @@ _SCRIPT = ("__main__:", "__mp_main__:")
 
 
 def gymnasium_registrations() -> Callable[[], None] | None:
-    """Carry what is registered in Gymnasium."""
+    """Carry what is registered in Gymnasium, and for its spaces."""
     return _registrations("gymnasium")
 
 
 def gym_registrations() -> Callable[[], None] | None:
-    """Carry what is registered in gym."""
+    """Carry what is registered in gym, and for its spaces."""
     return _registrations("gym")
 
 
 def _registrations(library: str) -> Callable[[], None] | None:
     registry = getattr(_registration(library), "registry", None)
+    conversions = carried_conversions()
     if not isinstance(registry, dict):  # gym before 0.26, which GymEnv does not take either
-        return None
-    return partial(_register, library, {id: _packed(id, entry) for id, entry in registry.items()})
+        return conversions
+    packed = {id: _packed(id, entry) for id, entry in registry.items()}
+    return partial(_register, library, packed, conversions)
 
 
-def _register(library: str, packed: dict[str, bytes]) -> None:
+def _register(
+    library: str, packed: dict[str, bytes], conversions: Callable[[], None] | None
+) -> None:
+    if conversions is not None:
+        conversions()
     registration = _registration(library)
     for id, pickled in packed.items():
         entry = _unpacked(id, pickled)

@@ -45,6 +45,7 @@ from envkit.specs import (
 )
 from envkit.specs.stacks import stack
 from envkit_bridges.gym.backend import GymSpace, SpaceValue, gym_backend, library_of
+from envkit_bridges.gym.space_conversions import converted, is_converted
 
 if TYPE_CHECKING:
     from envkit.specs.annotations import Device
@@ -231,6 +232,20 @@ def ragged_leaf(spec: TensorSpec, members: Sequence[RowLeaf]) -> ObjectLeaf:
     return ObjectLeaf(spec, encode, decode)
 
 
+def _leaf_of_spec(spec: TensorSpec) -> Leaf:
+    """Build the leaf of a spec that was registered for a space: what it encodes, and reads back."""
+    if spec.dtype is None or -1 in spec.shape:
+        return ObjectLeaf(spec, spec.encode, spec.to_numpy)
+
+    def write(row: np.ndarray, value: SpaceValue) -> None:
+        row[...] = spec.encode(value).numpy()
+
+    def read(rows: np.ndarray) -> list[Any]:
+        return [spec.to_numpy(torch.from_numpy(row.copy())) for row in rows]
+
+    return RowLeaf(spec, write, read)
+
+
 def text_leaf(space: GymSpace) -> ObjectLeaf:
     """Build the leaf of text: Python strings, carried as non-tensor data."""
     shortest = sorted(space.character_set)[0] * space.min_length
@@ -382,9 +397,11 @@ def leaf_of(space: GymSpace, categorical: bool, key: object) -> RowLeaf:
     if isinstance(space, spaces.MultiBinary):
         spec = Binary(space.shape[-1], shape=tuple(space.shape), dtype=torch.int8)
         return RowLeaf(spec, CopyIn(key), _rows, _copied(spec, space, key))
+    kind = type(space).__name__
     raise SpecError(
-        f"the gymnasium space {space} has no counterpart in specs. Flatten it first with a "
-        "gymnasium observation or action wrapper."
+        f"the space of {key!r} is {space}, a {kind}, which has no counterpart in specs. Flatten it with a wrapper of "
+        "Gymnasium, or register a spec for such spaces: "
+        f"register_gym_spec_conversion({kind})(lambda space, **kwargs: NonTensor())."
     )
 
 
@@ -735,6 +752,8 @@ def codec_at(space: GymSpace, path: Path, *, categorical: bool) -> Codec:
 
 
 def _is_tree(space: GymSpace) -> bool:
+    if is_converted(space):
+        return False
     if _is_a(space, "Sequence"):
         return _is_tree(space.feature_space)
     return _is_a(space, "Dict")
@@ -746,11 +765,14 @@ def _is_a(space: GymSpace, kind: str) -> bool:
 
 def _build(space: GymSpace, path: Path, categorical: bool, renames: bool) -> Codec:
     """Build the codec of a space that lies at ``path``; the entries of a Dict lie below it."""
-    if _is_a(space, "Dict"):
+    spec = converted(space, categorical=categorical, key=as_key(path))
+    if spec is not None:
+        leaf = _leaf_of_spec(spec)
+    elif _is_a(space, "Dict"):
         return _dict_codec(space, path, categorical, renames)
-    if _is_a(space, "Sequence"):
+    elif _is_a(space, "Sequence"):
         return _sequence_codec(space, path, categorical, renames)
-    if _is_a(space, "Tuple"):
+    elif _is_a(space, "Tuple"):
         try:
             leaf = _tuple_leaf(space, categorical, path[-1])
         except SpecStackError:

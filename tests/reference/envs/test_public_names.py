@@ -37,9 +37,6 @@ OUT = {
         *("LBForagingEnv", "LBForagingWrapper", "MOGymEnv", "MOGymWrapper"),
         *("VmasEnv", "VmasWrapper"),
     },
-    "spaces of other gym-like libraries; a wrapper of `GymLikeEnv` declares its specs itself": {
-        "register_gym_spec_conversion",
-    },
 }
 """Names that are not to come, by what they belong to."""
 
