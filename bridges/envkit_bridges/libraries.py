@@ -10,11 +10,7 @@ import contextlib
 import importlib
 import importlib.util
 import inspect
-import io
-import os
 import re
-import sys
-import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from difflib import get_close_matches
 from types import ModuleType
@@ -29,6 +25,7 @@ from envkit.errors import (
     UnknownEnvError,
 )
 from envkit.installing import install_hint
+from envkit.process_wide import filters_kept, no_output, no_warnings
 
 __all__ = [
     "LIBRARIES",
@@ -44,7 +41,6 @@ __all__ = [
     "require",
     "require_name",
     "require_quietly",
-    "variables_kept",
 ]
 
 Simulator = Any
@@ -164,38 +160,15 @@ def near_name(name: str, known: Iterable[str], otherwise: str) -> str:
 
 @contextlib.contextmanager
 def quietly() -> Iterator[None]:
-    """Let a library be imported or called without the lines it prints and the warnings it gives.
-
-    Some libraries assign ``sys.__stdout__`` and ``sys.__stderr__`` to ``sys.stdout`` and ``sys.stderr`` when they are
-    imported. Meanwhile these are the silent stream and the caller's ``sys.stderr``, so the assignment changes nothing.
-    """
-    streams = sys.__stdout__, sys.__stderr__
-    silent = io.StringIO()
-    with contextlib.redirect_stdout(silent), warnings.catch_warnings(action="ignore"):
-        sys.__stdout__, sys.__stderr__ = silent, sys.stderr  # type: ignore[misc]
-        try:
-            yield
-        finally:
-            sys.__stdout__, sys.__stderr__ = streams  # type: ignore[misc]
+    """Let a library be imported or called without the lines it prints and the warnings it gives; other threads keep theirs."""
+    with no_output(), filters_kept(), no_warnings():
+        yield
 
 
 def require_quietly(library: str) -> ModuleType:
     """Import an optional library, see `require`, without the lines it prints and the warnings it gives."""
     with quietly():
         return require(library)
-
-
-@contextlib.contextmanager
-def variables_kept(*names: str) -> Iterator[None]:
-    """Put environment variables back at the end, whatever becomes of them meanwhile."""
-    before = {name: os.environ.get(name) for name in names}
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name, None)
-            if value is not None:
-                os.environ[name] = value
 
 
 @contextlib.contextmanager

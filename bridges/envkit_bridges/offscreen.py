@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from envkit.errors import RenderingError
+from envkit.process_wide import alone
 from envkit_bridges.libraries import require
 
 __all__ = ["CURE", "be_silent", "failure_of", "in_memory", "is_chosen", "prepare"]
@@ -151,6 +152,11 @@ def in_memory() -> Iterator[Callable[[], np.ndarray]]:
     Raises:
         MissingLibraryError: (an ImportError) matplotlib is not installed.
     """
+    with alone():
+        yield from _in_memory()
+
+
+def _in_memory() -> Iterator[Callable[[], np.ndarray]]:
     pyplot = require("matplotlib.pyplot")
     backend, is_interactive = require("matplotlib").get_backend(), pyplot.isinteractive()
     before = set(pyplot.get_fignums())

@@ -8,6 +8,7 @@ after the last one the number before the first.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal, TypedDict, get_args
 
@@ -284,18 +285,21 @@ def require_seconds(name: str, value: Any) -> None:
 class ThreadLimit:
     """A limit that holds from now on until `end`."""
 
+    _lock = threading.RLock()  # an env may be collected, and end its limit, at any moment
     _running: list[ThreadLimit] = []  # noqa: RUF012  (of this process, as the number itself)
     _before = 0
 
     def __init__(self, num_threads: int):
         self.num_threads = num_threads
-        if not self._running:
-            ThreadLimit._before = torch.get_num_threads()
-        self._running.append(self)
-        torch.set_num_threads(num_threads)
+        with self._lock:
+            if not self._running:
+                ThreadLimit._before = torch.get_num_threads()
+            self._running.append(self)
+            torch.set_num_threads(num_threads)
 
     def end(self) -> None:
         """Let the limit of the newest env that still runs hold, or the number before all of them."""
-        self._running.remove(self)
-        newest = self._running[-1].num_threads if self._running else ThreadLimit._before
-        torch.set_num_threads(newest)
+        with self._lock:
+            self._running.remove(self)
+            newest = self._running[-1].num_threads if self._running else ThreadLimit._before
+            torch.set_num_threads(newest)

@@ -198,7 +198,7 @@ def _taken_over() -> dict[str, Any]:
     if os.environ.get("LAZY_LEGACY_OP") == "None":
         # tensordict leaves this behind when it has stacked unlike data, and fails at the next
         # import of itself that sees it: a worker's.
-        del os.environ["LAZY_LEGACY_OP"]
+        os.environ.pop("LAZY_LEGACY_OP", None)
     return {
         "prepare": caller_settings(),
         "hide_warnings": getattr(sys.modules["envkit"], "filter_warnings_subprocess", True),

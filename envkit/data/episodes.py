@@ -17,7 +17,6 @@ Conventions
 # (tensordict ships no types, and what is given is not known)
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from typing import Any, NamedTuple, cast
 
@@ -29,6 +28,7 @@ from envkit.data.paths import Key, as_key, as_path
 from envkit.data.timeline import carried_keys, same_rows, seams, step_entry, time_axis
 from envkit.data.transition import copied
 from envkit.errors import ArgumentError, ArgumentTypeError, BatchSizeError, MissingKeyError
+from envkit.process_wide import no_warnings
 from envkit.specs.annotations import EnvData
 
 __all__ = ["EpisodeNumbers", "EpisodeSteps", "Piece", "ended_steps", "split_trajectories"]
@@ -152,8 +152,8 @@ def _nested(data: Any, lengths: list[int], layout: object) -> EnvData:
         )
 
     def nest(leaf: torch.Tensor) -> torch.Tensor:
-        with warnings.catch_warnings():  # torch says once that nested tensors may change
-            warnings.filterwarnings("ignore", "The PyTorch API of nested tensors", UserWarning)
+        # torch says once that nested tensors may change
+        with no_warnings("The PyTorch API of nested tensors", UserWarning):
             return torch.nested.as_nested_tensor(list(leaf.split(lengths)), layout=chosen)
 
     # `apply` would check the axis of time, which has no size, of jagged tensors.

@@ -14,7 +14,6 @@ Conventions
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any, Self
@@ -31,6 +30,7 @@ from envkit.errors import (
     SpecError,
     SpecStackError,
 )
+from envkit.process_wide import no_warnings
 from envkit.specs.annotations import Key, Numbers, Place, Shape, Value
 from envkit.specs.composite import Composite
 from envkit.specs.leaves.leaf import BoxList, digits
@@ -547,7 +547,7 @@ class Stacked(Stack):
         if len({tuple(value.shape) for value in values}) == 1:
             return torch.stack(list(values), dim)
         # torch announces that nested tensors are a prototype
-        with warnings.catch_warnings(action="ignore", category=UserWarning):
+        with no_warnings(category=UserWarning):
             return torch.nested.as_nested_tensor(list(values))
 
     def _split(self, value: Any) -> Sequence[Any] | None:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import logging
 import random
-import warnings
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
@@ -26,6 +25,7 @@ import numpy as np
 import torch
 
 from envkit.env.base import EnvBase
+from envkit.process_wide import no_warnings
 
 __all__ = ["is_own_object", "key_of", "own_classes", "state_of", "values_of_class"]
 
@@ -229,7 +229,7 @@ def _place_of(iterator: Iterator[Any]) -> Any:
     """Give what is left of an iterator, without taking from it; None for a generator, which does not say."""
     try:
         # copies of those of itertools are deprecated
-        with warnings.catch_warnings(action="ignore"):
+        with no_warnings():
             return iterator.__reduce__()
     except TypeError:
         return None

@@ -22,7 +22,6 @@ import os
 import re
 import sys
 import threading
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -45,6 +44,7 @@ from envkit.env.on_leaves import HOW_CALLED
 from envkit.env.policy import observation_inputs
 from envkit.env.stepping import Stepping
 from envkit.errors import MissingKeyError, TranslationError
+from envkit.process_wide import alone, no_warnings
 from envkit_bridges.policy.core_aten import Library, Op
 from envkit_bridges.policy.errors import STEPWISE, is_own, refusal
 from envkit_bridges.policy.side_effects import python_kept, python_state, require_pure
@@ -263,9 +263,10 @@ def _tracing() -> Iterator[None]:
     has no decomposition on every device. The log of torch about a failure is raised, and so not printed too,
     unless TORCH_LOGS asks for it.
     """
-    checked = Distribution._validate_args
     with ExitStack() as stack:
-        stack.enter_context(warnings.catch_warnings())
+        stack.enter_context(alone())
+        checked = Distribution._validate_args
+        stack.enter_context(no_warnings())
         stack.enter_context(torch.no_grad())
         stack.enter_context(sdpa_kernel([SDPBackend.MATH]))
         stack.enter_context(_Answering())
@@ -273,7 +274,6 @@ def _tracing() -> Iterator[None]:
         stack.callback(Distribution.set_default_validate_args, checked)
         if "TORCH_LOGS" not in os.environ:
             stack.enter_context(_without_logs())
-        warnings.simplefilter("ignore")
         Distribution.set_default_validate_args(False)
         yield
 

@@ -28,6 +28,7 @@ from envkit.data.arguments import as_bool, as_int, as_keywords
 from envkit.data.keywords import known_to, refuse_unknown
 from envkit.env.options import EnvOptions
 from envkit.errors import ArgumentError, ArgumentTypeError, NotResetError, OptionError, SpecError
+from envkit.process_wide import variables_kept
 from envkit.specs.annotations import Device
 from envkit_bridges import offscreen
 from envkit_bridges.gym.gym_env import MaybeInWorkers
@@ -40,7 +41,6 @@ from envkit_bridges.libraries import (
     quietly,
     require,
     require_name,
-    variables_kept,
 )
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import builtins
 import contextlib
-import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from types import ModuleType
@@ -28,6 +28,7 @@ from envkit.data.keywords import Default
 from envkit.data.paths import tensordict_of
 from envkit.errors import ArgumentError, SpecTypeError
 from envkit.functional import Box, Discrete, MultiDiscrete, Timestep, name_of
+from envkit.process_wide import no_warnings
 from envkit.specs.annotations import Device
 from envkit_bridges.dlpack import to_torch
 from envkit_bridges.jax.fused_transforms import observation_leaves
@@ -116,12 +117,9 @@ class JumanjiCore(SimulatorCore):
         return frames
 
 
-@contextlib.contextmanager
-def _known_warnings() -> Iterator[None]:
+def _known_warnings() -> AbstractContextManager[None]:
     """Leave out what JAX warns of when it traces some of Jumanji's envs, which cannot be changed here."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "scatter inputs have incompatible types", FutureWarning)
-        yield
+    return no_warnings("scatter inputs have incompatible types", FutureWarning)
 
 
 def _shown(timestep: PyTree) -> Timestep:

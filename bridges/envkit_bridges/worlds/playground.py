@@ -9,8 +9,6 @@ Conventions
 
 from __future__ import annotations
 
-import contextlib
-import io
 import os
 import subprocess
 import warnings
@@ -32,12 +30,13 @@ from envkit.errors import (
     UnsupportedError,
 )
 from envkit.functional import Randomizer
+from envkit.process_wide import no_output, variables_kept
 from envkit.specs.annotations import Device
 from envkit_bridges import offscreen
 from envkit_bridges.jax.options import JaxOptions
 from envkit_bridges.jax.rendering import require_drawable
 from envkit_bridges.jax.simulator import EnvNames, ModelledCore, SimulatorEnv, quietly, require_name
-from envkit_bridges.libraries import Simulator, no_object_of, require, variables_kept
+from envkit_bridges.libraries import Simulator, no_object_of, require
 
 if TYPE_CHECKING:
     from envkit.functional.structure import PyTree
@@ -74,7 +73,7 @@ class PlaygroundCore(ModelledCore):
         """
         require_drawable(type(self.env).__name__, self.env.render, self.env.mj_model, options)
         offscreen.prepare()
-        with contextlib.redirect_stderr(io.StringIO()):  # its progress bar
+        with no_output("stderr"):  # its progress bar
             return self.env.render(list(states), **options)
 
 
@@ -292,7 +291,7 @@ def _require_menagerie(name: str) -> None:
                 f"gigabyte) into {home.MENAGERIE_PATH}. This happens once.",
                 stacklevel=2,
             )
-            with contextlib.redirect_stderr(io.StringIO()), quietly():
+            with no_output("stderr"), quietly():
                 home.ensure_menagerie_exists()
         except (OSError, subprocess.SubprocessError) as error:
             free = sorted(set(env_names()) - fetching_names())

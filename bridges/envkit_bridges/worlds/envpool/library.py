@@ -13,7 +13,6 @@ Conventions
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
@@ -32,9 +31,10 @@ from envkit.errors import (
     StaleDataError,
     StepMaskError,
 )
+from envkit.process_wide import no_warnings, variables_kept
 from envkit_bridges.gym.codecs import Codec
 from envkit_bridges.gym.simulator_rows import DONE
-from envkit_bridges.libraries import Simulator, near_name, require, variables_kept
+from envkit_bridges.libraries import Simulator, near_name, require
 
 if TYPE_CHECKING:
     from envkit_bridges.gym.backend import GymSpace, SpaceValue
@@ -84,7 +84,7 @@ def make_pool(
             f"create_env_kwargs are {kwargs!r}, of type {type(kwargs).__name__}, but must be one dict for all envs. Pass "
             "keywords of envpool.make_gymnasium: {'max_episode_steps': 100}, for example."
         )
-    with warnings.catch_warnings(action="ignore"):  # of bounds that float32 cannot tell
+    with no_warnings():  # of bounds that float32 cannot tell
         require_keywords(env_name, kwargs)
         seeds = _given_seeds(kwargs) or {"env_seed": _drawn_seeds(count)}
         sizes = {"num_envs": count, "batch_size": count if batch_size is None else batch_size}
@@ -116,7 +116,7 @@ def require_keywords(env_name: str, kwargs: Mapping[str, Any]) -> None:
     Raises:
         OptionError: (a TypeError) it does not know a keyword.
     """
-    with warnings.catch_warnings(action="ignore"):  # of bounds that float32 cannot tell
+    with no_warnings():  # of bounds that float32 cannot tell
         known = [*import_envpool().make_spec(env_name).config._fields, *_MAKE_OPTIONS]
     free = [name for name in known if name not in _NOT_CHOSEN]
     refuse_unknown(f"{env_name} of EnvPool", kwargs, free, _HINT)
@@ -194,7 +194,7 @@ def spaces_of(pool: Simulator) -> tuple[Any, Any]:
     Where an env says nothing of bounds, the library gives the least positive and the greatest number; that is no
     bound.
     """
-    with warnings.catch_warnings(action="ignore"):  # of bounds that float32 cannot tell
+    with no_warnings():  # of bounds that float32 cannot tell
         return tuple(map(_without_empty_bounds, (pool.observation_space, pool.action_space)))  # type: ignore[return-value]
 
 

@@ -12,15 +12,15 @@ Conventions
 
 from __future__ import annotations
 
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from envkit.errors import ArgumentError, NotResetError, OutputShapeError
+from envkit.process_wide import no_warnings
 from envkit_bridges.gym.simulator_rows import flags_of
 from envkit_bridges.libraries import Simulator, no_object_of, require
 
@@ -286,9 +286,6 @@ def _bits(generator: Any) -> Any:
     return getattr(generator, "bit_generator", None) or generator._bit_generator
 
 
-@contextmanager
-def _hushed() -> Iterator[None]:
+def _hushed() -> AbstractContextManager[None]:
     """Leave out what Cooperative Pong warns of at each step: that it shows nothing, which it was not asked to."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".*without specifying any render mode")
-        yield
+    return no_warnings(".*without specifying any render mode")

@@ -10,7 +10,6 @@ from __future__ import annotations
 import inspect
 import pkgutil
 import re
-import warnings
 from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import Any, ClassVar
@@ -19,6 +18,7 @@ from envkit.data.arguments import as_bool
 from envkit.data.keywords import refuse_unknown
 from envkit.env.groups import GroupMap
 from envkit.errors import ArgumentTypeError, OptionError, UnknownEnvError
+from envkit.process_wide import no_warnings
 from envkit.specs.annotations import BatchSize, Device
 from envkit_bridges.libraries import EnvNames, Simulator, near_name, require
 from envkit_bridges.worlds.pettingzoo.pettingzoo_wrapper import PettingZooWrapper
@@ -77,7 +77,7 @@ def make(task: str, *, parallel: bool, kwargs: Mapping[str, Any]) -> Simulator:
     task, module = _found(task)
     home = _imported(module)
     # of bounds that float32 cannot tell, of displays that are not there
-    with warnings.catch_warnings(action="ignore"):
+    with no_warnings():
         _require_form(task, home, parallel=parallel)
         _refuse_unknown(task, home, kwargs)
         try:
@@ -122,7 +122,7 @@ def has_parallel(task: str) -> bool:
 
 def _imported(module: str) -> ModuleType:
     """Import the module of an env without warnings: the library calls its old way of naming envs deprecated."""
-    with warnings.catch_warnings(action="ignore"):
+    with no_warnings():
         return require(module)
 
 
