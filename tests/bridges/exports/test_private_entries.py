@@ -123,5 +123,6 @@ def test_a_flag_without_axes_is_in_the_space_of_its_dataset(tmp_path, monkeypatc
 
     dataset = to_minari(data, "flags-v0")
 
-    assert all(value in dataset.observation_space for value in dataset[0].observations)
+    shown = dataset[0].observations
+    assert all(np.asarray(value) in dataset.observation_space for value in shown)
     assert from_minari("flags-v0")["lit"].tolist() == flags[:3].tolist()

@@ -46,13 +46,12 @@ MODES = ["next_step", "same_step", "disabled"]
 
 def assert_identical(got, expected):
     """Compare structure, classes, dtypes and values."""
-    assert type(got) is type(expected), (got, expected)
     if isinstance(expected, dict):
-        assert set(got) == set(expected)
+        assert isinstance(got, dict) and set(got) == set(expected)
         for name in expected:
             assert_identical(got[name], expected[name])
     elif isinstance(expected, list | tuple):
-        assert len(got) == len(expected)
+        assert type(got) is type(expected) and len(got) == len(expected)
         for one, other in zip(got, expected, strict=True):
             assert_identical(one, other)
     elif isinstance(expected, np.ndarray):
@@ -62,7 +61,7 @@ def assert_identical(got, expected):
         else:
             assert np.array_equal(got, expected)
     else:
-        assert got == expected
+        assert type(got) is type(expected) and got == expected
 
 
 def played(env, steps=12, seed=(1, 2)):
