@@ -338,7 +338,7 @@ class InitTracker(FusableTransform, EpisodeTransform):
     """Mark the first root of every episode.
 
     Adds a bool entry in the shape of ``done`` beside each governing ``done``: True in what a reset
-    produced, where it reset; False in every ``next``.
+    produced, where it reset; False in every ``next``. What is not reset keeps its mark; where the data has none, it is False.
 
     Args:
         init_key: name of the entry.
@@ -371,11 +371,10 @@ class InitTracker(FusableTransform, EpisodeTransform):
         return self._marks(fresh, lambda flags: ~episode_counters.unset(flags))
 
     def _update_unreset_rows(self, td: TensorDictBase, td_reset: TensorDictBase) -> None:
-        dones = self._env().full_done_spec
-        for path, level in self._levels().items():  # what is not reset now is not at its start
-            event = dones[as_key(level.flag)].shape[dones.ndim :]
-            began = torch.zeros(*td.batch_size, *event, dtype=torch.bool, device=td_reset.device)
-            td.set((*path, self.init_key), began)
+        for key in self.init_keys:
+            shown = td_reset.get(key, None)
+            if shown is not None:  # as later transforms show it
+                td.set(key, torch.zeros_like(shown))
 
     def _marks(self, leaves: Leaves, make: Callable[[Any], Any]) -> Changes:
         changes = {}

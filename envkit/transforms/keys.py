@@ -630,7 +630,8 @@ class Stack(Transform):
 
     def _reset_env_preprocess(self, td: TensorDictBase) -> TensorDictBase:
         (target,) = self.out_keys
-        mask = td.get((*as_path(target), rules.RESET), None)
+        whole = td.get(target, None)
+        mask = whole.get(rules.RESET, None) if isinstance(whole, TensorDictBase) else None
         td = self._inv_call(td)
         if mask is not None and not self.only_adds_done:
             parts = mask.unbind(td.batch_dims if self.dim < 0 else axis_in(self.dim, td.batch_dims))

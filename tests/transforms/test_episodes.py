@@ -15,16 +15,19 @@ from tensordict import TensorDict
 
 from envkit import (
     Compose,
+    DTypeCastTransform,
     FinancialRegimeEnv,
     GymEnv,
     GymWrapper,
     InitTracker,
     RewardSum,
     SerialEnv,
+    SqueezeTransform,
     StepCounter,
     TargetReturn,
     TrajCounter,
     TransformedEnv,
+    UnsqueezeTransform,
     check_env_specs,
 )
 from envkit.arrays import episode_counters
@@ -162,12 +165,42 @@ def test_an_init_tracker_marks_first_roots():
     check_env_specs(env)
 
 
-def test_after_a_partial_reset_the_marks_equal_the_mask():
-    env = TransformedEnv(SerialEnv(3, partial(Count, 5)), InitTracker())
-    td = env.reset().set("_reset", torch.tensor([[True], [False], [True]]))
+SHAPED = {  # what a later transform makes of the marks, and their shape then
+    "as they are": ([], (3, 1)),
+    "with an axis more": ([UnsqueezeTransform(-1, in_keys=["is_init"])], (3, 1, 1)),
+    "without an axis": ([SqueezeTransform(-1, in_keys=["is_init"])], (3,)),
+    "of another dtype": (
+        [DTypeCastTransform(torch.bool, torch.float32, in_keys=["is_init"])],
+        (3, 1),
+    ),
+}
 
-    assert values(env.reset(td), "is_init") == [True, False, True]
+
+@pytest.mark.parametrize(("after", "shape"), SHAPED.values(), ids=SHAPED)
+@pytest.mark.parametrize("is_inside", [False, True], ids=["around a pool", "in a pool"])
+def test_a_partial_reset_leaves_the_marks_of_other_rows_alone(after, shape, is_inside):
+    def behind(env):
+        return TransformedEnv(env, Compose(InitTracker(), *(one.clone() for one in after)))
+
+    make = partial(Count, 5)
+    env = SerialEnv(3, lambda: behind(make())) if is_inside else behind(SerialEnv(3, make))
+    mask = torch.tensor([[True], [False], [True]])
+    first = env.reset()
+    moved = env.step_mdp(env.rand_step(first.clone()))
+
+    again = env.reset(first.clone().set("_reset", mask))
+    later = env.reset(moved.set("_reset", mask))
+
+    assert again["is_init"].shape == first["is_init"].shape == shape
+    assert again["is_init"].bool().all()
+    assert later["is_init"].bool().flatten().tolist() == [True, False, True]
+
+
+def test_marks_that_the_data_does_not_hold_are_unset_where_nothing_is_reset():
+    env = TransformedEnv(SerialEnv(3, partial(Count, 5)), InitTracker())
+    env.reset()
     only_mask = TensorDict({"_reset": torch.tensor([False, True, False])}, [3])
+
     assert values(env.reset(only_mask), "is_init") == [False, True, False]
 
 

@@ -359,7 +359,7 @@ def test_no_transforms_are_no_obstacle():
     )
 
 
-def test_a_row_that_is_not_reset_now_is_not_marked_as_first_at_any_depth():
+def test_a_row_that_is_not_reset_now_keeps_its_mark_at_any_depth():
     bare = JaxEnv(Pendulum(), batch_size=[4])
     inits = [
         TransformedEnv(bare, Compose(InitTracker(), RewardSum())),
@@ -367,10 +367,13 @@ def test_a_row_that_is_not_reset_now_is_not_marked_as_first_at_any_depth():
         TransformedEnv(TransformedEnv(bare, Compose(Opaque(), InitTracker())), RewardSum()),
     ]
     mask = torch.tensor([True, False, True, False])
+    for env in inits:
+        moved = env.step_mdp(env.rand_step(env.reset()))
 
-    roots = [env.reset(env.reset().set("_reset", mask)) for env in inits]
+        at_start, later = (env.reset(root.set("_reset", mask)) for root in (env.reset(), moved))
 
-    assert [root["is_init"][:, 0].tolist() for root in roots] == [mask.tolist()] * 3
+        assert at_start["is_init"].all()
+        assert later["is_init"][:, 0].tolist() == mask.tolist()
 
 
 def test_what_an_outer_env_leaves_out_does_not_come_back():

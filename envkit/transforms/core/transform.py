@@ -232,7 +232,7 @@ class Transform(OwnState, ChecksKeywords):
         return self._call(td_reset)
 
     def _update_unreset_rows(self, td: TensorDictBase, td_reset: TensorDictBase) -> None:
-        """Write to ``td`` what a reset changes in rows that were not reset.
+        """Write to ``td`` what rows that were not reset show where the data that the reset was given does not say.
 
         Called once the reset has been through all transforms, wherever this one runs, inside a program or in
         an env inside of another one too, since the outermost env merges what was reset.

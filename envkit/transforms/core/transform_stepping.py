@@ -195,7 +195,7 @@ class TransformStepping(TransformHolder):
         return root
 
     def _update_unreset_rows(self, td: TensorDictBase, root: TensorDictBase) -> None:
-        """Write to ``td`` what a reset changes in rows that were not reset, as far as this env shows it."""
+        """Write to ``td`` what it lacks and rows that were not reset show, as far as this env shows it."""
         settled = td.empty()
         if isinstance(self.base_env, TransformStepping):
             self.base_env._update_unreset_rows(settled, root)
@@ -203,7 +203,7 @@ class TransformStepping(TransformHolder):
             transform._update_unreset_rows(settled, root)
         shown = {as_path(key) for key in self.observation_keys}
         for path, value in leaves(settled):
-            if path in shown:
+            if path in shown and td.get(as_key(path), None) is None:
                 td.set(as_key(path), value)
 
     def _reset_through(
