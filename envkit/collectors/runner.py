@@ -225,14 +225,18 @@ class EnvRunner:
     def _leave_moved(self) -> None:
         """Drop the root where other code has used an env that keeps its episodes to itself, and say so once.
 
+        Before the first batch no episode is lost by that, and nothing is said.
+
         Raises:
             StaleDataError: (a RuntimeError) it has, and ``refuses_moved``; else it is a warning.
         """
         if self.root is None or not self.env.batch_locked or self._moves == self.env._in_use.moves:
             return
         self.root = None
+        if not self.frames:
+            return
         told = (
-            f"this {type(self.env).__name__} was stepped, reset or loaded by other code since the last batch of its "
+            f"this {type(self.env).__name__} was stepped, reset, seeded or loaded by other code since the last batch of its "
             "collector, so the next batch begins new trajectories. To continue those under way, use another env or "
             "evaluate() between batches."
         )

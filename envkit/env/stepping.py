@@ -503,6 +503,7 @@ class Stepping(SpecNames, ABC):
         if self.batch_locked:
             self._unshown = torch.ones(self.batch_size, dtype=torch.bool, device="cpu")
             self._left_by = call
+            self._in_use.moves += 1
 
     def _require_shown(self, mask: torch.Tensor | None = None) -> None:
         """Refuse a step that would lead from the root of one episode into another one; None: of all rows."""

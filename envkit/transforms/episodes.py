@@ -338,7 +338,8 @@ class InitTracker(FusableTransform, EpisodeTransform):
     """Mark the first root of every episode.
 
     Adds a bool entry in the shape of ``done`` beside each governing ``done``: True in what a reset
-    produced, where it reset; False in every ``next``. What is not reset keeps its mark; where the data has none, it is False.
+    produced, where it reset; False in every ``next``. Rows that are not reset keep their marks, or get False where the
+    data has none.
 
     Args:
         init_key: name of the entry.

@@ -480,6 +480,35 @@ def test_an_env_that_other_code_has_used_begins_new_trajectories(use):
     assert torch.equal(after["count"][:, 0], batch["next", "count"][:, -1])
 
 
+@pytest.mark.parametrize("around", [lambda env: env, lambda env: TransformedEnv(env, RewardSum())])
+def test_an_env_that_is_seeded_before_the_first_batch_begins_with_that_seed(around):
+    pushes = torch.nn.Linear(3, 1)
+
+    def first_batch(*, seeds_before):
+        env = around(GymEnv("Pendulum-v1"))
+        if seeds_before:
+            env.set_seed(3)
+        with SyncDataCollector(env, pushes, frames_per_batch=8) as collector:
+            if not seeds_before:
+                env.set_seed(3)
+            return collector.next()
+
+    one, other = first_batch(seeds_before=True), first_batch(seeds_before=False)
+
+    assert torch.equal(one["observation"], other["observation"])
+
+
+def test_an_env_that_is_seeded_between_batches_begins_new_trajectories():
+    env = GymEnv("Pendulum-v1")
+    with SyncDataCollector(env, torch.nn.Linear(3, 1), frames_per_batch=8) as collector:
+        first = collector.next()
+        env.set_seed(3)
+        with pytest.warns(UserWarning, match="seeded or loaded by other code"):
+            batch = collector.next()
+
+    assert not (set(first[IDS].tolist()) & set(batch[IDS].tolist()))
+
+
 def test_a_reset_of_some_rows_of_an_env_that_other_code_has_used_is_one_of_all():
     env = two()
     collector = SyncDataCollector(env, still, frames_per_batch=4)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from envkit import (
+    ActionScaling,
     Compose,
     GymEnv,
     JaxEnv,
@@ -96,3 +97,17 @@ def test_statistics_measured_under_inference_mode_take_part_in_gradients():
     env.transform._apply_transform(shown).square().sum().backward()
 
     assert bool(shown.grad.isfinite().all())
+
+
+def test_numbers_read_from_bounds_under_inference_mode_take_part_in_gradients():
+    env = TransformedEnv(pendulum(), ActionScaling())
+    with torch.inference_mode():
+        env.rollout(3)
+
+    policy = torch.nn.Linear(3, 1)
+    env.rollout(3, policy)["action"].sum().backward()
+    scaled = env.transform.inv(env.rollout(3, policy))["action"]
+    scaled.sum().backward()
+
+    assert bool(policy.weight.grad.isfinite().all())
+    assert not any(buffer.is_inference() for buffer in env.transform.buffers())

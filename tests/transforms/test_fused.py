@@ -308,6 +308,16 @@ def test_what_no_program_can_do_ends_the_run(make):
     assert [len(part) for part in env._route.outside] == [1, 1]
 
 
+def test_an_env_that_shows_its_state_alone_is_rolled_out_with_random_actions():
+    bare = JaxEnv(Pendulum(), batch_size=[4])
+    shown = [key for key in bare.observation_keys if key[0] != "state"]
+    env = TransformedEnv(bare, ExcludeTransform(*shown))
+
+    data = env.rollout(3, break_when_any_done=False)
+
+    assert data["next", "reward"].any() and not set(shown) & set(data.keys(True, True))
+
+
 def test_what_a_subclass_writes_anew_is_obeyed():
     env = TransformedEnv(base(), Compose(Late(), Doubled(), RewardSum()))
     root = env.rand_action(env.reset())

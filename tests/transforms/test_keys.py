@@ -30,6 +30,7 @@ from envkit import (
     SelectTransform,
     SerialEnv,
     SqueezeTransform,
+    Stack,
     StepCounter,
     TrajCounter,
     TransformedEnv,
@@ -560,3 +561,19 @@ def test_trajectories_are_numbered_beside_a_copy_of_the_done_flag():
 def test_numbers_where_no_flag_stands_are_refused():
     with pytest.raises(MissingKeyError, match=r"no done flags at 'near'"):
         _ = TransformedEnv(Count(2), TrajCounter(out_key=("near", "number"))).observation_spec
+
+
+@pytest.mark.parametrize("is_pool", [False, True])
+def test_a_reset_takes_data_that_holds_a_stack(is_pool):
+    def make():
+        return TransformedEnv(Count(5), CatTensors(["count"], "same", del_keys=False))
+
+    env = TransformedEnv(SerialEnv(2, make) if is_pool else make(), Stack(["count", "same"], "two"))
+    root = env.step_mdp(env.rollout(2)[..., -1])
+
+    fresh = env.reset(root.clone())
+    mask = torch.ones(*env.batch_size, 1, dtype=torch.bool)
+    again = env.reset(root.set("_reset", mask))
+
+    assert fresh["two"].shape == (*env.batch_size, 1, 2)
+    assert not fresh["two"].any() and not again["two"].any()

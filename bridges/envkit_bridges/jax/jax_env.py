@@ -770,6 +770,7 @@ def _fits(env: EnvBase, engine: ProgramEngine, inputs: Composite, outputs: Compo
     state = [key for key in env.full_state_spec.keys(True, True) if as_path(key)[0] == "state"]
     return (
         inputs["full_action_spec"] == env.full_action_spec
+        and any(path[0] != "state" for path in leaf_paths(shown))  # random actions count its rows
         and set(outputs["full_done_spec"].keys(True, True)) == set(env.done_keys)
         and all(shown.get(key, None) == env.full_observation_spec[key] for key in kept)
         and all(

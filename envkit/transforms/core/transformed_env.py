@@ -28,6 +28,7 @@ from envkit.env.wrapper_hints import require_env
 from envkit.errors import ResumeError, SpecError
 from envkit.specs import Composite, StackedComposite
 from envkit.specs.annotations import Destination, EnvData
+from envkit.specs.lasting import lasting
 from envkit.transforms.core.compose import Compose, as_transform
 from envkit.transforms.core.kept_memory import KeptMemory, kept_before
 from envkit.transforms.core.spec_hooks import books_of, infos_behind, require_declared
@@ -298,16 +299,17 @@ class TransformedEnv(OnRow, TransformStepping):
     def _read_specs(self) -> None:
         if OUTPUTS in self._declared and self.cache_specs:
             return
-        inputs, outputs = self.base_env.input_spec.clone(), self.base_env.output_spec.clone()
-        if self.base_env.device is not None:
-            self._transform.to(self.base_env.device)
         self._reads_specs = True
         try:
-            self._see_through(inputs, outputs)
+            self._see_through()
         finally:
             self._reads_specs = False
 
-    def _see_through(self, inputs: Composite, outputs: Composite) -> None:
+    @lasting()  # transforms keep numbers that they find in specs
+    def _see_through(self) -> None:
+        inputs, outputs = self.base_env.input_spec.clone(), self.base_env.output_spec.clone()
+        if self.base_env.device is not None:
+            self._transform.to(self.base_env.device)
         self._stages, self._kept = [], {}
         for number, transform in enumerate(self._transform.flat()):
             self._stages.append((inputs.clone(), outputs.clone()))
