@@ -17,6 +17,7 @@ from __future__ import annotations
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
+from operator import is_ as is_same
 from typing import Any
 
 import torch
@@ -198,6 +199,8 @@ class Stepping(SpecNames, ABC):
             self._unshown = _still_unshown(self._unshown, masks)
         if tensordict is None:
             return fresh
+        if not masks:
+            self._in_use.begun_beside = tensordict.get("next", None)
         return merge_reset(tensordict, fresh, masks, keeps_last=self.keeps_last_output)
 
     @property
@@ -307,7 +310,9 @@ class Stepping(SpecNames, ABC):
         """Return what the caller put under ``next``; warn, once for each env, of what an earlier step wrote there."""
         scalars = [as_path(scalar.key) for scalar in self._table.scalars]
         own, has_outcome = callers_part(preset, following, self._in_use.outcome, scalars)
-        if not has_outcome or self._has_warned_of_old_root:
+        begun = self._in_use.begun_beside
+        is_old = begun is None or not any(map(is_same, preset.values(), begun.values()))
+        if not has_outcome or not is_old or self._has_warned_of_old_root:
             return own
         self._has_warned_of_old_root = True
         warnings.warn(

@@ -33,9 +33,11 @@ class InUse:
     Attributes:
         moves: how many calls so far may have moved the env; who goes on from data of before sees that it was used meanwhile.
         outcome: the tensors that the latest step gave, see `envkit.data.outcomes`.
+        begun_beside: the ``next`` that was in the data when a reset began all episodes there; None: there was none.
     """
 
     outcome: Noted = (), None
+    begun_beside: Any = None
 
     def __init__(self, name: str, inner: Sequence[InUse] = ()):
         self.name = name

@@ -300,6 +300,25 @@ def test_data_that_is_stepped_again_gives_one_warning_for_each_env():
     assert len(told) == 1
 
 
+@pytest.mark.parametrize("kind", ["gym", "serial", "transformed"])
+def test_a_rollout_of_data_that_was_stepped_begins_with_a_reset_and_gives_no_warning(kind):
+    env = KINDS[kind]()
+    td = env.rand_step(env.reset())
+
+    assert env.rollout(2, tensordict=td).batch_size[-1] == 2
+
+
+@pytest.mark.parametrize("make", [mk, KINDS["transformed"], KINDS["serial"]])
+def test_data_that_was_reset_since_is_no_old_root(make):
+    env = make()
+    td = env.rand_step(env.reset())
+
+    counts = [env.rand_step(env.reset(td))["next", "count"].flatten()[0].item() for _ in range(2)]
+    data = env.rollout(2, tensordict=td)  # none gives a warning
+
+    assert (counts, data["next", "count"].flatten()[0].item()) == ([1, 1], 1)
+
+
 @pytest.mark.filterwarnings("ignore::envkit.StaleNextWarning")
 @pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize("handed", [lambda td: td, lambda td: td.copy()], ids=["same", "copy"])
