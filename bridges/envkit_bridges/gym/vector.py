@@ -186,6 +186,8 @@ class VectorCore:
         """Put the true last observations into ``rows`` and give the true last infos."""
         infos = dict(infos)
         last = infos.pop("final_obs", None)
+        if isinstance(last, Mapping):  # arrays of all rows by name
+            last = self._split(last, "step")
         ended = _numbers(over)
         if last is None or any(last[row] is None for row in ended):
             raise EncodingError(

@@ -495,6 +495,30 @@ def test_a_reset_in_the_same_step_without_the_last_observation_is_refused(infos)
         env.rollout(3)
 
 
+@pytest.mark.parametrize("names", [["count"], []])
+def test_the_last_observations_may_be_arrays_by_name(names):
+    class Named(Resetting):
+        single_observation_space = gymnasium.spaces.Dict(count=Resetting.single_observation_space)
+        observation_space = batch_space(single_observation_space, 2)
+
+        def reset(self, **kwargs):
+            return {"count": super().reset(**kwargs)[0]}, {}
+
+        def step(self, actions):
+            last = self.count + 1
+            count, *result, _ = super().step(actions)
+            return {"count": count}, *result, {"final_obs": dict.fromkeys(names, last)}
+
+    env = GymWrapper(Named(AutoresetMode.SAME_STEP))
+    if not names:
+        with pytest.raises(EncodingError, match="without 'count'"):
+            env.rollout(4)
+        return
+    data = env.rollout(4, break_when_any_done=False)
+
+    assert data["next", "count"].squeeze(-1).tolist() == [[1, 2, 3, 1], [1, 2, 3, 4]]
+
+
 def test_the_way_to_another_mode_is_shown_where_the_env_takes_one():
     class Fixed(Resetting):
         def __init__(self):
