@@ -85,7 +85,7 @@ from envkit_bridges.jax.programs import NOTHING, Programs
 from envkit_bridges.jax.rendering import picture, pictures
 from envkit_bridges.jax.sharding import AXIS, Shards
 from envkit_bridges.jax.side_effects import frozen_values
-from envkit_bridges.jax.unrolling import Unrolling
+from envkit_bridges.jax.unrolling import Unrolling, until_spread
 
 __all__ = ["FusedEnv", "JaxEnv"]
 
@@ -494,7 +494,7 @@ class JaxEnv(EnvBase):
         if run.stop == "never":
             return self.unroll(root, steps, policy, record_state=run.record_state)[0]
         if self._engine.programs.shards is not None:
-            return None
+            return until_spread(self, run)
         if self.cache_clear_frequency:
             self._count_steps(steps)
         return Unrolling(self, self._engine, root, policy, self._next_key).until(run)

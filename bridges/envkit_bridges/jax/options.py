@@ -66,8 +66,10 @@ class JaxOptions(EnvOptions, _Own, total=False):
 
     Args:
         batch_size: what `reset` without data produces; any other size is accepted too.
-        devices: JAX devices (or torch's names of them) over which rows are spread evenly. Data
-            stays on ``device``. The draws of a policy in `unroll` depend on their number; all other results do not.
+        devices: JAX devices of this process (or torch's names of them) over which rows are spread evenly, so that the batch
+            must be a multiple of their number. Data stays on ``device``. Random actions are those of one device in runs as
+            programs. Draws of a policy there depend on the number of devices. Where steps are made from Python, as around a
+            `VecNorm`, which stays out of programs then, random actions are torch's, and differ from those of one device.
         requires_grad: let torch gradients flow from state, observation and reward of a step to the state
             and the action that it was given. They are computed by JAX, and only where autograd
             records and an input requires grad. Otherwise what is returned has no graph.

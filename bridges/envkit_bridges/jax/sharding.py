@@ -43,27 +43,39 @@ class Shards:
     """Devices that share a batch.
 
     Args:
-        devices: JAX devices, or what torch calls them ("cuda:1").
+        devices: JAX devices of this process, or what torch calls them ("cuda:1").
 
     Raises:
-        ArgumentError: none is given, one twice, or of several platforms.
-        ArgumentTypeError: ``devices`` is no list.
+        ArgumentError: none is given, one twice, one of another process, or of several platforms.
+        ArgumentTypeError: ``devices`` is no list of devices.
     """
 
     def __init__(self, devices: Sequence[Any]):
         if not isinstance(devices, Sequence) or isinstance(devices, str):
             raise ArgumentTypeError(
                 f"devices is {devices!r} of type {type(devices).__name__}, but must be a list of devices. "
-                "Pass jax.devices(), or some of them."
+                "Pass jax.local_devices(), or some of them."
             )
+        for device in devices:
+            if not isinstance(device, jax.Device | torch.device | str):
+                raise ArgumentTypeError(
+                    f"devices holds {device!r} of type {type(device).__name__}; expected devices of JAX, or torch's names of "
+                    "them. Pass jax.local_devices(), or some of them: jax.local_devices()[:2]."
+                )
         found = [
             device if isinstance(device, jax.Device) else jax_device_of(torch.device(device))
             for device in devices
         ]
+        own = jax.process_index()
+        if others := [device for device in found if device.process_index != own]:
+            raise ArgumentError(
+                f"devices holds {others}, of another process; expected devices of this one, process {own}. Pass "
+                "jax.local_devices(): each process runs its own part of a batch."
+            )
         if not found or len(set(found)) != len(found) or len({d.platform for d in found}) > 1:
             raise ArgumentError(
                 f"devices={list(devices)} must be different devices of one platform, at least one. "
-                "Pass jax.devices(), or some of them."
+                "Pass jax.local_devices(), or some of them."
             )
         self.devices = tuple(found)
         self._mesh = Mesh(np.asarray(found), (AXIS,))

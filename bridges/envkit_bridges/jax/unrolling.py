@@ -15,7 +15,8 @@ Conventions
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -35,7 +36,7 @@ from envkit_bridges.jax.policy.inputs import PolicySpecs, actor_for
 if TYPE_CHECKING:
     from envkit.env.policy import PolicyLike
 
-__all__ = ["Unrolling"]
+__all__ = ["Unrolling", "until_spread"]
 
 
 # Most steps of a program that may stop early: what it records is laid out before it runs.
@@ -226,6 +227,40 @@ class Unrolling:
         engine.grouped(data.get("next"))
         data.names = [*[None] * len(shape), "time"]
         return data
+
+
+def until_spread(env: EnvBase, wanted: Run) -> TensorDictBase:
+    """Take steps until any row or all rows are done, over several devices, none of which waits for another.
+
+    Runs that reset what is done draw the same for each row, and show the same until it is done. So such runs are made, and
+    what comes after is left out.
+    """
+    capacity, draws, root = min(_CHUNK, 1 << (wanted.steps - 1).bit_length()), Draws(), wanted.root
+    pieces: list[TensorDictBase] = []
+    while True:
+        piece = replace(wanted, root=root, steps=capacity, draws=draws)
+        data, root = env._begin_run(piece)()
+        pieces.append(data)
+        whole = cast(TensorDictBase, TensorDict.cat(pieces, root.ndim))
+        made = min(whole.batch_size[-1], wanted.steps)
+        ended = env._rows_done(whole.get("next")).flatten(0, -2)[:, :made].cummax(-1).values
+        over = ended.any(0) if wanted.stop == "any" else ended.all(0)
+        if bool(over[-1]) or made == wanted.steps:
+            break
+    count = int((~over).sum()) + bool(over[-1])
+    whole = cast(TensorDictBase, whole[..., :count])
+    if wanted.stop == "any":
+        return whole
+    # a row that was done before repeats its last transition, unpaid
+    last = (~ended[:, :count]).sum(-1, keepdim=True).clamp(max=count - 1)
+    steps = torch.arange(count, device=last.device)
+    places = torch.minimum(steps, last).reshape(whole.batch_size)
+    repeated = cast(TensorDictBase, whole.gather(root.ndim, places))
+    for key in env.reward_keys:
+        reward = repeated.get(("next", *as_path(key)))
+        waits = (steps > last).reshape(*whole.batch_size, *(1,) * (reward.ndim - whole.ndim))
+        repeated.set(("next", *as_path(key)), reward.masked_fill(waits, 0))
+    return repeated
 
 
 def _acted(run: dict[str, Any]) -> Mapping[Path, torch.Tensor]:

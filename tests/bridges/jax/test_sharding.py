@@ -13,8 +13,9 @@ import pytest
 import torch
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from envkit import Box, Timestep
 from envkit.env.checks import check_env_specs
-from envkit.errors import ArgumentError, HandoffError
+from envkit.errors import ArgumentError, ArgumentTypeError, HandoffError
 from envkit.transforms.core.transformed_env import TransformedEnv
 from envkit.transforms.episodes import StepCounter
 from envkit_bridges.dlpack import to_torch
@@ -67,6 +68,20 @@ def pair():
         JaxEnv(Walker(), **options),
         JaxEnv(Walker(), devices=jax.devices()[:SHARDS], **options),
     )
+
+
+class Countdowns:
+    """Counts down from a number that is drawn, and adds up actions."""
+
+    action_space = Box(-1.0, 1.0, (1,))
+
+    def reset(self, key):
+        left = jax.random.randint(key, (), 2, 90)
+        return (left, jnp.zeros(1)), Timestep(jnp.zeros(1))
+
+    def step(self, state, action):
+        left, total = state[0] - 1, state[1] + action
+        return (left, total), Timestep(total, total[0], left <= 0)
 
 
 def seeded(env, seed=3):
@@ -147,10 +162,18 @@ def test_specs_hold(pair):
 
 
 @on_four
-def test_early_stops_step_from_python(pair):
-    four = pair[1].rollout(12)
+@pytest.mark.parametrize("rule", ["any", "all"])
+@pytest.mark.parametrize("steps", [3, 100])
+def test_runs_that_stop_are_those_of_one_device(rule, steps):
+    """The episodes end at other steps in each row, and some are longer than a piece."""
+    stop = {f"break_when_{rule}_done": True}
+    one, four = (
+        seeded(JaxEnv(Countdowns(), batch_size=[2, 4], devices=devices)).rollout(steps, **stop)
+        for devices in (None, jax.devices()[:SHARDS])
+    )
 
-    assert four["next", "done"][:, -1].any() and not four["next", "done"][:, :-1].any()
+    assert one.shape == four.shape and one.names == four.names
+    assert_same(one.exclude("state", ("next", "state")), four.exclude("state", ("next", "state")))
 
 
 @on_four
@@ -234,7 +257,7 @@ def test_programs_communicate_nothing(pair, name):
                 {},
             ),
             None,
-            jax.random.PRNGKey(0),
+            np.zeros(3, np.uint32),
             constants,
         ),
     }[name]
@@ -272,9 +295,19 @@ def test_devices_are_given_once_each(devices):
         JaxEnv(Pendulum(), batch_size=[8], devices=devices)
 
 
+def test_numbers_and_devices_of_other_processes_are_refused(monkeypatch):
+    with pytest.raises(
+        ArgumentTypeError, match=r"holds 0 of type int.*jax\.local_devices\(\)\[:2\]"
+    ):
+        JaxEnv(Walker(), batch_size=[2], devices=[0, 1])
+    monkeypatch.setattr(jax, "process_index", lambda: 1)
+    with pytest.raises(ArgumentError, match=r"of another process.*Pass jax\.local_devices\(\)"):
+        JaxEnv(Walker(), batch_size=[2], devices=jax.devices()[:1])
+
+
 @pytest.mark.parametrize("devices", [4, "cpu"])
 def test_devices_are_a_list(devices):
-    with pytest.raises(ArgumentError, match=r"devices is .*must be a list.*jax\.devices\(\)"):
+    with pytest.raises(ArgumentError, match=r"devices is .*must be a list.*jax\.local_devices\(\)"):
         JaxEnv(Pendulum(), batch_size=[8], devices=devices)
 
 
