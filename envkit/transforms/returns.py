@@ -206,15 +206,19 @@ class RewardSum(_RewardTransform):
         return [(source, (*path[:-1], f"_excess_{path[-1]}")) for source, path in pairs]
 
     def step_leaves(self, root: Leaves, following: Leaves, constants: Mapping[str, Any]) -> Changes:
-        changes = {}
-        for source, target in self._pairs():
+        changes: dict[Path, Any] = {}
+        pairs = self._pairs()
+        excesses = [path for _, path in self._excesses()] or [None] * len(pairs)
+        for (source, target), excess in zip(pairs, excesses, strict=True):
             reward, before = following[source], root.get(target)
-            changes[target] = reward if before is None else episode_counters.added(before, reward)
-        for (source, target), (_, beside) in zip(self._pairs(), self._excesses(), strict=False):
-            reward = following[source]
-            none = episode_counters.filled(reward, 0)
-            before, excess = root.get(target, none), root.get(beside, none)
-            changes[target], changes[beside] = episode_counters.compensated(before, excess, reward)
+            if excess is not None:
+                none = episode_counters.filled(reward, 0)
+                changes[target], changes[excess] = episode_counters.compensated(
+                    none if before is None else before, root.get(excess, none), reward
+                )
+            else:
+                is_first = before is None
+                changes[target] = reward if is_first else episode_counters.added(before, reward)
         return changes
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
