@@ -29,7 +29,6 @@ import torch
 from tensordict import TensorDictBase
 
 from envkit import rules
-from envkit.batched.async_pool import AsyncEnvPool
 from envkit.batched.attributes import (
     attribute_of,
     call_attribute,
@@ -272,9 +271,7 @@ class BatchView:
         (self._reward,) = env.reward_keys
         self.owners = RowOwners(env)
         self._simulators = [
-            (owner.rows, reports_of(owner.pool))
-            for owner in self.owners
-            if owner.pool is not None and not isinstance(owner.pool, AsyncEnvPool)
+            (owner.rows, reports_of(owner.pool)) for owner in self.owners if owner.pool is not None
         ]
         self._observation, self._actions = self._found_spaces(spaces, whose, info_keys)
         self.observation_space = self._observation.space
@@ -388,6 +385,7 @@ class BatchView:
         Raises:
             ArgumentError: (a ValueError) there are options or seeds, and the rows are no single envs that take some.
         """
+        self._listen(starts=True)
         given: dict[str, Any] = {}
         if options is not None and any(options):
             if self.pool is None:
@@ -409,9 +407,9 @@ class BatchView:
         self._note_begun(mask)
         return self._root
 
-    def _listen(self) -> None:
+    def _listen(self, *, starts: bool = False) -> None:
         for _, reports in self._simulators:
-            reports.refresh()
+            reports.refresh(starts=starts)
 
     def _note_begun(self, mask: np.ndarray | None) -> None:
         """Keep the infos of resets, which are shown now or in the next step."""

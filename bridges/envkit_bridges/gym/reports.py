@@ -169,13 +169,18 @@ class Reports:
         self._env = weakref.ref(env)
         self._heard: tuple[Any, int] = (None, 0)
         self.facts: list[Facts | None] = []
-        self.refresh()
+        self.refresh(starts=True)
 
-    def refresh(self) -> None:
-        """Put listeners where there are none yet: at the beginning, and in rows that were built again."""
+    def refresh(self, *, starts: bool = False) -> None:
+        """Put listeners where there are none yet: at the beginning, and in rows that were built again.
+
+        With ``starts`` a pool that was closed is started.
+        """
         env = self._env()
         assert env is not None
-        pool = env._started()
+        pool = env._started() if starts else env._pool
+        if pool is None:
+            return
         now = (pool, env._recovery.restarts)
         if now[0] is self._heard[0] and now[1] == self._heard[1]:
             return

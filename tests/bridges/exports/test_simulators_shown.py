@@ -19,6 +19,7 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 from envkit import (
+    AsyncEnvPool,
     CatFrames,
     CatTensors,
     GymEnv,
@@ -35,10 +36,17 @@ from envkit import (
 )
 from tests.zoo.gym_envs import LostLives, Sampler, Telling
 
+
+def asynchronous(count, makers):
+    makers = makers if isinstance(makers, list) else [makers] * count
+    return AsyncEnvPool(makers, backend="threading")
+
+
 POOLS = {
     "serial": SerialEnv,
     "parallel": partial(ParallelEnv, num_processes=1),
     "TensorDicts": partial(SerialEnv, use_buffers=False),
+    "asynchronous": asynchronous,
 }
 pools = pytest.mark.parametrize("pool", list(POOLS))
 MODES = ["next_step", "same_step", "disabled"]
