@@ -101,7 +101,7 @@ class BatchedEnv(AttributeLookup, PoolOwner):
         given = None
         if kwargs or list_of_kwargs is not None:
             width = self.batch_size[1:].numel()
-            given = reset_keywords(kwargs, range(0, width * self.num_workers, width))
+            given = reset_keywords(kwargs, [row * width for row in range(self.num_workers)])
             if list_of_kwargs is not None:
                 own_kwargs = as_own_kwargs(self.num_workers, list_of_kwargs, "list_of_kwargs")
                 given = [{**common, **own} for common, own in zip(given, own_kwargs, strict=True)]
@@ -315,7 +315,8 @@ class BatchedEnv(AttributeLookup, PoolOwner):
     def set_seed(self, seed: int | None = None, static_seed: bool = False) -> int | None:
         """Seed sub-env i with the i-th seed of the chain, and return the one after the last.
 
-        A sub-env of several rows takes a seed for each row that has its own. With ``static_seed`` every sub-env gets ``seed``, which is returned.
+        A sub-env of several rows takes a seed for each row that has its own. With ``static_seed`` every sub-env
+        gets ``seed``, which is returned.
         """
         self._started()
         following = self._set_seeds(seed, static=static_seed)

@@ -202,8 +202,8 @@ class IndexedEnv(AttributeLookup, EnvBase):
         batched = self._batched()
         if kwargs:
             width = self.batch_size[1:].numel()
-            own = reset_keywords(kwargs, range(0, width * self.num_workers, width))
-            of_rows = [{} for _ in range(batched.num_workers)]
+            own = reset_keywords(kwargs, [row * width for row in range(self.num_workers)])
+            of_rows: list[dict[str, Any]] = [{} for _ in range(batched.num_workers)]
             for row, keywords in zip(self._rows, own, strict=True):
                 of_rows[row] = keywords
             kwargs = {"list_of_kwargs": of_rows}
@@ -287,6 +287,7 @@ class IndexedEnv(AttributeLookup, EnvBase):
             unshown = torch.zeros(batched.batch_size, dtype=torch.bool)
         batched._unshown = unshown.index_fill(0, torch.tensor(self._rows), True)
         batched._left_by = call
+        batched._in_use.moves += 1
 
     def _set_seed(self, seed: int | None) -> None:
         raise NotImplementedError("set_seed seeds the sub-envs.")

@@ -24,16 +24,20 @@ __all__ = ["Noted", "callers_part", "noted"]
 Noted = tuple[tuple[Any, ...], list[int] | None]
 """Tensors, and how often each was written to so far, None for not at all. One that is written to later is the caller's."""
 
-
 _PLAIN = {torch.Tensor}
 
 
 def noted(following: TensorDictBase, *, is_fresh: bool) -> Noted:
     """Return the tensors that a step gives out under ``next``; ``is_fresh`` says that none was written to."""
-    if is_fresh and type(following) is TensorDict:
+    if type(following) is TensorDict:
         tensors = tuple(following.values())
         if {*map(type, tensors)} == _PLAIN:
-            return tensors, None
+            if is_fresh:
+                return tensors, None
+            try:
+                return tensors, [tensor._version for tensor in tensors]
+            except RuntimeError:  # of inference mode
+                return tensors, [0] * len(tensors)
     rows = following.tensordicts if isinstance(following, LazyStackedTensorDict) else [following]
     tensors = tuple(leaf for row in rows for _, leaf in leaves(row))
     return tensors, [_version(tensor) for tensor in tensors]

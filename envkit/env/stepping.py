@@ -25,7 +25,7 @@ from tensordict import TensorDict, TensorDictBase
 
 from envkit import rules
 from envkit.data.arguments import require_tensordict
-from envkit.data.outcomes import callers_part, noted
+from envkit.data.outcomes import Noted, callers_part, noted
 from envkit.data.paths import Path, as_path, infos_in
 from envkit.data.resets import (
     any_done,
@@ -95,6 +95,7 @@ class Stepping(SpecNames, ABC):
     """The call that did so."""
 
     _has_warned_of_old_root = False
+    """A `StaleNextWarning` was given."""
 
     _unrecorded: tuple[str, ...] = ()
     """Nodes at root and next that a fragment leaves out unless it is asked to record them."""
@@ -294,22 +295,23 @@ class Stepping(SpecNames, ABC):
 
     def _stepped(self, ticket: Ticket) -> TensorDictBase:
         """Return the data of a step with its outcome under ``next``, once it is made; the caller's entries there win."""
+        latest = self._in_use.outcome  # before envs inside step
         following, td = self._finish_step(ticket), ticket.td
         if ticket.mask is not None:
             td = td.exclude(rules.STEP, inplace=True)
         preset = td.get("next", None)
         if preset is not None:
-            following.update(self._callers_part(ticket, preset, following))
+            following.update(self._callers_part(ticket, preset, following, latest))
         td.set("next", following)
         ticket.following = following
         return td
 
     def _callers_part(
-        self, ticket: Ticket, preset: TensorDictBase, following: TensorDictBase
+        self, ticket: Ticket, preset: TensorDictBase, following: TensorDictBase, latest: Noted
     ) -> TensorDictBase:
         """Return what the caller put under ``next``; warn, once for each env, of what an earlier step wrote there."""
         scalars = [as_path(scalar.key) for scalar in self._table.scalars]
-        own, has_outcome = callers_part(preset, following, self._in_use.outcome, scalars)
+        own, has_outcome = callers_part(preset, following, latest, scalars)
         begun = self._in_use.begun_beside
         is_old = begun is None or not any(map(is_same, preset.values(), begun.values()))
         if not has_outcome or not is_old or self._has_warned_of_old_root:
