@@ -30,7 +30,7 @@ _PLAIN = {torch.Tensor}
 def noted(following: TensorDictBase, *, is_fresh: bool) -> Noted:
     """Return the tensors that a step gives out under ``next``; ``is_fresh`` says that none was written to."""
     if type(following) is TensorDict:
-        tensors = tuple(following.values())
+        tensors: tuple[Any, ...] = tuple(following.values())
         if {*map(type, tensors)} == _PLAIN:
             if is_fresh:
                 return tensors, None
