@@ -387,7 +387,6 @@ class CatFrames(_Windowed):
         keys = "pixels" if in_keys is None else in_keys
         N = _require_window(N, padding)
         super().__init__(keys, out_keys, N, dim, reset_key)
-        self.N = N
         self.padding = padding
         as_number("padding_value", padding_value, meaning="the number in place of missing frames")
         self.padding_value = padding_value
@@ -395,6 +394,15 @@ class CatFrames(_Windowed):
         self.done_key: Key = "done" if done_key is None else done_key
         self.future = as_bool("future", future)
         self.mask_key = mask_key
+
+    @property
+    def N(self) -> int:
+        """Number of frames that are joined; assignable."""
+        return self.count
+
+    @N.setter
+    def N(self, value: int) -> None:
+        self.count = as_int("N", value, least=1, meaning="how many frames to join")
 
     def make_rb_transform_and_sampler(self, batch_size: int, **sampler_kwargs: Any) -> tuple:
         """Give a transform and a sampler for a buffer of TorchRL that stores frames one by one.
@@ -540,7 +548,15 @@ class TimeMaxPool(_Windowed):
     ):
         T = as_int("T", T, least=1, meaning="how many frames to look at")
         super().__init__("observation" if in_keys is None else in_keys, out_keys, T, -1, reset_key)
-        self.T = T
+
+    @property
+    def T(self) -> int:
+        """Number of frames that are looked at; assignable."""
+        return self.count
+
+    @T.setter
+    def T(self, value: int) -> None:
+        self.count = as_int("T", value, least=1, meaning="how many frames to look at")
 
     def _shown(self, window: Array) -> Array:
         return elementwise.peak(window, self.T, self.dim)

@@ -138,7 +138,8 @@ def other(name: str, value: Any) -> Any:
 SETTINGS = [
     pytest.param(make, name, id=f"{type(make()[-1]).__name__}.{name}")
     for number, make in enumerate(CHAINS)
-    for name in (*vars(make()[-1]), *make()[-1]._buffers)
+    for name in (*vars(make()[-1]), *make()[-1]._buffers, "N", "T")
+    if hasattr(make()[-1], name)
     if not (name.startswith("_") or name in UNREAD or (number % 8 and name in OF_ALL))
 ]
 
