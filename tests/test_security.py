@@ -229,7 +229,9 @@ UNPICKLING = {
     *("envkit/transport/by_value.py", "envkit/transport/failure.py", "envkit/transport/worker.py"),
     "envkit/transport/processes.py",
     "bridges/envkit_bridges/gym/backend.py",
+    "bridges/envkit_bridges/gym/reports.py",
     "bridges/envkit_bridges/gym/simulator_state.py",
+    "bridges/envkit_bridges/gym/space_conversions.py",
     "bridges/envkit_bridges/transports/ray.py",
 }
 

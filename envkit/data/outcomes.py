@@ -9,6 +9,7 @@ the caller's. Values are never compared.
 # (tensordict ships no types)
 from __future__ import annotations
 
+import weakref
 from collections.abc import Collection
 from itertools import repeat
 from typing import Any
@@ -22,7 +23,10 @@ from envkit.data.transition import leaves
 __all__ = ["Noted", "callers_part", "noted"]
 
 Noted = tuple[tuple[Any, ...], list[int] | None]
-"""Tensors, and how often each was written to so far, None for not at all. One that is written to later is the caller's."""
+"""Tensors, and how often each was written to so far, None for not at all. One that is written to later is the caller's.
+
+One with a graph is referenced weakly, since the graph holds the env.
+"""
 
 _PLAIN = {torch.Tensor}
 
@@ -35,12 +39,20 @@ def noted(following: TensorDictBase, *, is_fresh: bool) -> Noted:
             if is_fresh:
                 return tensors, None
             try:
-                return tensors, [tensor._version for tensor in tensors]
+                counts = [tensor._version for tensor in tensors]
             except RuntimeError:  # of inference mode
-                return tensors, [0] * len(tensors)
+                counts = [0] * len(tensors)
+            return _held(tensors), counts
     rows = following.tensordicts if isinstance(following, LazyStackedTensorDict) else [following]
     tensors = tuple(leaf for row in rows for _, leaf in leaves(row))
-    return tensors, [_version(tensor) for tensor in tensors]
+    return _held(tensors), [_version(tensor) for tensor in tensors]
+
+
+def _held(tensors: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(
+        weakref.ref(one) if isinstance(one, torch.Tensor) and one.grad_fn is not None else one
+        for one in tensors
+    )
 
 
 def callers_part(
@@ -57,7 +69,8 @@ def callers_part(
         latest: from the step before of the same env.
         scalars: rewards and flags. A ``next`` with all of them and another entry of the outcome looks like one.
     """
-    tensors, counts = latest
+    held, counts = latest
+    tensors = (one() if isinstance(one, weakref.ref) else one for one in held)
     versions = dict(zip(map(id, tensors), counts or repeat(0), strict=False))
     return _without_outcome(given, outcome, versions, frozenset(scalars))
 

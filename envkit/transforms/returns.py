@@ -67,17 +67,21 @@ class _RewardTransform(FusableTransform, EpisodeTransform):
 
     def _found_pairs(self) -> list[tuple[Path, Path]]:
         sources = list(self._env().reward_keys) if self._takes_all else self.in_keys
+        if self.container is not None:
+            self._require_rewards(sources)
+        targets = self._targets(sources)
+        self._require_as_many("out_keys", targets, sources)
+        if self.reset_keys is not None:
+            self._require_as_many("reset_keys", self.reset_keys, sources)
+        return list(zip(map(as_path, sources), map(as_path, targets), strict=True))
+
+    def _require_rewards(self, sources: list[Key]) -> None:
         known = self._env().full_reward_spec
         if missing := [key for key in sources if known.get(key, None) is None]:
             raise MissingKeyError(
                 f"{type(self).__name__} reads {missing}, but the env has the rewards {list(known.keys(True, True))}. Name "
                 "rewards that exist with in_keys=."
             )
-        targets = self._targets(sources)
-        self._require_as_many("out_keys", targets, sources)
-        if self.reset_keys is not None:
-            self._require_as_many("reset_keys", self.reset_keys, sources)
-        return list(zip(map(as_path, sources), map(as_path, targets), strict=True))
 
     def _targets(self, sources: list[Key]) -> list[Key]:
         """Name the running values of rewards."""

@@ -339,7 +339,7 @@ def test_frames_are_drawn_after_resets_and_steps():
 
 def test_a_mistake_in_preproc_does_not_reset_the_simulator():
     base = Drawn()
-    base.rand_step(base.rand_step(base.reset()))
+    base.rand_step(base.step_mdp(base.rand_step(base.reset())))
 
     env = TransformedEnv(base, PixelRenderTransform(preproc=lambda frame: frame["nothing"]))
 

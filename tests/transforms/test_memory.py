@@ -29,6 +29,7 @@ from envkit import (
     FrameSkipTransform,
     GymWrapper,
     MultiAction,
+    NormalizeReward,
     ObservationNorm,
     RenameTransform,
     RewardScaling,
@@ -89,6 +90,7 @@ MEMORIES = {  # the transform, and what it shows
     TimeMaxPool: (partial(TimeMaxPool, ["count"], ["most"], 2), "most"),
     VecNormV2: (partial(VecNormV2, ["count"], ["normal"], stateful=False), "normal"),
     EndOfLifeTransform: (EndOfLifeTransform, "lives"),
+    NormalizeReward: (NormalizeReward, "_discounted_reward"),
     Trace: (Trace, "trace"),
 }
 CHANGE_INPUTS_ONLY = {

@@ -51,7 +51,7 @@ class Traced(EnvWrapper):
         return self._checked("step", state, action)
 
     def _checked(self, name: str, *args: PyTree) -> tuple[Any, Timestep]:
-        method, owners = getattr(self.env, name), _owners(self.env)
+        method, owners = getattr(self.env, name), _owners(self.env, name)
         if not owners:
             return method(*args)
         before = [(dict(getattr(owner, "__dict__", {})), values_held(owner)) for owner in owners]
@@ -71,13 +71,13 @@ class Traced(EnvWrapper):
         return result
 
 
-def _owners(env: object) -> list[Any]:
-    """List an env and those inside it, but for those of known libraries."""
+def _owners(env: object, name: str) -> list[Any]:
+    """List an env and those inside it, but for those whose method ``name`` is that of a known library."""
     owners = []
     while env is not None:
         owners.append(env)
         env = getattr(env, "env", None)
-    return [owner for owner in owners if not is_of_library(type(owner))]
+    return [owner for owner in owners if not is_of_library(getattr(type(owner), name, type(owner)))]
 
 
 def _error(name: str, owner: object, what: str) -> StateStructureError:

@@ -18,6 +18,8 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+from envkit.env import declared, on_row
+from envkit.specs.leaves import boxes
 from envkit_bridges import dlpack
 from envkit_bridges.dlpack import torch_dtype_of
 from envkit_bridges.jax import jax_env as env_module
@@ -68,6 +70,8 @@ def played_card(patch: pytest.MonkeyPatch, device: torch.device) -> Iterator[Pla
     card = PlayedCard()
     _play_torch(patch, card)
     here = jax.devices("cpu")[0]
+    for module in (boxes, declared, on_row):  # a played card is no trace
+        patch.setattr(module, "is_traced", lambda: False)
     for module in (dlpack, env_module):
         patch.setattr(module, "jax_device_of", lambda device: here)
     patch.setattr(env_module, "warn_if_full", lambda device: None)
