@@ -497,7 +497,7 @@ class OnLeaves(Actor):
 
     def __init__(self, policy: LeavesPolicy, rows: RowMemory, device: torch.device | None):
         self._act, self._reads, self._device, self._rows = policy.act, policy.reads, device, rows
-        self._shown = [Moment({path: root[path] for path in policy.reads}) for root in rows.roots]
+        self._shown: dict[int, Moment] = {}
         self._seen: dict[Path, list[torch.Tensor]] = {path: [] for path in policy.reads}
         self._given: dict[Path, list[torch.Tensor]] = {}
 
@@ -514,7 +514,7 @@ class OnLeaves(Actor):
         return cls(policy, rows, device) if is_fit else None
 
     def act(self, step: int, slot: int) -> None:
-        given = list(self._shown[slot].copies(self._device).values())
+        given = list(self._moment(slot).copies(self._device).values())
         written = self._act(given)
         if self._device is not None:
             written = {path: value.to(self._device) for path, value in written.items()}
@@ -523,6 +523,14 @@ class OnLeaves(Actor):
         for path, value in written.items():
             self._given.setdefault(path, []).append(value)
         self._rows.fill({**self._rows.inputs[slot], **written}, None, slot)
+
+    def _moment(self, slot: int) -> Moment:
+        """Return what the policy reads in a slot; short runs use few of them."""
+        moment = self._shown.get(slot)
+        if moment is None:
+            root = self._rows.roots[slot]
+            moment = self._shown[slot] = Moment({path: root[path] for path in self._reads})
+        return moment
 
     def latest(self) -> dict[Path, torch.Tensor]:
         return {path: values[-1] for path, values in {**self._seen, **self._given}.items()}
