@@ -27,7 +27,7 @@ from envkit.data.arguments import as_bool, require_option
 from envkit.data.paths import Key, Path
 from envkit.env.base import EnvBase
 from envkit.env.runs import Moment
-from envkit.env.seeding import checked_seed, seed_chain
+from envkit.env.seeding import checked_seed
 from envkit.errors import (
     ArgumentError,
     ClosedEnvError,
@@ -142,9 +142,10 @@ class GymVectorView(VectorEnv):
         that follows, without another one of the simulator, unless that passes options or a seed for this row.
 
         Args:
-            seed: of the env's `set_seed`, which gives each row its own; or a list with the ``seed`` of each simulator's
-                reset, as in Gymnasium, of which None seeds nothing. Rows that a mask leaves out are not seeded. A list,
-                and a seed beside a mask that leaves rows out, need a pool of single envs.
+            seed: one int s, with which the simulator of row i is reset with the seed s + i; or a list with the seed of
+                each, of which None seeds nothing. Both are as in Gymnasium. One int is also given to the env's `set_seed`,
+                from which transforms draw, and alone where all rows are one object. Rows that a mask leaves out are not
+                seeded. A list, and a seed beside a mask that leaves rows out, need a pool of single envs.
             options: a "reset_mask", bool ``(num_envs,)``, and options of the simulators, which each row that is reset
                 gets. Those need a pool of single envs.
 
@@ -184,7 +185,7 @@ class GymVectorView(VectorEnv):
         return self._ended & ~self.view.ended(self.view.root)
 
     def _seeds(self, seed: Any, mask: np.ndarray | None) -> dict[int, int | None] | None:
-        """Seed the rows that are reset with one int, or give the seeds of a list by row."""
+        """Return the seeds of the rows that are reset; None where there are none, or all rows are one object, which is seeded."""
         if seed is None:
             return None
         rows = range(self.num_envs) if mask is None else np.flatnonzero(mask).tolist()
@@ -194,13 +195,13 @@ class GymVectorView(VectorEnv):
                     f"seed is {seed!r}, but there are {self.num_envs} rows. Pass one seed for each row, or one int."
                 )
             return {row: seed[row] for row in rows}
+        first = checked_seed(seed)
         if len(rows) == self.num_envs:
-            self.view.env.set_seed(seed)
-            self._given_seed = checked_seed(seed)
-        else:
-            each = seed_chain(seed, self.num_envs)[0]
-            self.view.seed({row: each[row] for row in rows})
-        return None
+            self.view.env.set_seed(first)
+            self._given_seed = first
+            if self.view.pool is None:
+                return None
+        return {row: first + row for row in rows}
 
     @property
     def np_random_seed(self) -> tuple[int, ...]:  # type: ignore[override] # as Gymnasium's own pools

@@ -82,10 +82,12 @@ class SB3View(VecEnv):
 
     def reset(self) -> Any:
         """Begin episodes in all rows, from the seed that `seed` was given."""
+        seeds = None
         if self._seeds[0] is not None:
             self.envkit_env.set_seed(self._seeds[0])
+            seeds = None if self.view.pool is None else dict(enumerate(self._seeds))
         self._reset_seeds()
-        root = self.view.reset(options=self._options)
+        root = self.view.reset(options=self._options, seeds=seeds)
         self._reset_options()
         every = np.ones(self.num_envs, bool)
         self.reset_infos = self._infos_of(root, self.view.reset_infos(every))
@@ -94,15 +96,13 @@ class SB3View(VecEnv):
     def seed(self, seed: int | None = None) -> Sequence[int | None]:
         """Have the next `reset` begin with a seed, drawn by NumPy without one.
 
-        That library counts it up from row to row. Here it is what ``set_seed`` of the env is given, which decides
-        about all rows, and what is returned is that seed once for each row.
+        The simulator of row i gets ``seed + i``, and ``set_seed`` of the env, from which transforms draw, ``seed``. Where
+        all rows are one object, as those of a JAX env, ``set_seed`` decides about all of them.
 
         Raises:
             ArgumentError: (a ValueError) it is no integer, negative, or too large.
         """
-        first = super().seed(None if seed is None else checked_seed(seed))[0]
-        self._seeds = [first] * self.num_envs
-        return self._seeds
+        return super().seed(None if seed is None else checked_seed(seed))
 
     def step_async(self, actions: np.ndarray) -> None:
         """Take the actions of the step that `step_wait` makes: an array, or a list of one dict or tuple for each row."""

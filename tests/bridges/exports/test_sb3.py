@@ -112,6 +112,14 @@ def test_a_seed_repeats(opened):
     assert not np.array_equal(view.reset(), runs[0][0])  # a seed is used once
 
 
+def test_one_seed_is_counted_up_from_row_to_row_as_there(opened):
+    view = to_sb3(opened(make("gym/CartPole-v1", 3, backend="serial")))
+    theirs = DummyVecEnv([lambda: gymnasium.make("CartPole-v1")] * 3)
+
+    assert view.seed(7) == theirs.seed(7) == [7, 8, 9]
+    assert np.array_equal(view.reset(), theirs.reset())
+
+
 def test_a_time_limit_is_told_apart_from_an_end(opened):
     view = to_sb3(opened(make("gym/CartPole-v1", 2, backend="serial", max_episode_steps=3)))
     view.seed(0)
