@@ -109,6 +109,37 @@ class _Running(SkipsRows):
             stacklevel=2,
         )
 
+    def freeze(self) -> Self:
+        """Count nothing from now on; returns self.
+
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> from envkit import VecNorm
+            >>> norm = VecNorm(["x"], decay=1.0)
+            >>> data = norm(TensorDict(x=torch.tensor([[1.0], [3.0]]), batch_size=[2]))
+            >>> norm = norm.freeze()
+            >>> norm(TensorDict(x=torch.tensor([[5.0]]), batch_size=[1]))["x"]
+            tensor([[3.]])
+        """
+        self.frozen = True
+        return self
+
+    def unfreeze(self) -> Self:
+        """Count again; returns self.
+
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> from envkit import VecNorm
+            >>> norm = VecNorm(["x"], decay=1.0)
+            >>> data = norm(TensorDict(x=torch.tensor([[1.0], [3.0]]), batch_size=[2]))
+            >>> norm.freeze().unfreeze().frozen
+            False
+        """
+        self.frozen = False
+        return self
+
 
 class VecNormV2(_Running, EpisodeTransform):
     """Standardise values by running averages, with a mean and a deviation for each row unless rows are averaged.
@@ -443,36 +474,6 @@ class VecNormV2(_Running, EpisodeTransform):
                 data.set(source, value * scale + loc)
         return data
 
-    def freeze(self) -> VecNormV2:
-        """Update nothing any more; returns self.
-
-        Example:
-            >>> import torch
-            >>> from tensordict import TensorDict
-            >>> from envkit import VecNormV2
-            >>> norm = VecNormV2(["x"], reduce_batch_dims=True)
-            >>> data = norm(TensorDict(x=torch.tensor([[1.0], [3.0]]), batch_size=[2]))
-            >>> norm.freeze().frozen
-            True
-        """
-        self.frozen = True
-        return self
-
-    def unfreeze(self) -> VecNormV2:
-        """Update again; returns self.
-
-        Example:
-            >>> import torch
-            >>> from tensordict import TensorDict
-            >>> from envkit import VecNormV2
-            >>> norm = VecNormV2(["x"], reduce_batch_dims=True)
-            >>> data = norm(TensorDict(x=torch.tensor([[1.0], [3.0]]), batch_size=[2]))
-            >>> norm.freeze().unfreeze().frozen
-            False
-        """
-        self.frozen = False
-        return self
-
     def clone(self) -> VecNormV2:
         """Copy the transform with its averages; those of the copy go their own way.
 
@@ -687,37 +688,6 @@ class RunningMoments(_Running, FusableTransform):
                 if self._moments_of(key).exist
             }
         )
-
-    def freeze(self) -> Self:
-        """Count nothing from now on; returns self.
-
-        Example:
-            >>> import torch
-            >>> from tensordict import TensorDict
-            >>> from envkit import VecNorm
-            >>> norm = VecNorm(["x"], decay=1.0)
-            >>> data = norm(TensorDict(x=torch.tensor([[1.0], [3.0]]), batch_size=[2]))
-            >>> norm = norm.freeze()
-            >>> norm(TensorDict(x=torch.tensor([[5.0]]), batch_size=[1]))["x"]
-            tensor([[3.]])
-        """
-        self.frozen = True
-        return self
-
-    def unfreeze(self) -> Self:
-        """Count again; returns self.
-
-        Example:
-            >>> import torch
-            >>> from tensordict import TensorDict
-            >>> from envkit import VecNorm
-            >>> norm = VecNorm(["x"], decay=1.0)
-            >>> data = norm(TensorDict(x=torch.tensor([[1.0], [3.0]]), batch_size=[2]))
-            >>> norm.freeze().unfreeze().frozen
-            False
-        """
-        self.frozen = False
-        return self
 
     def frozen_copy(self) -> Self:
         """Give a clone that follows these statistics and counts nothing itself.
