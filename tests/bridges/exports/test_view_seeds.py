@@ -1,10 +1,12 @@
-"""Seeds and devices through every view: those of the env, and what is none is told and changes nothing."""
+"""Seeds and devices through every view: what its library means by them; what is none is told and changes nothing."""
 
 from __future__ import annotations
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
+from gymnasium.vector import SyncVectorEnv
 
 from envkit import BraxEnv, GymEnv, SerialEnv, to_gym_vector, to_sb3, to_torchrl
 from envkit.errors import ArgumentError, DeviceNameError
@@ -37,13 +39,27 @@ VIEWS = {
 }
 
 
-@pytest.mark.parametrize("view", list(VIEWS))
-@pytest.mark.parametrize("seed", [7, np.int64(7), torch.tensor(7)])
-def test_a_seed_is_that_of_the_env(view, seed):
-    env = poles()
-    env.set_seed(7)
+def rows_of_the_library(seed: int) -> np.ndarray:
+    return SyncVectorEnv([lambda: gymnasium.make("CartPole-v1")] * 2).reset(seed=seed)[0]
 
-    assert np.array_equal(VIEWS[view](poles(), seed), env.reset()["observation"])
+
+def rows_of_the_env(seed: int) -> np.ndarray:
+    env = poles()
+    env.set_seed(seed)
+    return env.reset()["observation"].numpy()
+
+
+@pytest.mark.parametrize("seed", [7, np.int64(7), torch.tensor(7)])
+@pytest.mark.parametrize(
+    ("view", "expected"),
+    [
+        ("gym vector", rows_of_the_library),
+        ("sb3", rows_of_the_library),
+        ("torchrl", rows_of_the_env),
+    ],
+)
+def test_a_seed_means_what_it_means_in_the_views_library(view, expected, seed):
+    assert np.array_equal(VIEWS[view](poles(), seed), expected(7))
 
 
 @pytest.mark.parametrize("view", list(VIEWS))
@@ -68,15 +84,15 @@ def test_a_refused_seed_does_not_wait_for_the_next_reset():
     assert np.array_equal(view.reset(), other.reset())
 
 
-def test_the_seeds_of_rows_are_the_one_that_they_are_seeded_with_together():
+def test_the_seeds_of_rows_are_counted_up_from_one_that_may_be_drawn():
     view = to_sb3(poles())
 
-    assert view.seed(3) == [3, 3]
+    assert view.seed(3) == [3, 4]
     first, second = view.reset()
 
     assert not np.array_equal(first, second)
-    seed, same = view.seed()
-    assert seed == same
+    seed, next_seed = view.seed()
+    assert next_seed == seed + 1
     drawn = view.reset()
     assert np.array_equal(seeded_sb3(poles(), seed), drawn)
 
