@@ -33,8 +33,6 @@ from envkit.data.files import file_to_read, require_place, telling, undamaged, w
 from envkit.data.plain import from_plain, plain
 from envkit.errors import ArgumentTypeError, MissingKeyError, ResumeError
 
-__all__ = ["load", "save"]
-
 _VERSION = 1
 _MEMBER = re.compile(r"[^/.][^/]*/(data\.pkl|data/\d+|version|byteorder|\.[\w/]+)")
 """Names of the members that ``torch.save`` writes; those of a TorchScript program are others."""

@@ -7,8 +7,6 @@ there: extras are installed from a clone of the repository.
 import os
 from pathlib import Path
 
-__all__ = ["DISTRIBUTION", "cache_folder", "install_command", "install_hint"]
-
 DISTRIBUTION = "envkit-rl"
 """Distribution name, as in pyproject.toml. The import name is ``envkit``."""
 

@@ -11,8 +11,6 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any, NoReturn
 
-__all__ = ["PRELOADED", "is_public", "late", "told_elsewhere"]
-
 _NOT_PUBLIC = {
     "EnvPoolAsyncEnvPool": "envkit_bridges.worlds.envpool.async_pool",
     "RayActors": "envkit_bridges.transports.ray",

@@ -16,8 +16,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Literal, cast
 
-__all__ = ["alone", "filters_kept", "no_output", "no_warnings", "variables_kept"]
-
 _LOCK = threading.RLock()  # held for a moment, to enter or to leave
 _ALONE = threading.RLock()
 

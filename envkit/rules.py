@@ -22,26 +22,6 @@ from array_api_compat import array_namespace
 
 from envkit.errors import DoneError, ResetMaskError, StepMaskError
 
-__all__ = [
-    "DONE_LEAVES",
-    "RESET",
-    "STEP",
-    "Stop",
-    "bare_mask_shape",
-    "choose",
-    "complete_done",
-    "done_from",
-    "governing_level",
-    "is_at_root",
-    "is_carried",
-    "kept_shape",
-    "reduce_mask",
-    "reset_mask",
-    "step_mask",
-    "still_to_reset",
-    "twins",
-]
-
 Path = tuple[str, ...]
 Array = Any  # of any namespace; no one type has them all
 

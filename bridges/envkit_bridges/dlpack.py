@@ -53,17 +53,6 @@ from envkit.functional.structure import PyTree
 if TYPE_CHECKING:
     from jax.typing import DTypeLike
 
-__all__ = [
-    "adopted",
-    "jax_device_of",
-    "number_to_jit",
-    "to_jax",
-    "to_jit",
-    "to_torch",
-    "torch_device_of",
-    "torch_dtype_of",
-]
-
 _NARROW = {getattr(torch, wide): getattr(torch, narrow) for wide, narrow in NARROWER.items()}
 
 

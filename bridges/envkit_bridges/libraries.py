@@ -27,22 +27,6 @@ from envkit.errors import (
 from envkit.installing import install_hint
 from envkit.process_wide import filters_kept, no_output, no_warnings
 
-__all__ = [
-    "LIBRARIES",
-    "EnvNames",
-    "Simulator",
-    "explained",
-    "fetched",
-    "get_available_libraries",
-    "keywords_told",
-    "near_name",
-    "parameters_of",
-    "quietly",
-    "require",
-    "require_name",
-    "require_quietly",
-]
-
 Simulator = Any
 """An environment object of another library, e.g. Gymnasium, dm_control or Jumanji, which need not be installed."""
 

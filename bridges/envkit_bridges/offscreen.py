@@ -29,8 +29,6 @@ from envkit.errors import RenderingError
 from envkit.process_wide import alone
 from envkit_bridges.libraries import require
 
-__all__ = ["CURE", "be_silent", "failure_of", "in_memory", "is_chosen", "prepare"]
-
 CURE = (
     "Install Mesa's software renderer (Debian, Ubuntu: apt-get install libosmesa6), or a driver with EGL; "
     "no restart is needed"

@@ -18,29 +18,6 @@ from typing import Any
 
 from array_api_compat import array_namespace
 
-__all__ = [
-    "NARROWER",
-    "Array",
-    "cast",
-    "clipped",
-    "dtype_named",
-    "flattened",
-    "is_positive",
-    "joined",
-    "padded",
-    "peak",
-    "permuted",
-    "pushed",
-    "recent",
-    "scaled",
-    "sign",
-    "squeezed",
-    "standardised",
-    "tiled",
-    "unsqueezed",
-    "weighted_sum",
-]
-
 Array = Any
 """An array of NumPy, torch, JAX or another namespace; no one type has them all."""
 

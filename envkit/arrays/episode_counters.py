@@ -18,19 +18,6 @@ from array_api_compat import array_namespace
 
 from envkit.arrays.elementwise import Array, dtype_named
 
-__all__ = [
-    "added",
-    "begun",
-    "compensated",
-    "counted",
-    "discounted",
-    "filled",
-    "left",
-    "spread",
-    "uncounted",
-    "unset",
-]
-
 
 def unset(flags: Array) -> Array:
     """Make flags that are not set, in the shape of ``flags``."""

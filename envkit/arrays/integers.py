@@ -10,8 +10,6 @@ from typing import Any
 
 from envkit.errors import ArgumentError, ArgumentTypeError
 
-__all__ = ["as_int"]
-
 
 def as_int(name: str, value: Any, *, least: int | None, meaning: str) -> int:
     """Give an integer argument as an int.

@@ -14,8 +14,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-__all__ = ["Changes", "Leaves", "nest", "with_changes"]
-
 Path = tuple[str, ...]
 Changes = Mapping[Path, Any]
 

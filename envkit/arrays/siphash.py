@@ -15,8 +15,6 @@ from typing import Any
 
 from array_api_compat import array_namespace
 
-__all__ = ["siphash", "words_of"]
-
 
 def siphash(words: Any, tail: int | None = None) -> Any:
     """Hash each row of words.

@@ -22,20 +22,6 @@ from array_api_compat import array_namespace
 
 from envkit.arrays.elementwise import Array
 
-__all__ = [
-    "Averages",
-    "Moments",
-    "are_finite",
-    "averages_with_rows",
-    "averages_with_values",
-    "deviation_of_moments",
-    "increased",
-    "loc_and_scale_of_averages",
-    "loc_and_scale_of_moments",
-    "moments_with_rows",
-    "no_averages",
-]
-
 Moments = tuple[Any, Any, Any]
 
 

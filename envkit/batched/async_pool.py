@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack, cast
 import torch
 from tensordict import TensorDictBase
 
+from envkit.arrays.integers import as_int
 from envkit.batched.attributes import WorkerAttribute
 from envkit.batched.batched_env import BatchedEnv
 from envkit.batched.caller_settings import chosen
@@ -32,7 +33,7 @@ from envkit.batched.workers import (
     usable_options,
     worker_processes,
 )
-from envkit.data.arguments import as_int, require_option
+from envkit.data.arguments import require_option
 from envkit.data.paths import Key, as_key
 from envkit.env.base import EnvBase
 from envkit.env.drawing import allow_options
@@ -44,8 +45,6 @@ from envkit.specs import Composite, NonTensor, TensorSpec, draws_in_order
 from envkit.specs.annotations import EnvData
 from envkit.transport import Pool, Threads
 from envkit.transport.pool import call_by_row
-
-__all__ = ["AsyncEnvPool", "ProcessorAsyncEnvPool", "RayAsyncEnvPool", "ThreadingAsyncEnvPool"]
 
 Stack = Literal["dense", "lazy", "maybe_dense"]
 _INDIVIDUAL: dict[str, bool | None] = {"dense": False, "lazy": True, "maybe_dense": None}

@@ -25,22 +25,6 @@ from envkit.errors import ArgumentError, NotStartedError
 from envkit.transport import Pool
 from envkit.transport.pool import call_by_row
 
-__all__ = [
-    "AttributeLookup",
-    "CallsOfRows",
-    "LocalAttribute",
-    "WorkerAttribute",
-    "ask_single_envs",
-    "attribute_of",
-    "call_attribute",
-    "chosen_rows",
-    "layers_of",
-    "require_found",
-    "require_settable",
-    "set_attribute",
-    "single_envs",
-]
-
 
 class AttributeLookup:
     """Mix-in for envs that have sub-envs: pass on public names that it does not have.

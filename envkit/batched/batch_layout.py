@@ -22,8 +22,6 @@ from envkit.data.paths import Key, as_key
 from envkit.errors import ArgumentError, SpecError
 from envkit.specs import Composite, stack
 
-__all__ = ["BatchLayout", "layout_of", "may_use_rows", "specs_of_rows"]
-
 
 @dataclass(frozen=True)
 class BatchLayout:

@@ -55,8 +55,6 @@ from envkit.specs.annotations import EnvData
 from envkit.transport import Pool
 from envkit.transport.pool import call_by_row, merged
 
-__all__ = ["BatchedEnv", "drawn_inside"]
-
 
 class BatchedEnv(AttributeLookup, PoolOwner):
     """Base of SerialEnv and ParallelEnv; see `envkit.batched.settings.PoolOptions` for the keywords.

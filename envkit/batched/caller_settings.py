@@ -25,9 +25,6 @@ from contextvars import ContextVar, Token
 from functools import partial
 from typing import Any
 
-__all__ = ["caller_settings", "chosen", "forget", "holding", "set_choice"]
-
-
 _choices: ContextVar[Mapping[str, Any] | None] = ContextVar("choices", default=None)
 
 

@@ -32,9 +32,6 @@ from envkit.env.wrapper_hints import require_env
 from envkit.errors import MissingKeyError
 from envkit.transport import by_value
 
-__all__ = ["EnvCreator", "env_creator", "get_env_metadata", "known_metadata", "with_kwargs"]
-
-
 _RETURN_ONE = "Return one, e.g. GymEnv('CartPole-v1')."
 
 

@@ -38,20 +38,6 @@ from envkit.specs.consolidation import contains_lazy_spec
 from envkit.transport import RowsFailedError
 from envkit.transport.by_value import pickle_with
 
-__all__ = [
-    "ADVANCE",
-    "BUILDING",
-    "COMMAND_NAMES",
-    "RESET",
-    "RESTART",
-    "STEP",
-    "EnvHost",
-    "HostFactory",
-    "Maker",
-    "OutputForms",
-]
-
-
 STEP, RESET, ADVANCE, RESTART = 1, 2, 3, 4
 COMMAND_NAMES: dict[int | str, str] = {
     STEP: "step",

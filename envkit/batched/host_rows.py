@@ -23,8 +23,6 @@ from envkit.data.paths import Path, as_key
 from envkit.env.base import EnvBase
 from envkit.rules import STEP
 
-__all__ = ["RowEnvs", "TensorDictRows", "bind_rows", "row_core"]
-
 Regions = Mapping[str, Mapping[Path, torch.Tensor]]
 
 

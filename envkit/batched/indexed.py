@@ -41,8 +41,6 @@ from envkit.specs.annotations import EnvData
 from envkit.transport import Pool
 from envkit.transport.pool import call_by_row
 
-__all__ = ["Indexable", "IndexedEnv"]
-
 
 class Indexable(BatchedEnv):
     """A batched env whose sub-envs can be taken out by an index."""

@@ -22,10 +22,11 @@ import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict, TensorDictBase
 
 from envkit import rules
+from envkit.arrays.integers import as_int
 from envkit.batched.exchange.async_rows import BufferJobs, JobKind, Leaves, TensorDictJobs
 from envkit.batched.lazy_stacks import stack_rows
 from envkit.batched.pool_owner import PoolOwner
-from envkit.data.arguments import as_int, require_tensordict
+from envkit.data.arguments import require_tensordict
 from envkit.data.paths import Axes, Path, as_key, node_axes, tensordict_of
 from envkit.data.transition import leaves
 from envkit.errors import (
@@ -40,9 +41,6 @@ from envkit.errors import (
     WorkerError,
 )
 from envkit.transport import Job
-
-__all__ = ["ENV_INDEX", "ExchangeStats", "JobQueues", "env_indices", "envs_of"]
-
 
 ENV_INDEX = "env_index"
 

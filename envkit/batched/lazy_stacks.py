@@ -19,13 +19,6 @@ from tensordict import LazyStackedTensorDict, NonTensorData, TensorDict, TensorD
 from envkit.data.paths import as_key
 from envkit.data.transition import leaves
 
-__all__ = [
-    "by_row",
-    "empty_rows",
-    "stack_rows",
-    "with_objects_like",
-]
-
 
 def by_row(td: TensorDictBase) -> TensorDictBase:
     """Give the same data as a lazy stack of one TensorDict per row; a lazy stack as it is."""

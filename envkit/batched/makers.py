@@ -24,17 +24,6 @@ from envkit.env.base import EnvBase
 from envkit.errors import ArgumentCountError, ArgumentError, ArgumentTypeError
 from envkit.transport import by_value
 
-__all__ = [
-    "Copies",
-    "as_kwargs",
-    "as_makers",
-    "as_own_kwargs",
-    "equal",
-    "require_known",
-    "tasks_of",
-]
-
-
 Make = Callable[..., Any]
 
 

@@ -33,20 +33,6 @@ from envkit.env.base import EnvBase
 from envkit.errors import ArgumentError, KeyCollisionError, SpecError, StaleDataError
 from envkit.specs import Bounded, Composite, TensorSpec, Unbounded
 
-__all__ = [
-    "STATE",
-    "VERSION",
-    "Member",
-    "RowVersions",
-    "common_device",
-    "delivered",
-    "joined_specs",
-    "members_of",
-    "require_free",
-    "shared_leaves",
-]
-
-
 STATE = "state"
 _Placed = TypeVar("_Placed", TensorDictBase, TensorSpec)
 

@@ -24,9 +24,6 @@ from envkit.specs.annotations import AxisIndex, Device, as_device
 from envkit.specs.inputs import ActionInput, action_inputs
 from envkit.specs.stacks import refuse_ragged
 
-__all__ = ["EnvLeaves", "EnvMetaData", "HasLeaves"]
-
-
 _SIDES = {
     "action": "input_spec",
     "state": "input_spec",

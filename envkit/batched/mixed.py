@@ -59,8 +59,6 @@ from envkit.specs import Composite, Unbounded
 from envkit.specs.annotations import Destination, Device, EnvData, destination, require_memory
 from envkit.specs.inputs import counted_from
 
-__all__ = ["MixedEnv"]
-
 
 class MixedEnv(EnvBase):
     """Concatenate envs along their batch axis; batch-locked.

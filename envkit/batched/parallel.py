@@ -27,8 +27,6 @@ from envkit.specs.annotations import Destination
 from envkit.transport import Pool
 from envkit.transport.launch import choose_start_method, usable_cores
 
-__all__ = ["ParallelEnv"]
-
 
 class ParallelEnv(Indexable):
     """Step ``num_workers`` sub-envs in worker processes.

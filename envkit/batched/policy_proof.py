@@ -26,8 +26,6 @@ from envkit.specs import TensorSpec, Unbounded
 if TYPE_CHECKING:
     from envkit.env.base import EnvBase
 
-__all__ = ["PolicyEntries", "policy_entries"]
-
 
 def policy_entries(env: EnvBase, policy: Any) -> dict[Path, TensorSpec]:
     """Find what a policy writes at the root that the env does not declare.

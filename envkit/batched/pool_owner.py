@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Self, Unpack, cast
 
 import torch
 
+from envkit.arrays.integers import as_int
 from envkit.batched.batch_layout import layout_of, may_use_rows, specs_of_rows
 from envkit.batched.caller_settings import chosen
 from envkit.batched.creator import known_metadata, with_kwargs
@@ -35,7 +36,6 @@ from envkit.batched.settings import (
     ThreadLimit,
     require_usable,
 )
-from envkit.data.arguments import as_int
 from envkit.data.keywords import completed, known_to, refuse_unknown
 from envkit.env.base import EnvBase
 from envkit.env.declared import OUTPUTS
@@ -46,8 +46,6 @@ from envkit.specs import Composite
 from envkit.specs.annotations import Destination, destination, require_memory
 from envkit.specs.lasting import lasting
 from envkit.transport import Pool
-
-__all__ = ["PoolOwner"]
 
 
 class PoolOwner(EnvBase):

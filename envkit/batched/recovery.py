@@ -17,14 +17,13 @@ from typing import Any
 
 import torch
 
+from envkit.arrays.integers import as_int
 from envkit.batched.metadata import EnvMetaData
-from envkit.data.arguments import as_int, require_option
+from envkit.data.arguments import require_option
 from envkit.data.paths import as_path
 from envkit.env.seeding import restart_seed
 from envkit.errors import DoneError, InputError, MissingKeyError, WorkerError
 from envkit.transport import Failure, Pool
-
-__all__ = ["Recovery", "allowed_restarts", "require_truncated"]
 
 _BEFORE_USE = ("start", "bind")  # commands after whose failure a worker serves no requests
 

@@ -21,8 +21,6 @@ from envkit.errors import CopyError, OptionError
 from envkit.specs.annotations import Destination
 from envkit.transport import Pool, ThisThread
 
-__all__ = ["SerialEnv"]
-
 
 class SerialEnv(Indexable):
     """Step ``num_workers`` sub-envs in this process, one after the other.

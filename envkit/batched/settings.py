@@ -14,23 +14,11 @@ from typing import Annotated, Any, Literal, TypedDict, get_args
 
 import torch
 
-from envkit.data.arguments import as_bool, as_bool_or_none, as_int, require_option
+from envkit.arrays.integers import as_int
+from envkit.data.arguments import as_bool, as_bool_or_none, require_option
 from envkit.data.keywords import Default, refuse_unknown
 from envkit.errors import ArgumentError, ArgumentTypeError, MemoryKindError, OptionError
 from envkit.specs.annotations import Device
-
-__all__ = [
-    "AsyncOptions",
-    "Backend",
-    "Limit",
-    "PoolOptions",
-    "RayOptions",
-    "ThreadLimit",
-    "backend_options_of",
-    "require_seconds",
-    "require_usable",
-]
-
 
 Backend = Literal["process", "ray"]
 """Where the sub-envs of a `ParallelEnv` are: in processes of this machine, or in actors of a Ray cluster."""

@@ -9,8 +9,6 @@ from typing import Any
 from envkit.env.base import EnvBase
 from envkit.errors import SharedEnvError
 
-__all__ = ["SimulatorOwners"]
-
 
 class SimulatorOwners:
     """The envs and simulators that rows of this process have, by identity; a copy of this is empty."""

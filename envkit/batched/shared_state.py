@@ -28,8 +28,6 @@ from torch import Tensor
 from envkit.errors import SharedMemoryError
 from envkit.transport import Block, Field, Layout
 
-__all__ = ["FileLock", "OwnState", "SharedState"]
-
 _OPEN_FILES = "/proc/{pid}/fd/{fd}"
 _TOKEN = Field("token of the shared state", (16,), "uint8")
 

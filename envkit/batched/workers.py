@@ -17,16 +17,6 @@ from envkit.lazy_imports import PRELOADED, late
 from envkit.transport import MakeHost, Pool, Processes
 from envkit.transport.launch import usable_cores
 
-__all__ = [
-    "actors_for",
-    "cores_of",
-    "limits_of",
-    "processes_for",
-    "ray_workers",
-    "usable_options",
-    "worker_processes",
-]
-
 
 def worker_processes(
     owner: PoolOwner,

@@ -24,8 +24,6 @@ import envkit
 from envkit.errors import ArgumentError, EnvkitError
 from envkit.installing import DISTRIBUTION, cache_folder, install_hint
 
-__all__ = ["app", "complete_ids", "complete_libraries", "complete_works", "main"]
-
 app = typer.Typer(
     name="envkit",
     help="Find, check, run and measure environments.",

@@ -26,8 +26,6 @@ from rich.table import Table
 import envkit
 from envkit.errors import ArgumentError
 
-__all__ = ["WORKS", "measure"]
-
 _ROUNDS = 5
 _ROWS = {"cartpole": 8, "brax": 256}
 

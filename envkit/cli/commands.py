@@ -25,8 +25,6 @@ from envkit.env.base import EnvBase
 from envkit.errors import ArgumentError
 from envkit.installing import install_command
 
-__all__ = ["print_ids", "print_info", "print_worlds", "roll_out"]
-
 
 def print_ids(pattern: str | None, world: str | None) -> None:
     """Print the ids that match, with a remark at those that need the network.

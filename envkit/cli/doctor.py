@@ -29,8 +29,6 @@ from rich.markup import escape
 
 from envkit.installing import DISTRIBUTION, install_hint
 
-__all__ = ["Finding", "examine"]
-
 LIBRARIES = (
     *("torch", "tensordict", "numpy", "jax", "jaxlib", "brax", "playground", "gymnax", "jumanji"),
     "pgx",

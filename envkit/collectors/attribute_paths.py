@@ -12,8 +12,6 @@ from typing import Any
 
 from envkit.errors import ArgumentError, NotAMethodError
 
-__all__ = ["executed", "followed", "paired"]
-
 _PART = re.compile(r"\.?([A-Za-z_]\w*)|\[(-?\d+)\]|\[(?:'([^']*)'|\"([^\"]*)\")\]")
 
 

@@ -46,8 +46,6 @@ from envkit.transforms.core.transformed_env import TransformedEnv
 from envkit.transforms.episodes import StepCounter
 from envkit.transforms.primer import with_policy_transforms
 
-__all__ = ["Parts", "build_runner", "recorded_leaves"]
-
 
 @dataclass(frozen=True)
 class Parts:

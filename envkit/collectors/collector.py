@@ -50,8 +50,6 @@ from envkit.errors import (
 )
 from envkit.specs.annotations import EnvData
 
-__all__ = ["BaseCollector", "Collector", "MakeEnv", "flat_stats"]
-
 MakeEnv = Callable[..., EnvBase] | EnvBase | Sequence[Callable[..., EnvBase]]
 Backend = Literal["direct", "process", "ray"]
 

@@ -22,8 +22,6 @@ from envkit.data.paths import Key, Path, as_key
 from envkit.data.plain import from_plain, plain
 from envkit.errors import ArgumentTypeError, MissingKeyError
 
-__all__ = ["Delivery"]
-
 
 class _BufferFilling:
     """Put batches into a buffer.

@@ -20,6 +20,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import nn
 
+from envkit.arrays.integers import as_int
 from envkit.batched.attributes import chosen_rows, require_found
 from envkit.batched.caller_settings import chosen
 from envkit.batched.recovery import allowed_restarts
@@ -40,7 +41,7 @@ from envkit.collectors.settings import WorkerOptions, checked_workers, runner_op
 from envkit.collectors.threads import in_turn, require_open
 from envkit.collectors.weights import as_weights, extra_of, only_tensors, tensors_of
 from envkit.collectors.worker_pool import Part, WorkerPool
-from envkit.data.arguments import as_bool, as_int, require_option
+from envkit.data.arguments import as_bool, require_option
 from envkit.data.plain import from_plain, plain
 from envkit.env.base import EnvBase
 from envkit.env.policy import HasParams, PolicyLike, policy_device
@@ -55,16 +56,6 @@ from envkit.errors import (
     OptionError,
 )
 from envkit.transport import Pool
-
-__all__ = [
-    "AsyncCollector",
-    "MultiAsyncCollector",
-    "MultiCollector",
-    "MultiSyncCollector",
-    "MultiSyncDataCollector",
-    "MultiaSyncDataCollector",
-]
-
 
 _CHANGES = 3
 """Batches with changed weights after which workers that were never sent any are warned of."""

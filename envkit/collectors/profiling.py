@@ -22,8 +22,6 @@ from envkit.env.on_leaves import LeavesPolicy
 from envkit.env.policy import ActsInRuns, Policy, RowsPolicy
 from envkit.errors import ArgumentError
 
-__all__ = ["ProfileConfig", "Profiling", "Seconds", "timed"]
-
 
 @dataclass(frozen=True)
 class ProfileConfig:

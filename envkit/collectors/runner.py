@@ -40,18 +40,6 @@ from envkit.env.runs import Draws
 from envkit.errors import ArgumentError, ResumeError, StaleDataError
 from envkit.rules import RESET
 
-__all__ = [
-    "COLLECTOR",
-    "OWN_STEP_COUNT",
-    "POLICY_VERSION",
-    "RANDOM_ACTION",
-    "Batch",
-    "EnvRunner",
-    "Order",
-    "RunnerOptions",
-    "lengthened",
-]
-
 
 def _generator_states() -> dict[str, Any]:
     """Give the states of torch's generators, of the CPU and of each CUDA device that was used."""

@@ -30,19 +30,6 @@ from envkit.collectors.weights import Weights, tensors_of
 from envkit.data.paths import Path
 from envkit.data.transition import leaves, without_device
 
-__all__ = [
-    "BATCH",
-    "BUILDING",
-    "COMMAND_NAMES",
-    "STOP",
-    "WEIGHTS",
-    "Description",
-    "Packing",
-    "Reply",
-    "RunnerFactory",
-]
-
-
 _ALIGNMENT_BYTES = 64
 
 Name = TypeVar("Name", bound=Hashable)

@@ -12,17 +12,11 @@ from typing import Annotated, Any, Literal, TypedDict, get_type_hints
 
 import torch
 
+from envkit.arrays.integers import as_int
 from envkit.batched.recovery import allowed_restarts
 from envkit.batched.settings import require_seconds
 from envkit.collectors.runner import RunnerOptions
-from envkit.data.arguments import (
-    as_bool,
-    as_int,
-    as_keywords,
-    as_number,
-    require_callable,
-    require_option,
-)
+from envkit.data.arguments import as_bool, as_keywords, as_number, require_callable, require_option
 from envkit.data.keywords import Default, known_to, refuse_unknown
 from envkit.env.policy import ExplorationType, require_policy
 from envkit.errors import (
@@ -33,16 +27,6 @@ from envkit.errors import (
 )
 from envkit.lazy_imports import late
 from envkit.specs.annotations import Device, as_device
-
-__all__ = [
-    "CollectorOptions",
-    "WorkerOptions",
-    "checked",
-    "checked_workers",
-    "kind_for",
-    "require_known",
-    "runner_options",
-]
 
 
 class CollectorOptions(TypedDict, total=False):

@@ -21,8 +21,6 @@ from envkit.env.policy import HasParams, PolicyLike
 from envkit.errors import ArgumentTypeError, OptionError
 from envkit.specs.annotations import EnvData
 
-__all__ = ["SyncDataCollector"]
-
 
 class SyncDataCollector(Collector):
     """Collect in this process.

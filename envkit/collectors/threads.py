@@ -23,9 +23,6 @@ from typing import Concatenate, ParamSpec, Protocol, TypeVar
 from envkit.env.thread_lock import InUse
 from envkit.errors import BusyError, ClosedEnvError, StartedError
 
-__all__ = ["Background", "Used", "asked_for", "in_turn", "require_open", "require_own"]
-
-
 _EXIT_S = 5.0
 """Seconds that the end of the program waits for the batch under way."""
 

@@ -27,9 +27,6 @@ from envkit.data.transition import leaves
 from envkit.errors import MissingLibraryError
 from envkit.installing import install_hint
 
-__all__ = ["EpisodeMeter", "EpisodeStore", "ProgressBar", "TrajectoryNumbers", "abandoned"]
-
-
 _IDS = ("collector", "traj_ids")
 
 _LONG = 100_000

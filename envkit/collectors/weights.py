@@ -17,16 +17,6 @@ from torch import nn
 from envkit.env.policy import HasParams
 from envkit.errors import ArgumentError, ArgumentTypeError
 
-__all__ = [
-    "Weights",
-    "as_weights",
-    "extra_of",
-    "load_weights",
-    "only_tensors",
-    "require_same_architecture",
-    "tensors_of",
-]
-
 _EXTRA = "_extra_state"
 """The key of torch for it in a ``state_dict()``."""
 

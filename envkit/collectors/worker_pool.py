@@ -34,9 +34,6 @@ from envkit.data.transition import leaves
 from envkit.errors import SpecError, WorkerError
 from envkit.transport import Field, Job, Layout, Pool, Traffic
 
-__all__ = ["Part", "WorkerPool"]
-
-
 _CUT = ("truncated", "done")
 
 

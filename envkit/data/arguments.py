@@ -19,22 +19,7 @@ import numpy as np
 import torch
 from tensordict import TensorDictBase
 
-from envkit.arrays.integers import as_int
 from envkit.errors import ArgumentError, ArgumentTypeError, DataTypeError, EnvkitError
-
-__all__ = [
-    "as_batch_size",
-    "as_bool",
-    "as_bool_or_none",
-    "as_file",
-    "as_int",
-    "as_keywords",
-    "as_number",
-    "require_callable",
-    "require_option",
-    "require_state_dict",
-    "require_tensordict",
-]
 
 
 def as_number(

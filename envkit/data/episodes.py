@@ -31,8 +31,6 @@ from envkit.errors import ArgumentError, ArgumentTypeError, BatchSizeError, Miss
 from envkit.process_wide import no_warnings
 from envkit.specs.annotations import EnvData
 
-__all__ = ["EpisodeNumbers", "EpisodeSteps", "Piece", "ended_steps", "split_trajectories"]
-
 _IDS = "traj_ids"
 
 

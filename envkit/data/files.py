@@ -33,9 +33,6 @@ from typing import IO
 from envkit.data.arguments import as_file
 from envkit.errors import ArgumentError, EnvkitError, MissingFileError, WriteError
 
-__all__ = ["file_to_read", "require_place", "telling", "undamaged", "whole_file", "whole_folder"]
-
-
 try:
     import fcntl
 except ImportError:  # Windows

@@ -10,8 +10,6 @@ import torch
 from envkit.data.paths import Key
 from envkit.errors import WorkerError
 
-__all__ = ["require_form"]
-
 _ADVICE = "Run check_env_specs on one env first."
 
 

@@ -24,17 +24,6 @@ from typing import TYPE_CHECKING, Any, Unpack, get_args, get_origin, get_type_hi
 
 from envkit.errors import OptionError
 
-__all__ = [
-    "ChecksKeywords",
-    "Default",
-    "ShownKeywords",
-    "completed",
-    "describe_keywords",
-    "keywords_of",
-    "known_to",
-    "refuse_unknown",
-]
-
 
 @dataclass(frozen=True)
 class Default:

@@ -20,8 +20,6 @@ from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 from envkit.data.paths import Path, as_key
 from envkit.data.transition import leaves
 
-__all__ = ["Noted", "callers_part", "noted"]
-
 Noted = tuple[tuple[Any, ...], list[int] | None]
 """Tensors, and how often each was written to so far, None for not at all. One that is written to later is the caller's.
 

@@ -22,24 +22,6 @@ from envkit.specs.trees import as_path
 
 Axes = tuple[int, ...]
 
-__all__ = [
-    "Axes",
-    "Key",
-    "Path",
-    "as_key",
-    "as_path",
-    "has_entry",
-    "info_names",
-    "infos_in",
-    "leaf_paths",
-    "nest",
-    "node_axes",
-    "node_of",
-    "nodes",
-    "shaped",
-    "tensordict_of",
-]
-
 
 def as_key(path: Iterable[str]) -> Key:
     """Write a path as a plain string when it has one part."""

@@ -29,8 +29,6 @@ from tensordict import (
 
 from envkit.errors import ResumeError
 
-__all__ = ["from_plain", "plain"]
-
 _KIND = "__kind__"
 
 

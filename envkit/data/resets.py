@@ -23,18 +23,6 @@ from envkit.errors import PrimerError
 from envkit.specs import Composite
 from envkit.specs.annotations import reading_waits
 
-__all__ = [
-    "any_done",
-    "collect_reset_masks",
-    "done_outside",
-    "forget",
-    "mark_done",
-    "merge_reset",
-    "shape_masks_like_done",
-    "terminated_or_truncated",
-    "undeclared",
-]
-
 
 def collect_reset_masks(
     td: TensorDictBase, done_levels: Mapping[Path, list[str]], done_spec: Composite

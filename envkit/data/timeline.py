@@ -23,8 +23,6 @@ from tensordict import TensorDictBase
 from envkit.data.paths import Key, as_key, as_path
 from envkit.errors import ArgumentError
 
-__all__ = ["carried_keys", "same_rows", "seams", "step_entry", "time_axis"]
-
 _NOT_CARRIED = {"done", "terminated", "truncated", "reward", "state_value"}
 
 _LOOKED_FOR = 16

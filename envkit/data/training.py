@@ -25,8 +25,6 @@ from envkit.data.timeline import seams, step_entry, time_axis
 from envkit.errors import ArgumentError, MissingKeyError
 from envkit.specs.annotations import EnvData
 
-__all__ = ["gae", "generalized_advantage_estimate", "minibatches"]
-
 _VALUE = "state_value"
 
 

@@ -34,23 +34,6 @@ from envkit.data.paths import Key, Path, as_key, as_path
 from envkit.errors import MissingKeyError
 from envkit.specs.annotations import EnvData
 
-__all__ = [
-    "Carrying",
-    "OutputLeaf",
-    "carry",
-    "choose_leaf",
-    "copied",
-    "drop_private",
-    "is_uneven",
-    "keep_unstepped",
-    "leaves",
-    "selected_rows",
-    "skipped_next",
-    "step_mdp",
-    "stepped_rows",
-    "without_device",
-]
-
 OutputLeaf = tuple[Path, str, Any]  # path, kind (observation, reward or done), spec
 
 

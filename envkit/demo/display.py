@@ -15,8 +15,6 @@ from pathlib import Path
 from matplotlib.figure import Figure
 from tqdm import tqdm
 
-__all__ = ["TrainingBar", "announcements_said", "curves_figure", "draw_curves", "say"]
-
 
 def say(text: str) -> None:
     """Print a line at once; a bar that is on the screen moves below it."""

@@ -42,8 +42,6 @@ from envkit.data.files import telling
 from envkit.demo.display import TrainingBar, announcements_said, draw_curves, say
 from envkit.demo.ppo import PPO, Actor
 
-__all__ = ["Curve", "GoalMissedError", "run"]
-
 EPISODE_LENGTH = 1000
 GOAL = 950.0
 ROWS = 256

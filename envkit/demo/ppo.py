@@ -17,8 +17,6 @@ from torch.distributions import Normal
 
 from envkit import gae, minibatches
 
-__all__ = ["PPO", "Actor", "PPOConfig"]
-
 _READ = ("observation", "raw_action", "log_prob", "advantage", "value_target")
 
 

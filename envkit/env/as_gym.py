@@ -32,8 +32,6 @@ from envkit.specs import (
     TensorSpec,
 )
 
-__all__ = ["GymView", "as_tensor", "private_entries", "shown_and_infos", "spelled"]
-
 
 class GymView:
     """The attributes and calls of a gym env object, for an env.

@@ -32,7 +32,6 @@ from envkit.env.drawing import allow_options, fake_step
 from envkit.env.from_data import Keys, specs_of_a_step
 from envkit.env.html import Told, html, told_of
 from envkit.env.options import TAKEN_HERE, EnvMeta, EnvOptions
-from envkit.env.outputs import OutputLeaf
 from envkit.env.policy import PolicyLike
 from envkit.env.rollout import rollout
 from envkit.env.seeding import checked_seed, next_seed
@@ -41,8 +40,6 @@ from envkit.env.thread_lock import InUse
 from envkit.errors import ClosedEnvError, NotCallableError
 from envkit.lazy_imports import late
 from envkit.specs.annotations import Destination, Device, EnvData, as_device, destination
-
-__all__ = ["EnvBase", "OutputLeaf"]
 
 
 class EnvBase(Stepping, metaclass=EnvMeta):

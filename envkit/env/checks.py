@@ -39,8 +39,6 @@ from envkit.errors import (
 )
 from envkit.specs import Composite
 
-__all__ = ["check_env_specs"]
-
 
 def check_env_specs(
     env: EnvBase,

@@ -26,17 +26,6 @@ from envkit.specs import Composite, TensorSpec
 from envkit.specs.lasting import is_traced, lasting
 from envkit.specs.tensor_spec import type_and_fix
 
-__all__ = [
-    "INPUTS",
-    "KINDS",
-    "OUTPUTS",
-    "SIDES",
-    "Declared",
-    "as_declared",
-    "require_names",
-    "require_nodes",
-]
-
 INPUTS, OUTPUTS = "_input_spec", "_output_spec"
 SIDES = {INPUTS: ("state", "action"), OUTPUTS: ("reward", "observation", "done")}
 KINDS = ("observation", "reward", "done", "state", "action")

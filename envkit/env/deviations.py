@@ -23,8 +23,6 @@ from envkit.data.paths import Path, as_key, as_path
 from envkit.data.transition import leaves
 from envkit.specs import Composite, TensorSpec, contains_lazy_spec
 
-__all__ = ["changed_paths", "deviations", "distinct"]
-
 _KINDS = {
     (): (
         ("output", "observation"),

@@ -13,8 +13,6 @@ from envkit.env.stepping import Stepping
 from envkit.specs import Composite, Stacked
 from envkit.specs.leaves.choices import as_option_mask
 
-__all__ = ["allow_options", "fake_step", "make_tensordict"]
-
 
 def fake_step(inputs: Composite, outputs: Composite) -> TensorDict:
     """Make zeros in the layout of one step of an env with these input and output specs."""

@@ -25,8 +25,6 @@ from envkit.env.rollout import stack_steps, unrecorded
 from envkit.env.runs import Draws, Run
 from envkit.env.stepping import Stepping
 
-__all__ = ["Begun", "Fragment", "begin_fragment"]
-
 Begun = Callable[[], tuple[TensorDictBase, TensorDictBase]]
 """Gives data and following root of steps that may still be under way."""
 

@@ -14,8 +14,6 @@ from envkit.env.policy import PolicyLike, as_policy
 from envkit.errors import MissingKeyError, ResetOutputError
 from envkit.specs import Composite, make_composite_from_td
 
-__all__ = ["Keys", "specs_of_a_step"]
-
 Keys = Key | list[Key]
 
 

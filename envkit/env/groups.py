@@ -13,8 +13,6 @@ from typing import Any
 
 from envkit.errors import ArgumentError, ArgumentTypeError
 
-__all__ = ["GroupMap", "MarlGroupMapType", "check_marl_grouping", "complete_group_map"]
-
 
 class MarlGroupMapType(Enum):
     """Name the group maps that follow from the names of the agents alone.

@@ -10,8 +10,6 @@ from collections.abc import Mapping
 from html import escape
 from typing import Any, NamedTuple
 
-__all__ = ["Told", "html", "told_of"]
-
 _SPECS = ("observation", "action", "reward", "done")
 """Specs that are shown; that of the state of a stateless env is not for people."""
 

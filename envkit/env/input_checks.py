@@ -16,8 +16,6 @@ from envkit.data.paths import Key, as_key, has_entry, leaf_paths
 from envkit.errors import DataTypeError, EnvkitError, InputError, MissingKeyError, SpecTypeError
 from envkit.specs import Composite
 
-__all__ = ["in_functorch", "require_actions", "require_values", "tell_missing"]
-
 _functorch = torch._C._functorch  # type: ignore[attr-defined]
 in_functorch = _functorch.peek_interpreter_stack
 """Gives None unless a transform of torch.func runs."""

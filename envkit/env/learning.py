@@ -25,8 +25,6 @@ from torch.nn.parameter import is_lazy
 
 from envkit.errors import EnvkitError
 
-__all__ = ["ALL", "any_learns", "left_as_it_was", "not_learning"]
-
 ALL = "all"
 """Value for a visit that is the first of its kind."""
 

@@ -32,9 +32,6 @@ from envkit.env.own_state import OwnState
 from envkit.env.thread_lock import CALLS, InUse, hold_calls
 from envkit.errors import FusionError, NotCallableError
 
-__all__ = ["EnvModule"]
-
-
 _DRAWING = frozenset(("rand_action",))
 
 

@@ -28,16 +28,6 @@ from envkit.env.stepping import Stepping
 from envkit.errors import PolicyError
 from envkit.specs import Categorical, OneHot, TensorSpec
 
-__all__ = [
-    "HOW_CALLED",
-    "WRONG_FORM",
-    "ActionWriter",
-    "CallModule",
-    "CallOnLeaves",
-    "LeavesPolicy",
-    "add_advice",
-]
-
 HOW_CALLED = (
     "A policy is called with the observations: policy(observation). If its argument is named `td` or `tensordict`, or is "
     "annotated as a TensorDict, it is called with the TensorDict: policy(td)."

@@ -21,8 +21,6 @@ from envkit.env.stepping import Stepping
 from envkit.env.tickets import Ticket
 from envkit.specs.lasting import is_traced, lasting
 
-__all__ = ["OnRow", "Row"]
-
 
 class Row(Protocol):
     """The memory that one env is stepped on."""

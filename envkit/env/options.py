@@ -17,8 +17,6 @@ from envkit.data.keywords import Default, describe_keywords, keywords_of
 from envkit.lazy_imports import late
 from envkit.specs.annotations import BatchSize
 
-__all__ = ["TAKEN_HERE", "EnvMeta", "EnvOptions"]
-
 
 class EnvOptions(TypedDict, total=False):
     """Keywords of every env.

@@ -46,8 +46,6 @@ from envkit.errors import (
 from envkit.specs import Composite, exclusive_paths
 from envkit.specs.annotations import reading_waits
 
-__all__ = ["OutputChecks", "OutputLeaf", "Scalar", "SpecTable", "levels_of"]
-
 
 class Scalar(NamedTuple):
     """A reward or a done flag that a step gives."""

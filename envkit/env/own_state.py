@@ -24,8 +24,6 @@ from envkit.data.plain import from_plain, plain
 from envkit.errors import EnvkitError, ResumeError
 from envkit.specs.lasting import lasting
 
-__all__ = ["OWN", "OwnState", "loads_strictly", "put_back_on_failure"]
-
 OWN = "_state"
 
 _loads_strictly: ContextVar[bool] = ContextVar("loads_strictly", default=True)

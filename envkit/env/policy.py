@@ -24,10 +24,13 @@ from typing import (
 import numpy as np
 import torch
 from tensordict import TensorDictBase
-from tensordict.nn import InteractionType as ExplorationType
-from tensordict.nn import TensorDictModule, TensorDictModuleBase
-from tensordict.nn import set_interaction_type as set_exploration_type
-from tensordict.nn.probabilistic import interaction_type as exploration_type
+from tensordict.nn import (
+    InteractionType,
+    TensorDictModule,
+    TensorDictModuleBase,
+    set_interaction_type,
+)
+from tensordict.nn.probabilistic import interaction_type
 from torch import nn
 
 from envkit.data.paths import Key, Path, as_path
@@ -46,25 +49,10 @@ from envkit.env.stepping import Stepping
 from envkit.errors import BatchSizeError, NoParentError, PolicyError, RolloutError
 from envkit.specs import TensorSpec
 
-__all__ = [
-    "ActsInRuns",
-    "BindsToEnv",
-    "ExplorationType",
-    "HasParams",
-    "Policy",
-    "PolicyLike",
-    "RandomPolicy",
-    "RowsPolicy",
-    "as_policy",
-    "exploration_type",
-    "observation_inputs",
-    "on_device",
-    "policy_device",
-    "replay",
-    "require_policy",
-    "set_exploration_type",
-    "takes_tensordict",
-]
+# TorchRL's names.
+ExplorationType = InteractionType
+exploration_type = interaction_type
+set_exploration_type = set_interaction_type
 
 Policy = Callable[[TensorDictBase], TensorDictBase]
 

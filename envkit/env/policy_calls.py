@@ -21,15 +21,6 @@ from torch import Tensor
 from envkit.data.paths import Key, Path, as_key, as_path
 from envkit.errors import PolicyError
 
-__all__ = [
-    "PolicyCalls",
-    "calls_of_run",
-    "changed_in_place",
-    "recorded_calls",
-    "tensors_in",
-    "versions_of",
-]
-
 
 class PolicyCalls:
     """The calls of a policy in one run. All tensors are kept until its end, so that no address is used twice."""

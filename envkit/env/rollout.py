@@ -21,7 +21,8 @@ import torch
 from tensordict import LazyStackedTensorDict, TensorDictBase
 
 from envkit import rules
-from envkit.data.arguments import as_bool, as_bool_or_none, as_int, require_tensordict
+from envkit.arrays.integers import as_int
+from envkit.data.arguments import as_bool, as_bool_or_none, require_tensordict
 from envkit.data.paths import Key, as_key, as_path, leaf_paths
 from envkit.data.transition import leaves
 from envkit.env.policy import Policy, PolicyLike, as_policy, on_device, policy_device, replay
@@ -38,18 +39,6 @@ from envkit.errors import (
 )
 from envkit.specs import Composite, StackedComposite
 from envkit.specs.annotations import Device, EnvData
-
-__all__ = [
-    "nonstop",
-    "require_truncated",
-    "rollout",
-    "stack_steps",
-    "steps_of",
-    "truncate_last",
-    "unrecorded",
-    "until_any_done",
-]
-
 
 Callback = Callable[[Any, TensorDictBase], Any]
 _Env = TypeVar("_Env", bound=Stepping)

@@ -22,9 +22,6 @@ from tensordict import TensorDictBase
 from envkit import rules
 from envkit.data.paths import Key, Path
 
-__all__ = ["Draws", "InPlace", "Moment", "Run"]
-
-
 Moment = TensorDictBase | Mapping[Key, Any]
 
 

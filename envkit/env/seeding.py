@@ -17,16 +17,6 @@ import torch
 
 from envkit.errors import ArgumentError
 
-__all__ = [
-    "checked_seed",
-    "drawn_seed",
-    "next_seed",
-    "reset_keywords",
-    "restart_seed",
-    "seed_chain",
-    "seeds_of_parts",
-]
-
 
 def next_seed(seed: int | None) -> int:
     """Derive the seed that follows ``seed``: 0 gives 795726461, then 2841183792, 2309840538.

@@ -16,8 +16,6 @@ from tensordict import TensorDictBase
 from envkit.data.paths import has_entry
 from envkit.errors import ArgumentError, SetStateError
 
-__all__ = ["refuse_start", "refuse_state_left_out", "start_keywords"]
-
 
 def refuse_state_left_out(*, set_state: bool | None, select_reset_only: bool) -> None:
     """Check that a reset which shall begin at a state is shown that state.

@@ -29,8 +29,6 @@ from envkit.errors import MissingKeyError, ReadOnlyError, SpecError, SpecTypeErr
 from envkit.specs import Categorical, Composite, StackedComposite, TensorSpec, Unbounded
 from envkit.specs.inputs import ActionInput, action_inputs
 
-__all__ = ["SpecNames"]
-
 
 def _complete_done_spec(spec: Composite) -> tuple[Composite, tuple[Path, ...]]:
     """Add the missing twins at every level.

@@ -45,8 +45,6 @@ from envkit.env.tickets import OverriddenTicket, Ticket
 from envkit.errors import BatchSizeError, ClosedEnvError, NotResetError, StaleNextWarning
 from envkit.specs.annotations import EnvData
 
-__all__ = ["Stepping"]
-
 
 class Stepping(SpecNames, ABC):
     """The part of an environment that resets and steps.

@@ -20,8 +20,6 @@ from typing import Any, NoReturn
 from envkit.data.outcomes import Noted
 from envkit.errors import BusyError
 
-__all__ = ["CALLS", "InUse", "hold_calls"]
-
 
 class InUse:
     """The lock that a thread holds while it uses an env; a copy is not held.

@@ -21,8 +21,6 @@ from tensordict import TensorDictBase
 
 from envkit.errors import StaleDataError
 
-__all__ = ["OverriddenTicket", "Ticket"]
-
 
 @dataclass(slots=True, eq=False)
 class Ticket:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from envkit.env.base import EnvBase
 from envkit.errors import ArgumentTypeError
 
-__all__ = ["called_here", "fix_of_result", "known_wrapping_of", "require_env", "wrapping_of"]
-
 _WRAPPERS = {
     "brax": "BraxWrapper",
     "craftax": "CraftaxWrapper",

@@ -17,8 +17,8 @@ from typing import Any, Protocol, Unpack
 import torch
 from tensordict import TensorDict, TensorDictBase
 
+from envkit.arrays.integers import as_int
 from envkit.arrays.siphash import siphash
-from envkit.data.arguments import as_int
 from envkit.data.paths import Key
 from envkit.env.base import EnvBase
 from envkit.env.options import EnvOptions
@@ -34,8 +34,6 @@ from envkit.errors import (
 )
 from envkit.specs import Categorical, Composite, NonTensor, Unbounded
 from envkit.specs.annotations import Device, EnvData, require_memory
-
-__all__ = ["LLMHashingEnv", "Tokenizer"]
 
 HASHING = "hashing"
 

@@ -43,8 +43,6 @@ from envkit.specs import Composite, Unbounded
 from envkit.specs.annotations import BatchSize, Device, EnvData, require_memory
 from envkit.transforms.core.transform import Transform
 
-__all__ = ["DreamerDecoder", "DreamerEnv", "ImaginedEnv", "ModelBasedEnvBase", "WorldModelEnv"]
-
 KINDS = ("observation", "reward", "done", "action", "state")
 
 

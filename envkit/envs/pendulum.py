@@ -25,8 +25,6 @@ from envkit.errors import InputError
 from envkit.specs import Bounded, Composite, Unbounded
 from envkit.specs.annotations import BatchSize, Device, EnvData, as_device, require_memory
 
-__all__ = ["PARAMETERS", "PendulumEnv"]
-
 PARAMETERS = {"max_speed": 8.0, "max_torque": 2.0, "dt": 0.05, "g": 10.0, "m": 1.0, "l": 1.0}
 """Default physical parameters, in SI units."""
 

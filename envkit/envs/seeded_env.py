@@ -23,8 +23,6 @@ from envkit.errors import BatchSizeError, InputError, MissingKeyError, Unsupport
 from envkit.specs import Composite, Unbounded
 from envkit.specs.annotations import Destination
 
-__all__ = ["SeededEnv", "Undrawn", "default_parameters", "parameter_specs", "parameters_in"]
-
 
 class Undrawn:
     """Base of an env that draws no picture.

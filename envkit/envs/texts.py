@@ -17,8 +17,6 @@ from tensordict import NonTensorData, TensorDictBase, lazy_stack
 from envkit.arrays.siphash import siphash, words_of
 from envkit.errors import MissingKeyError
 
-__all__ = ["Repertoire", "strings_in", "written"]
-
 
 def strings_in(td: TensorDictBase, key: str) -> list[str] | None:
     """Read the strings of all rows; None where there is no such entry."""

@@ -23,8 +23,6 @@ from envkit.errors import InputError
 from envkit.specs import Categorical, Composite, Unbounded
 from envkit.specs.annotations import Device, require_memory
 
-__all__ = ["TicTacToeEnv"]
-
 _LINES = (
     *((0, 1, 2), (3, 4, 5), (6, 7, 8)),
     *((0, 3, 6), (1, 4, 7), (2, 5, 8)),

@@ -17,15 +17,14 @@ from typing import Any, Unpack
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from envkit.data.arguments import as_batch_size, as_int, as_number
+from envkit.arrays.integers import as_int
+from envkit.data.arguments import as_batch_size, as_number
 from envkit.env.options import EnvOptions
 from envkit.envs.seeded_env import SeededEnv, default_parameters, parameter_specs, parameters_in
 from envkit.errors import InputError
 from envkit.rules import DONE_LEAVES
 from envkit.specs import Binary, Categorical, Composite, Unbounded
 from envkit.specs.annotations import BatchSize, Device, EnvData, as_device, require_memory
-
-__all__ = ["FinancialRegimeEnv"]
 
 WINDOW = 50
 BUY, SELL = 1, 2

@@ -24,7 +24,8 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 from envkit import rules
-from envkit.data.arguments import as_bool, as_int
+from envkit.arrays.integers import as_int
+from envkit.data.arguments import as_bool
 from envkit.data.paths import Key, as_key, as_path
 from envkit.env.base import EnvBase
 from envkit.env.fragments import Fragment, begin_fragment
@@ -40,8 +41,6 @@ from envkit.transforms.devices import DeviceCastTransform
 from envkit.transforms.keys import RenameTransform
 from envkit.transforms.shapes import FlattenObservation, PermuteTransform, UnsqueezeTransform
 from envkit.transforms.values import DTypeCastTransform
-
-__all__ = ["Tally", "evaluate"]
 
 
 class Tally:

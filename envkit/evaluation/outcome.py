@@ -28,17 +28,6 @@ from envkit.data.paths import Key, as_path
 from envkit.errors import ArgumentError, BatchSizeError, MissingKeyError
 from envkit.specs.annotations import EnvData
 
-__all__ = [
-    "Agents",
-    "Comparison",
-    "Difference",
-    "EpisodeStats",
-    "Evaluation",
-    "checked_agents",
-    "episode_stats",
-    "one_number",
-]
-
 _FEWEST = 8
 _SAMPLES = 10_000
 _AT_ONCE = 4_000_000  # numbers drawn at a time

@@ -19,8 +19,6 @@ from envkit.data.transition import leaves
 from envkit.errors import ArgumentError
 from envkit.evaluation.outcome import EpisodeStats, episode_stats
 
-__all__ = ["ShownRollout", "load_ipython_extension", "show_rollout", "unload_ipython_extension"]
-
 _LEFT = "style='text-align: left'"
 _WIDTH, _HEIGHT = 240, 40
 _POINTS = 240

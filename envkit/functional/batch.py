@@ -50,22 +50,6 @@ from envkit.functional.randomization import Drawn, Randomization
 from envkit.functional.spaces import SpaceTree, choose_allowed, sample_space
 from envkit.functional.structure import PyTree, conform, is_typed_key, name_of, strong
 
-__all__ = [
-    "ALL_ON_CARD",
-    "ALL_ON_HOST",
-    "ON_CARD",
-    "ON_HOST",
-    "BatchedEnv",
-    "Chunks",
-    "EpisodeState",
-    "Episodic",
-    "Origin",
-    "ResetMode",
-    "reset_rows",
-    "restart_where",
-    "row_keys",
-]
-
 S = TypeVar("S")
 ResetMode = Literal["fresh", "pool", "cached"]
 Origin = tuple[jax.Array, Drawn]

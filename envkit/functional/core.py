@@ -28,20 +28,6 @@ from envkit.functional.structure import PyTree, strong
 if TYPE_CHECKING:
     from jax.typing import ArrayLike, DTypeLike
 
-__all__ = [
-    "EnvWrapper",
-    "ModelledEnv",
-    "RewardShape",
-    "StatelessEnv",
-    "Timestep",
-    "WrapperState",
-    "action_masks_of",
-    "done_of",
-    "groups_of",
-    "normalize",
-    "reward_shape_of",
-]
-
 S = TypeVar("S")
 Path = tuple[str, ...]
 RewardShape = tuple[int, ...] | Mapping[str, "RewardShape"]

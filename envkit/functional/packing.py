@@ -27,8 +27,6 @@ from envkit.errors import KeyCollisionError, StateStructureError
 from envkit.functional.core import WrapperState
 from envkit.functional.structure import PyTree, is_typed_key, name_of
 
-__all__ = ["Field", "StatePacking"]
-
 Buffers = dict[str, jax.Array]
 
 

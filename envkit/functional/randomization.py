@@ -33,8 +33,6 @@ from envkit.errors import ArgumentError, ArgumentTypeError
 from envkit.functional.core import EnvWrapper, ModelledEnv, StatelessEnv
 from envkit.functional.structure import PyTree, name_of, strong
 
-__all__ = ["Drawn", "Randomization", "RandomizeAt", "Randomizer"]
-
 Drawn = dict[str, Any]
 RandomizeAt = Literal["episode", "construction"]
 Randomizer = Callable[[jax.Array, Any], Any]

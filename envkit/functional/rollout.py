@@ -34,18 +34,6 @@ from envkit.functional.core import Timestep, done_of
 if TYPE_CHECKING:
     from envkit.functional.structure import PyTree
 
-__all__ = [
-    "Policy",
-    "StopRule",
-    "Stopped",
-    "Transition",
-    "random_policy",
-    "transition",
-    "unroll",
-    "unroll_until",
-]
-
-
 Policy = Callable[[Any, Any, jax.Array], Any]
 """``(params, observation, key) -> action``: batched observation and action, one raw key a step."""
 

@@ -25,17 +25,6 @@ from envkit.arrays.integers import as_int
 from envkit.errors import ArgumentError, StateStructureError
 from envkit.functional.structure import PyTree, name_of
 
-__all__ = [
-    "AgentsDiscrete",
-    "Box",
-    "Discrete",
-    "MultiDiscrete",
-    "SpaceTree",
-    "as_space",
-    "choose_allowed",
-    "sample_space",
-]
-
 SpaceTree = Any
 """A `Box`, a `Discrete`, a `MultiDiscrete` or another space with ``sample``, or a dict, tuple or list of them."""
 

@@ -20,8 +20,6 @@ import numpy as np
 
 from envkit.errors import StateStructureError
 
-__all__ = ["PyTree", "conform", "is_typed_key", "name_of", "strong"]
-
 PyTree = Any
 """Arrays in dicts, tuples, lists and registered dataclasses: states, parameters, observations, actions."""
 

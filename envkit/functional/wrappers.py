@@ -30,8 +30,6 @@ from envkit.functional.core import (
 from envkit.functional.spaces import sample_space
 from envkit.functional.structure import PyTree, conform, name_of, strong
 
-__all__ = ["FrameSkip", "GroupEnds", "Metrics", "TimeLimit", "TimeLimitState", "WithoutInfo"]
-
 S = TypeVar("S")
 
 

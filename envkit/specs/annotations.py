@@ -20,25 +20,6 @@ from torch import Tensor
 
 from envkit.errors import ArgumentError, ArgumentTypeError, DeviceNameError
 
-__all__ = [
-    "AxisIndex",
-    "BatchSize",
-    "Destination",
-    "Device",
-    "EnvData",
-    "Key",
-    "Numbers",
-    "Path",
-    "Place",
-    "Shape",
-    "Value",
-    "as_device",
-    "destination",
-    "reading_waits",
-    "require_memory",
-    "require_numbers",
-]
-
 Path = tuple[str, ...]
 """A key, always as a tuple."""
 

@@ -28,8 +28,6 @@ from envkit.specs.shapes import Names, ShapeOp, as_shape, lead
 from envkit.specs.tensor_spec import TensorSpec
 from envkit.specs.trees import Branch, Child, at_entry
 
-__all__ = ["Composite"]
-
 
 class _Batched(Branch):
     """A tree of specs with names for its batch axes."""

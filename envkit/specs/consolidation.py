@@ -30,15 +30,6 @@ from envkit.specs.stacks import Stack, Stacked, StackedComposite, stack
 from envkit.specs.tensor_spec import TensorSpec
 from envkit.specs.trees import as_path
 
-__all__ = [
-    "check_no_exclusive_keys",
-    "consolidate_spec",
-    "contains_lazy_spec",
-    "draws_in_order",
-    "exclusive_paths",
-    "make_composite_from_td",
-]
-
 S = TypeVar("S", bound=TensorSpec)
 
 _DRAWN_IN_ORDER = (Binary, Bounded, Categorical, MultiCategorical, MultiOneHot, OneHot)

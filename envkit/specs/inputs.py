@@ -41,18 +41,6 @@ from envkit.specs.leaves.unions import Choice
 from envkit.specs.stacks import Stacked
 from envkit.specs.tensor_spec import TensorSpec
 
-__all__ = [
-    "ActionInput",
-    "action_inputs",
-    "array_of",
-    "counted_from",
-    "demand_of",
-    "has_array",
-    "require_input",
-    "sizes_of",
-    "test_of",
-]
-
 _END_OF_INTEGERS = 2.0**63
 _NOT_IN_NUMPY = (torch.bfloat16, torch.complex32, torch.complex64, torch.complex128)
 

@@ -13,8 +13,6 @@ from contextlib import contextmanager
 import torch
 from torch.compiler import is_compiling
 
-__all__ = ["is_traced", "lasting"]
-
 
 @contextmanager
 def lasting() -> Generator[None]:

@@ -15,8 +15,6 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-__all__ = ["register_when_imported"]
-
 _MODULE = "torchrl.data"  # where its specs are
 
 

@@ -23,28 +23,6 @@ from torch import Tensor
 
 from envkit.errors import AxisNameError, SpecAxisError, SpecError, SpecTypeError
 
-__all__ = [
-    "Expand",
-    "Index",
-    "Reshape",
-    "ShapeOp",
-    "as_shape",
-    "axis_of",
-    "expand_op",
-    "flatten_op",
-    "known",
-    "lead",
-    "names_after",
-    "refined_names",
-    "reshape_op",
-    "shape_after",
-    "split_index",
-    "squeeze_op",
-    "unflatten_op",
-    "unsqueeze_op",
-    "with_dynamic",
-]
-
 _UNKNOWN = 1_000_003  # stands for -1 while a shape is traced through torch; no real axis is as long
 
 ShapeOp = Callable[[Tensor], Tensor]

@@ -38,9 +38,6 @@ from envkit.specs.shapes import Expand, Index, Reshape, ShapeOp, lead, names_aft
 from envkit.specs.tensor_spec import TensorSpec
 from envkit.specs.trees import Branch, Child, as_path, at_member, is_key
 
-__all__ = ["Stack", "Stacked", "StackedComposite", "refuse_ragged", "stack"]
-
-
 Members = Sequence[Any]
 
 

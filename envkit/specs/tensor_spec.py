@@ -34,16 +34,6 @@ from envkit.specs import shapes
 from envkit.specs.annotations import AxisIndex, Key, Place, Shape, Value
 from envkit.specs.shapes import Index, ShapeOp, as_shape, known
 
-__all__ = [
-    "TensorSpec",
-    "checks_values",
-    "index_select",
-    "on_torch_function",
-    "require_dtype",
-    "type_and_fix",
-]
-
-
 _COLUMNS = ("entry", "spec", "shape", "dtype", "device", "values")
 
 

@@ -31,20 +31,6 @@ from envkit.errors import (
 from envkit.specs.annotations import AxisIndex, Key
 from envkit.specs.tensor_spec import TensorSpec, type_and_fix
 
-__all__ = [
-    "MISSING",
-    "Branch",
-    "Child",
-    "IsLeaf",
-    "TreeItems",
-    "TreeKeys",
-    "TreeValues",
-    "as_path",
-    "at_entry",
-    "at_member",
-    "is_key",
-]
-
 MISSING: Any = object()  # neither found nor given
 IsLeaf = Callable[[type], bool] | None
 

@@ -21,7 +21,8 @@ from tensordict import TensorDictBase
 
 from envkit import rules
 from envkit.arrays import elementwise
-from envkit.data.arguments import as_bool, as_int
+from envkit.arrays.integers import as_int
+from envkit.data.arguments import as_bool
 from envkit.data.paths import Key, Path, as_key, as_path
 from envkit.data.transition import stepped_rows
 from envkit.errors import (
@@ -49,15 +50,6 @@ from envkit.transforms.core.leafwise import axis_in, box_between, require_negati
 from envkit.transforms.core.transform import Keys, Transform, as_keys, editable
 from envkit.transforms.episodes import EpisodeTransform
 from envkit.transforms.values import Number, as_buffer, make_room
-
-__all__ = [
-    "ActionDiscretizer",
-    "ActionMask",
-    "ActionScaling",
-    "DiscreteActionProjection",
-    "FlattenAction",
-    "MeanActionSelector",
-]
 
 
 class ActionMask(EpisodeTransform):

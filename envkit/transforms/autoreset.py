@@ -18,7 +18,8 @@ import torch
 from tensordict import LazyStackedTensorDict, TensorDictBase, is_non_tensor
 
 from envkit import rules
-from envkit.data.arguments import as_bool, as_int
+from envkit.arrays.integers import as_int
+from envkit.data.arguments import as_bool
 from envkit.data.paths import Key, Path, as_key, as_path
 from envkit.data.resets import collect_reset_masks
 from envkit.data.transition import choose_leaf, leaves
@@ -33,8 +34,6 @@ from envkit.errors import (
 from envkit.specs import Composite, Stacked, StackedComposite, TensorSpec, Unbounded
 from envkit.transforms.core.transform import Transform, TransformLike
 from envkit.transforms.core.transformed_env import TransformedEnv
-
-__all__ = ["AutoResetEnv", "AutoResetTransform", "VecGymEnvTransform"]
 
 
 class _AutoReset(Transform):

@@ -22,8 +22,6 @@ from envkit.specs.annotations import Device, as_device, require_memory
 from envkit.transforms.core.leafwise import LeafTransform
 from envkit.transforms.core.transform import Keys, Transform, editable
 
-__all__ = ["BatchSizeTransform", "DeviceCastTransform", "PinMemoryTransform"]
-
 
 class DeviceCastTransform(LeafTransform):
     """Deliver data on another device, and move what the user gives back to that of the env.

@@ -15,8 +15,6 @@ from envkit.specs import Composite, Unbounded
 from envkit.transforms.core.transform import Transform, as_keys
 from envkit.transforms.episodes import EpisodeTransform
 
-__all__ = ["FiniteTensorDictCheck", "Timer"]
-
 
 class FiniteTensorDictCheck(Transform):
     """Raise as soon as an entry holds a number that is not finite.

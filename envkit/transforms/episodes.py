@@ -26,8 +26,9 @@ from tensordict.utils import expand_as_right
 from envkit import rules
 from envkit.arrays import episode_counters
 from envkit.arrays.elementwise import Array
+from envkit.arrays.integers import as_int
 from envkit.arrays.leaves import Changes, Leaves
-from envkit.data.arguments import as_bool, as_int, as_number, require_callable
+from envkit.data.arguments import as_bool, as_number, require_callable
 from envkit.data.paths import Key, Path, as_key, as_path
 from envkit.data.resets import collect_reset_masks
 from envkit.errors import (
@@ -44,19 +45,6 @@ from envkit.specs.lasting import lasting
 from envkit.transforms.core.fusable import FusableTransform
 from envkit.transforms.core.transform import Transform, editable
 from envkit.transforms.core.wrapper import TransformHolder
-
-__all__ = [
-    "EndOfLifeTransform",
-    "EpisodeTransform",
-    "GoverningLevel",
-    "InitTracker",
-    "RandomTruncationTransform",
-    "SharedByClones",
-    "StepCounter",
-    "TerminateTransform",
-    "TrajCounter",
-    "counter_like",
-]
 
 
 class GoverningLevel(NamedTuple):

@@ -19,7 +19,8 @@ from tensordict import TensorDictBase
 
 from envkit import rules
 from envkit.arrays import episode_counters
-from envkit.data.arguments import as_bool, as_int, require_callable
+from envkit.arrays.integers import as_int
+from envkit.data.arguments import as_bool, require_callable
 from envkit.data.paths import Key, as_key, as_path
 from envkit.data.timeline import seams
 from envkit.data.transition import empty_like, keep_unstepped
@@ -38,17 +39,6 @@ from envkit.transforms.core.leafwise import box_between
 from envkit.transforms.core.transform import Transform, editable
 from envkit.transforms.episodes import EpisodeTransform
 from envkit.transforms.postprocess import windows_ahead
-
-__all__ = [
-    "ActionChunkTransform",
-    "ConditionalPolicySwitch",
-    "ConditionalSkip",
-    "FrameSkipTransform",
-    "MultiAction",
-    "NoopResetEnv",
-    "RemoveEmptySpecs",
-    "SteppingTransform",
-]
 
 _Part = tuple[Any, torch.Generator | None]  # index into the batch, and where its numbers come from
 

@@ -23,8 +23,9 @@ from tensordict import TensorDictBase
 from envkit import rules
 from envkit.arrays import elementwise
 from envkit.arrays.elementwise import Array
+from envkit.arrays.integers import as_int
 from envkit.arrays.leaves import Changes, Leaves
-from envkit.data.arguments import as_bool, as_int, as_number, require_option
+from envkit.data.arguments import as_bool, as_number, require_option
 from envkit.data.paths import Key, Path, as_key, as_path
 from envkit.data.timeline import seams, time_axis
 from envkit.errors import (
@@ -47,8 +48,6 @@ from envkit.transforms.core.leafwise import (
 from envkit.transforms.core.transform import Keys
 from envkit.transforms.episodes import EpisodeTransform
 from envkit.transforms.postprocess import windows_ahead
-
-__all__ = ["CatFrames", "TimeMaxPool", "cat_frames"]
 
 
 def _require_window(N: int, padding: str) -> int:

@@ -20,8 +20,6 @@ from envkit.specs import NonTensor, TensorSpec, Unbounded, make_composite_from_t
 from envkit.transforms.core.leafwise import LeafTransform
 from envkit.transforms.core.transform import Keys
 
-__all__ = ["Hash", "UnaryTransform"]
-
 
 class UnaryTransform(LeafTransform):
     """Write what a function makes of each entry.

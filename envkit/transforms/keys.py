@@ -42,8 +42,6 @@ from envkit.transforms.core.leafwise import (
 )
 from envkit.transforms.core.transform import Keys, Transform, as_keys
 
-__all__ = ["CatTensors", "ExcludeTransform", "RenameTransform", "SelectTransform", "Stack"]
-
 Pair = tuple[Key, Key]
 
 

@@ -29,8 +29,6 @@ from envkit.specs.annotations import Device
 from envkit.transforms.core.leafwise import OUTPUTS
 from envkit.transforms.core.transform import Keys, Transform, as_keys, editable
 
-__all__ = ["ModuleTransform"]
-
 SpecChange = TensorSpec | Callable[[Composite], TensorSpec] | None
 
 

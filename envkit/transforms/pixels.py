@@ -24,13 +24,8 @@ import torch
 from tensordict import TensorDictBase
 from torch.nn import functional
 
-from envkit.data.arguments import (
-    as_bool,
-    as_bool_or_none,
-    as_int,
-    require_callable,
-    require_option,
-)
+from envkit.arrays.integers import as_int
+from envkit.data.arguments import as_bool, as_bool_or_none, require_callable, require_option
 from envkit.data.paths import as_path
 from envkit.env.base import EnvBase
 from envkit.errors import ArgumentError, NoParentError, SpecError, SpecFitError
@@ -38,16 +33,6 @@ from envkit.specs import Bounded, Composite, NonTensor, TensorSpec, Unbounded
 from envkit.transforms.core.leafwise import LeafTransform, image_of
 from envkit.transforms.core.transform import Keys, Transform
 from envkit.transforms.episodes import EpisodeTransform
-
-__all__ = [
-    "CenterCrop",
-    "Crop",
-    "GrayScale",
-    "PixelRenderTransform",
-    "Resize",
-    "ToTensorImage",
-    "VideoRecorder",
-]
 
 
 class PixelRenderTransform(Transform):

@@ -24,23 +24,14 @@ from tensordict.nn import TensorDictModuleBase
 from tensordict.utils import expand_as_right
 from torch import nn
 
-from envkit.data.arguments import as_int, as_number
+from envkit.arrays.integers import as_int
+from envkit.data.arguments import as_number
 from envkit.data.paths import Key, Path, as_key, as_path
 from envkit.data.timeline import seams, time_axis
 from envkit.data.transition import leaves
 from envkit.errors import ArgumentError, BatchSizeError, DoneError, MissingKeyError, PlacementError
 from envkit.specs import Composite
 from envkit.transforms.core.transform import Keys, Transform, as_keys
-
-__all__ = [
-    "BurnInTransform",
-    "MultiStep",
-    "MultiStepTransform",
-    "RandomCropTensorDict",
-    "RecordedTransform",
-    "Reward2GoTransform",
-    "windows_ahead",
-]
 
 
 class RecordedTransform(Transform):

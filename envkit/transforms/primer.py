@@ -27,8 +27,9 @@ from torch import nn
 
 from envkit.arrays import episode_counters
 from envkit.arrays.elementwise import dtype_name
+from envkit.arrays.integers import as_int
 from envkit.arrays.leaves import Changes, Leaves
-from envkit.data.arguments import as_batch_size, as_bool, as_int
+from envkit.data.arguments import as_batch_size, as_bool
 from envkit.data.paths import Key, Path, as_key, as_path
 from envkit.data.transition import empty_like, leaves
 from envkit.env.base import EnvBase
@@ -38,13 +39,6 @@ from envkit.transforms.core.compose import Compose
 from envkit.transforms.core.fusable import FusableTransform, LeavesOf, written
 from envkit.transforms.core.transform import Transform, editable
 from envkit.transforms.episodes import EpisodeTransform, InitTracker
-
-__all__ = [
-    "TensorDictPrimer",
-    "gSDENoise",
-    "get_env_transforms_from_module",
-    "with_policy_transforms",
-]
 
 Default = float | Callable[[], Any] | Mapping[Key, Any]
 

@@ -32,8 +32,6 @@ from envkit.transforms.core.transform import Keys, as_keys
 from envkit.transforms.episodes import EpisodeTransform
 from envkit.transforms.running import RunningMoments, of_state
 
-__all__ = ["NormalizeReward", "RewardSum", "TargetReturn"]
-
 
 class _RewardTransform(FusableTransform, EpisodeTransform):
     """Base of transforms that keep one running value for each reward.

@@ -56,8 +56,6 @@ from envkit.transforms.core.transform import Keys, Transform
 from envkit.transforms.episodes import EpisodeTransform
 from envkit.transforms.values import ObservationNorm
 
-__all__ = ["RunningMoments", "VecNorm", "VecNormV2", "of_state"]
-
 Masks = Callable[[Key], torch.Tensor | None]
 
 

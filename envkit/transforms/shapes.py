@@ -34,14 +34,6 @@ from envkit.transforms.core.leafwise import (
 )
 from envkit.transforms.core.transform import Keys, Transform, as_keys, editable
 
-__all__ = [
-    "ExpandAs",
-    "FlattenObservation",
-    "PermuteTransform",
-    "SqueezeTransform",
-    "UnsqueezeTransform",
-]
-
 
 class _ShapeTransform(ArrayTransform):
     """Base of transforms that view a value in another shape; the way in is the opposite view."""

@@ -44,21 +44,6 @@ from envkit.transforms.core.leafwise import (
 )
 from envkit.transforms.core.transform import Keys, Transform
 
-__all__ = [
-    "BinarizeReward",
-    "ClipTransform",
-    "DTypeCastTransform",
-    "DoubleToFloat",
-    "LineariseRewards",
-    "ObservationNorm",
-    "RewardClipping",
-    "RewardScaling",
-    "SignTransform",
-    "SuccessReward",
-    "as_buffer",
-    "make_room",
-]
-
 # --------------------------------------------------------------------------------------------- cast
 
 

@@ -15,8 +15,6 @@ from envkit.transport import by_value
 from envkit.transport.failure import Failure, failure_of, failures_of
 from envkit.transport.host import Host, RowCursor, RowsFailedError, run_rest
 
-__all__ = ["Answers", "build_host", "call_host", "read_answer"]
-
 
 class Answers:
     """Makes the answers of one worker.

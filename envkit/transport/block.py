@@ -19,8 +19,6 @@ import numpy as np
 from envkit.errors import SharedMemoryError
 from envkit.transport.layout import Layout
 
-__all__ = ["TOO_MANY_FILES", "Block"]
-
 TOO_MANY_FILES = (errno.EMFILE, errno.ENFILE, errno.ETOOMANYREFS)
 """Numbers of errors (errno) that refuse a descriptor."""
 _ZEROS = bytes(1 << 20)

@@ -25,16 +25,6 @@ import cloudpickle
 
 from envkit.errors import ArgumentError
 
-__all__ = [
-    "dumps",
-    "dumps_arguments",
-    "dumps_by_name",
-    "dumps_maker",
-    "dumps_parts",
-    "loads_parts",
-    "pickle_with",
-]
-
 _SCRIPT = "__mp_main__"
 _registering = threading.RLock()  # cloudpickle's register is one for all threads
 

@@ -17,8 +17,6 @@ import socket
 import struct
 import time
 
-__all__ = ["Channel"]
-
 _LENGTH = struct.Struct("<Q")
 _CHUNK_BYTES = 1 << 20
 

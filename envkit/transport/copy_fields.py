@@ -17,8 +17,6 @@ import numpy as np
 
 from envkit.transport.layout import Layout
 
-__all__ = ["MovingRows"]
-
 Rows = Sequence[int] | None
 """Global numbers of some rows of a worker; None for all of them."""
 

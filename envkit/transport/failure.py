@@ -18,8 +18,6 @@ from envkit.errors import WorkerError, WorkerTimeoutError
 from envkit.transport import by_value
 from envkit.transport.host import RowsFailedError
 
-__all__ = ["Failure", "failure_of", "failures_of", "worker_error"]
-
 _ADVICE = {
     -signal.SIGKILL: "It was killed from outside, most often for memory: use fewer workers "
     "(num_processes=) or smaller environments.",

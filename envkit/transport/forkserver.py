@@ -34,8 +34,6 @@ from collections.abc import Iterable, Sequence
 from envkit.transport.interpreter import run_python
 from envkit.transport.lifeline import end_groups, pidfd_of
 
-__all__ = ["STATUS", "ForkServer", "main", "shared_fork_server"]
-
 STATUS = struct.Struct("<q")
 _LENGTH = struct.Struct("<I")
 _PRELOAD, _FORK = b"P", b"F"

@@ -13,8 +13,6 @@ from typing import Any, Protocol
 
 import numpy as np
 
-__all__ = ["Host", "MakeHost", "RowCursor", "RowsFailedError", "run_rest"]
-
 
 class Host(Protocol):
     """Holds some rows, and works on them in place."""

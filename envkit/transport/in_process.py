@@ -33,8 +33,6 @@ from envkit.transport.host import Host, MakeHost, RowCursor, RowsFailedError, ru
 from envkit.transport.layout import Layout
 from envkit.transport.pool import Backend, Request, Worker, spread_rows
 
-__all__ = ["Arrivals", "ThisThread", "Threads"]
-
 _CLOSE_S = 3.0
 
 Answer = tuple[Any, list[Failure]]

@@ -11,8 +11,6 @@ import sys
 from collections.abc import Sequence
 from typing import Any, cast
 
-__all__ = ["absolute_sys_path", "run_python", "worker_environ", "working_directory"]
-
 _PROGRAM = (
     "import signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); "
     "signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT]); "

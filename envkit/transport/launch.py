@@ -24,15 +24,6 @@ from envkit.transport.forkserver import STATUS, shared_fork_server
 from envkit.transport.interpreter import run_python
 from envkit.transport.lifeline import end_groups
 
-__all__ = [
-    "WorkerProcess",
-    "choose_start_method",
-    "launch",
-    "send_signal",
-    "usable_cores",
-    "wait_for",
-]
-
 
 class WorkerProcess(Protocol):
     """A process that was asked for; it may not have a pid yet."""

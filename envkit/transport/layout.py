@@ -23,8 +23,6 @@ import numpy as np
 
 from envkit.errors import ArgumentError
 
-__all__ = ["ALIGNMENT_BYTES", "Field", "Layout", "Traffic"]
-
 ALIGNMENT_BYTES = 64
 
 

@@ -25,8 +25,6 @@ import threading
 import time
 from collections.abc import Iterable
 
-__all__ = ["end_groups", "end_with_parent", "pidfd_of", "start_watching"]
-
 _PR_SET_PDEATHSIG = 1  # Source: prctl(2), linux/prctl.h
 _TERMINATE_S, _LOOK_S = 0.3, 0.005
 

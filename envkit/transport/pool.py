@@ -33,19 +33,6 @@ from envkit.errors import ArgumentError, BusyEnvError, ClosedEnvError, WorkerErr
 from envkit.transport.failure import Failure, worker_error
 from envkit.transport.layout import Layout
 
-__all__ = [
-    "Backend",
-    "Job",
-    "Pool",
-    "Request",
-    "Selection",
-    "Worker",
-    "call_by_row",
-    "mask_of",
-    "merged",
-    "spread_rows",
-]
-
 Selection = Sequence[int] | np.ndarray | None
 """Which rows a command is for: None for all, row numbers, or a bool mask of shape ``(rows,)``."""
 Limit = Literal["timeout", "start_timeout"]

@@ -57,8 +57,6 @@ from envkit.transport.worker import (
     Setup,
 )
 
-__all__ = ["Processes"]
-
 _TO_ALL = [wake.encode(command | ALL_ROWS) for command in range(256)]
 _TO_CHOSEN = [wake.encode(command | CHOSEN_ROWS) for command in range(256)]
 _CONTROL, _BIND, _STOP = wake.encode(CONTROL), wake.encode(BIND), wake.encode(wake.STOP)

@@ -27,8 +27,6 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["STOP", "encode", "open_pair", "read", "write"]
-
 STOP = 1 << 32
 _WORD_BYTES = 8
 

@@ -38,19 +38,6 @@ from envkit.transport.host import Host, RowCursor
 from envkit.transport.layout import Layout
 from envkit.transport.lifeline import end_with_parent, start_watching
 
-__all__ = [
-    "ALL_ROWS",
-    "BIND",
-    "CHOSEN_ROWS",
-    "CONTROL",
-    "DONE",
-    "MESSAGE",
-    "SELECTED",
-    "STACK_SIGNAL",
-    "Setup",
-    "main",
-]
-
 ALL_ROWS, CHOSEN_ROWS, CONTROL, BIND = 0x100, 0x200, 0x400, 0x800
 _COMMAND = 0xFF
 DONE = b"\0"

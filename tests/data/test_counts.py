@@ -6,7 +6,7 @@ import torch
 
 import envkit
 from envkit import AsyncEnvPool, Collector, GymEnv, JaxEnv, ParallelEnv, SerialEnv
-from envkit.data.arguments import as_int
+from envkit.arrays.integers import as_int
 from envkit.errors import ArgumentTypeError, SpecError
 from envkit.functional import BatchedEnv, Episodic
 from tests.zoo.envs import Count

@@ -38,21 +38,6 @@ from envkit_bridges.libraries import LIBRARIES, explained, quietly, require
 if TYPE_CHECKING:
     from envkit.env.base import EnvBase
 
-__all__ = [
-    "WORLDS",
-    "EnvId",
-    "Found",
-    "Kind",
-    "World",
-    "WorldInfo",
-    "WorldModule",
-    "find",
-    "list_envs",
-    "register",
-    "world_names",
-    "worlds",
-]
-
 Kind = Literal["stateless", "stateful", "batched"]
 
 

@@ -10,10 +10,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from envkit.arrays.integers import as_int
 from envkit.batched.async_pool import AsyncEnvPool, ProcessorAsyncEnvPool
 from envkit.batched.parallel import ParallelEnv
 from envkit.batched.serial import SerialEnv
-from envkit.data.arguments import as_int, require_option
+from envkit.data.arguments import require_option
 from envkit.data.keywords import known_to
 from envkit.env.base import EnvBase
 from envkit.errors import ArgumentError, ArgumentTypeError, OptionError
@@ -24,8 +25,6 @@ from envkit.transforms.core.transformed_env import TransformedEnv
 from envkit.transforms.devices import BatchSizeTransform
 from envkit.transforms.episodes import StepCounter
 from envkit_bridges.catalogue.ids import WORLDS, Found, find
-
-__all__ = ["made_by", "make"]
 
 
 def make(

@@ -70,8 +70,6 @@ from envkit_bridges.gym.codecs import (
 from envkit_bridges.gym.gym_wrapper import GymWrapper
 from envkit_bridges.gym.reports import RESET, STEP, Facts, reports_of
 
-__all__ = ["BatchView", "row_of"]
-
 
 def _vector_episodes(env: EnvBase, ended: list[int]) -> dict[int, dict[str, Any]]:
     """Return the info "episode" of rows that have ended, of envs around a vector env of Gymnasium."""

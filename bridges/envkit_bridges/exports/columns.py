@@ -27,8 +27,6 @@ from envkit.data.files import undamaged
 from envkit.data.paths import Path, as_key, nest
 from envkit.errors import ArgumentError, ArgumentTypeError, BatchSizeError
 
-__all__ = ["Column", "Layout", "arrays_of", "data_of", "layout_of", "read_batches"]
-
 TEXT = "text"
 
 _SAME = ("bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64")

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from envkit.data.arguments import as_int
+from envkit.arrays.integers import as_int
 from envkit.data.paths import Key, Path, as_key, leaf_paths, nest
 from envkit.env.as_gym import GymView
 from envkit.env.base import EnvBase
@@ -34,8 +34,6 @@ from envkit_bridges.exports.shown_spaces import Branch, Shown, part_of, require_
 from envkit_bridges.gym.backend import gym_library
 from envkit_bridges.gym.codecs import Codec, Leaf, asked_space, codecs_of, shown_space
 from envkit_bridges.gym.reports import RESET, STEP, Facts, listen
-
-__all__ = ["gym_env_of", "register_gym"]
 
 _OPTIONS = {
     "reward_threshold": None,

@@ -38,8 +38,6 @@ from envkit.errors import (
 )
 from envkit_bridges.exports.batch_view import BatchView, row_of
 
-__all__ = ["GymVectorView", "to_gym_vector"]
-
 Infos = dict[str, Any]
 
 

@@ -32,8 +32,6 @@ from envkit.specs.annotations import EnvData
 from envkit_bridges.exports.columns import TEXT, Column, Layout, arrays_of, data_of, read_batches
 from envkit_bridges.libraries import require
 
-__all__ = ["append", "from_hdf5", "hdf5_file", "quoted", "require_own_data", "to_hdf5"]
-
 
 def to_hdf5(data: TensorDictBase | Iterable[TensorDictBase], path: str | os.PathLike[str]) -> File:
     """Write recorded steps into an HDF5 file, which is complete or not there.

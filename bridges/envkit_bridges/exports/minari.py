@@ -45,8 +45,6 @@ from envkit_bridges.exports.recovered import env_spec_of, spaces_inside
 from envkit_bridges.gym.codecs import asked_space, codec_of, dict_space, shown_space
 from envkit_bridges.libraries import require
 
-__all__ = ["Choice", "from_minari", "to_minari"]
-
 _FLAGS = {("done",), ("terminated",), ("truncated",)}
 
 

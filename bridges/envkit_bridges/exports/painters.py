@@ -25,8 +25,6 @@ from envkit.errors import UnsupportedError
 from envkit.transforms.core.transformed_env import TransformedEnv
 from envkit_bridges.libraries import keywords_told, parameters_of
 
-__all__ = ["draws_states", "pace_of", "painter_of", "without_transforms"]
-
 _PACE = 15.0
 _FASTEST = 60.0
 

@@ -30,8 +30,6 @@ from envkit.specs.annotations import EnvData
 from envkit_bridges.exports.columns import TEXT, Column, Layout, arrays_of, data_of, read_batches
 from envkit_bridges.libraries import require
 
-__all__ = ["from_parquet", "to_parquet"]
-
 _ENOUGH_ROWS = 2**16
 _ENOUGH_BYTES = 2**26
 """How much is gathered before it is written as one group of rows."""

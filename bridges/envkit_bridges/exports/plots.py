@@ -16,7 +16,8 @@ import numpy as np
 import torch
 from tensordict import TensorDictBase, is_non_tensor
 
-from envkit.data.arguments import as_int, require_tensordict
+from envkit.arrays.integers import as_int
+from envkit.data.arguments import require_tensordict
 from envkit.data.paths import Path, as_path
 from envkit.errors import ArgumentError, MissingKeyError
 from envkit.evaluation.outcome import EpisodeStats, Evaluation, episode_stats
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
 
 Curve = Evaluation | EpisodeStats | TensorDictBase | torch.Tensor | np.ndarray | Sequence[float]
 Curves = Curve | Mapping[str, Curve]
-
-__all__ = ["plot_returns", "plot_rollout"]
 
 _WIDEST = 16
 """Numbers a step of an entry that is plotted; more would be no lines to tell apart."""

@@ -23,8 +23,6 @@ from envkit_bridges.gym.codecs import NO_SPACE, asked_space, shown_space
 from envkit_bridges.gym.gym_wrapper import GymWrapper
 from envkit_bridges.libraries import require
 
-__all__ = ["env_spec_of", "recovered_env", "spaces_inside"]
-
 
 def recovered_env(id: str, **kwargs: Any) -> Any:
     """Make one env of envkit by id, as an env of Gymnasium; its state, if its data holds that, is among the infos.

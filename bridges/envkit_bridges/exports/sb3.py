@@ -22,8 +22,6 @@ from envkit.env.seeding import checked_seed
 from envkit.errors import InputError
 from envkit_bridges.exports.batch_view import BatchView, row_of
 
-__all__ = ["SB3View", "to_sb3"]
-
 
 def to_sb3(env: EnvBase, *, info_keys: Iterable[Key] = ()) -> SB3View:
     """Show an env of batch size ``(num_envs,)`` as a ``VecEnv`` of Stable-Baselines3.

@@ -25,16 +25,6 @@ from envkit.specs import TensorSpec
 from envkit_bridges.gym.backend import GymSpace
 from envkit_bridges.gym.codecs import Codec, Leaf
 
-__all__ = [
-    "Branch",
-    "Entry",
-    "Shown",
-    "Simulated",
-    "part_of",
-    "require_whole",
-    "shown_as",
-]
-
 Read = Callable[[Path], Any]
 Write = Callable[[Path, Any, GymSpace, Leaf | None], Any]
 Part = Callable[[Any, str | int], Any]

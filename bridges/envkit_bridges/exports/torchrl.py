@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from torchrl.envs import EnvBase as TorchRLEnv
     from torchrl.envs.transforms import Transform as TorchRLTransform
 
-__all__ = ["TorchRLWrapper", "for_replay_buffer", "from_torchrl_transform", "to_torchrl"]
-
 
 def to_torchrl(env: EnvBase) -> TorchRLEnv:
     """Give an env as one of TorchRL's: for its collectors, transforms, modules and losses.

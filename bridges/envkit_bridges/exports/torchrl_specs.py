@@ -20,8 +20,6 @@ from envkit.specs import Composite, TensorSpec
 if TYPE_CHECKING:
     from torchrl.data import TensorSpec as TorchRLSpec
 
-__all__ = ["from_torchrl_spec", "to_torchrl_spec"]
-
 _Build = Callable[[Any, Any], Any]  # from a spec, with the classes of the library to build for
 
 

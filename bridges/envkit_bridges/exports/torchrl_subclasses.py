@@ -30,8 +30,6 @@ from envkit.transforms.frames import CatFrames
 from envkit.transforms.keys import ExcludeTransform
 from envkit_bridges.exports.torchrl_specs import to_torchrl_spec
 
-__all__ = ["BothWays", "transform_and_sampler", "view_of"]
-
 
 class TorchRLView(TorchRLBase):
     """A TorchRL env whose steps and resets are those of an env of envkit, ``view.env``.

@@ -25,7 +25,8 @@ import numpy as np
 import torch
 from tensordict import TensorDictBase
 
-from envkit.data.arguments import as_bool, as_file, as_int, as_number, require_option
+from envkit.arrays.integers import as_int
+from envkit.data.arguments import as_bool, as_file, as_number, require_option
 from envkit.data.files import require_place, telling, whole_file
 from envkit.env.base import EnvBase
 from envkit.env.learning import left_as_it_was
@@ -34,8 +35,6 @@ from envkit.env.wrapper_hints import require_env
 from envkit.errors import ArgumentError, UnsupportedError, WriteError
 from envkit_bridges.exports.painters import draws_states, pace_of, painter_of, without_transforms
 from envkit_bridges.libraries import require
-
-__all__ = ["Video", "VideoFolder", "record", "video"]
 
 _WRITERS = {"gif": "imageio", "mp4": "imageio_ffmpeg"}
 _SHOWN = {

@@ -7,8 +7,6 @@ from typing import Any
 
 from envkit.errors import EncodingError
 
-__all__ = ["reset_answer", "step_answer"]
-
 
 def step_answer(result: Any) -> tuple[Any, Any, Any, Any, Any]:
     """Return the five values of a step.

@@ -33,17 +33,6 @@ from envkit.transport import by_value
 from envkit_bridges.gym.space_conversions import carried_conversions
 from envkit_bridges.libraries import Simulator, require
 
-__all__ = [
-    "GymSpace",
-    "SpaceValue",
-    "gym_backend",
-    "gym_library",
-    "gym_registrations",
-    "gymnasium_registrations",
-    "library_of",
-    "set_gym_backend",
-]
-
 GymSpace = Any
 """A space object of Gymnasium or gym, which need not be installed; both have the same attributes."""
 

@@ -50,22 +50,6 @@ from envkit_bridges.gym.space_conversions import converted, is_converted
 if TYPE_CHECKING:
     from envkit.specs.annotations import Device
 
-__all__ = [
-    "NO_SPACE",
-    "Codec",
-    "CopyIn",
-    "asked_space",
-    "codec_at",
-    "codec_of",
-    "codecs_of",
-    "dict_space",
-    "holds_numbers",
-    "lacking",
-    "numpy_dtype",
-    "shown_space",
-    "space_of",
-]
-
 
 @dataclass(frozen=True)
 class ArrayForm:

@@ -18,8 +18,6 @@ from envkit_bridges import offscreen
 if TYPE_CHECKING:
     from envkit_bridges.libraries import Simulator
 
-__all__ = ["draw", "require_frames", "shape_of_frame"]
-
 
 def require_frames(env: Simulator) -> None:
     """Check that an env, or vector env, renders arrays, and make it able to on a machine without display.

@@ -17,8 +17,9 @@ from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from envkit.arrays.integers import as_int
 from envkit.batched.parallel import ParallelEnv
-from envkit.data.arguments import as_int, require_option
+from envkit.data.arguments import require_option
 from envkit.data.keywords import refuse_unknown
 from envkit.errors import ArgumentTypeError
 from envkit.specs.annotations import BatchSize, Device
@@ -26,8 +27,6 @@ from envkit_bridges.gym.backend import gym_backend, gym_library
 from envkit_bridges.gym.gym_wrapper import GymWrapper
 from envkit_bridges.gym.vector import frame_skipping
 from envkit_bridges.libraries import EnvNames, Simulator, keywords_told, parameters_of
-
-__all__ = ["GymEnv", "MaybeInWorkers", "known_to_env", "require_known", "require_render_mode"]
 
 
 class MaybeInWorkers:

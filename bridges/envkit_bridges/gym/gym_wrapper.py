@@ -46,8 +46,6 @@ from envkit_bridges.gym.simulator_rows import GymCore, reward_array
 from envkit_bridges.gym.vector import VectorCore, is_vector
 from envkit_bridges.libraries import Simulator, no_object_of
 
-__all__ = ["GymWrapper"]
-
 
 class GymWrapper(OnRow, GymLikeEnv):
     """Give an env object of Gymnasium the TensorDict interface; batch-locked.

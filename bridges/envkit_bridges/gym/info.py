@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from envkit_bridges.gym.backend import SpaceValue
     from envkit_bridges.libraries import Simulator
 
-__all__ = ["InfoReading", "Outcome", "Reader", "default_info_dict_reader"]
-
 _SCALARS: dict[str, tuple[type, ...]] = {
     "bool": (bool, np.bool_),
     "float32": (np.float32,),

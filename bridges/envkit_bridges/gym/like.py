@@ -23,7 +23,8 @@ import torch
 from tensordict import TensorDict, TensorDictBase, is_non_tensor
 
 from envkit import rules
-from envkit.data.arguments import as_bool, as_int
+from envkit.arrays.integers import as_int
+from envkit.data.arguments import as_bool
 from envkit.data.paths import Key, as_key, as_path
 from envkit.data.transition import stepped_rows
 from envkit.env.base import EnvBase
@@ -47,7 +48,7 @@ from envkit.specs.annotations import (
 )
 from envkit.specs.inputs import ActionInput
 from envkit_bridges.gym.answers import reset_answer, step_answer
-from envkit_bridges.gym.info import InfoReading, Outcome, Reader
+from envkit_bridges.gym.info import InfoReading, Outcome
 from envkit_bridges.gym.simulator_rows import repeated, require_flags
 from envkit_bridges.gym.simulator_state import (
     EpisodeLog,
@@ -62,8 +63,6 @@ from envkit_bridges.gym.simulator_state import (
 if TYPE_CHECKING:
     from envkit_bridges.gym.backend import SpaceValue
     from envkit_bridges.libraries import Simulator
-
-__all__ = ["GymLikeEnv", "Reader"]
 
 
 class _StepForms(NamedTuple):

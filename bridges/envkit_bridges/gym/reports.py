@@ -30,8 +30,6 @@ from envkit.transport.pool import call_by_row
 from envkit_bridges.gym.gym_wrapper import GymWrapper
 from envkit_bridges.gym.info import default_info_dict_reader
 
-__all__ = ["RESET", "STEP", "Facts", "Listener", "Reports", "listen", "own", "reports_of"]
-
 STEP, RESET = 0, 1
 _ROOM_BYTES = 4096
 _ASK = -1

@@ -31,17 +31,6 @@ if TYPE_CHECKING:
     from envkit_bridges.gym.backend import SpaceValue
     from envkit_bridges.libraries import Simulator
 
-__all__ = [
-    "DONE",
-    "GymCore",
-    "SimulatorCore",
-    "SimulatorRows",
-    "flags_of",
-    "repeated",
-    "require_flags",
-    "reward_array",
-]
-
 Rows = Mapping[Path, np.ndarray]
 Put = Callable[[Any, Any], None]
 

@@ -44,17 +44,6 @@ if TYPE_CHECKING:
     from envkit_bridges.gym.backend import SpaceValue
     from envkit_bridges.libraries import Simulator
 
-__all__ = [
-    "EpisodeLog",
-    "deep_copy",
-    "digest_of",
-    "pack",
-    "recorded",
-    "restored",
-    "saved",
-    "unpack",
-]
-
 _ACROSS_EPISODES = {
     "NormalizeObservation": (
         "obs_rms.mean",

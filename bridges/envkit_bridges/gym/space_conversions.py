@@ -15,8 +15,6 @@ from envkit.errors import ArgumentTypeError, SpecError
 from envkit.specs import Composite, TensorSpec
 from envkit.transport import by_value
 
-__all__ = ["carried_conversions", "converted", "is_converted", "register_gym_spec_conversion"]
-
 Convert = TypeVar("Convert", bound=Callable[..., Any])
 
 _conversions: dict[str, Callable[..., Any]] = {}

@@ -40,8 +40,6 @@ from envkit_bridges.gym.simulator_state import EpisodeLog, recorded, restored, s
 if TYPE_CHECKING:
     from envkit_bridges.libraries import Simulator
 
-__all__ = ["VectorCore", "frame_skipping", "is_vector"]
-
 
 def is_vector(env: Simulator) -> bool:
     """Say whether a gymnasium env is a vector env."""

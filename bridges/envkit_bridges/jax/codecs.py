@@ -34,21 +34,6 @@ from envkit.specs import (
 )
 from envkit_bridges.dlpack import torch_dtype_of
 
-__all__ = [
-    "action_composite",
-    "action_path",
-    "action_tree",
-    "actions_by_path",
-    "array_leaf",
-    "done_composite",
-    "encoded",
-    "grouped_composite",
-    "integers_in_jax",
-    "integers_of",
-    "is_choice",
-    "reward_composite",
-]
-
 
 def array_leaf(
     shape: tuple[int, ...],

@@ -28,8 +28,6 @@ from envkit.installing import cache_folder
 if TYPE_CHECKING:
     from envkit_bridges.libraries import Simulator
 
-__all__ = ["cache_dir", "jit_with_note", "simulator_name"]
-
 # All programs are worth a file: reading one takes some ms, and of small ones there are few. s.
 _WORTH_S = 0.0
 

@@ -14,8 +14,6 @@ from jax._src import xla_bridge  # the one place that tells whether devices have
 
 from envkit.errors import ArgumentError, StartedError
 
-__all__ = ["configure_gpu", "warn_if_full"]
-
 _LITTLE = 0.1  # of the GPU
 
 

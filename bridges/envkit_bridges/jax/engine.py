@@ -54,8 +54,6 @@ from envkit_bridges.jax.tensor_cache import Unchanged
 if TYPE_CHECKING:
     from envkit.functional.spaces import SpaceTree
 
-__all__ = ["ProgramEngine", "Settings", "Step"]
-
 Rows = dict[Path, torch.Tensor]
 _FLAGS: tuple[Path, ...] = tuple((name,) for name in DONE_LEAVES)
 

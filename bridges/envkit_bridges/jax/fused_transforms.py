@@ -38,8 +38,6 @@ from envkit.transforms.core.kept_memory import KeptMemory, inwards, memory_of
 if TYPE_CHECKING:
     from envkit.transforms.core.fusable import FusableTransform
 
-__all__ = ["Acted", "NamedRows", "RowState", "flags_of", "observation_leaves"]
-
 Path = tuple[str, ...]
 ByPath = dict[Path, Any]
 Shared = tuple[Mapping[str, Any], ...]

@@ -35,8 +35,6 @@ from envkit_bridges.dlpack import to_jit, to_torch
 if TYPE_CHECKING:
     from torch.autograd.function import FunctionCtx
 
-__all__ = ["Differentiable", "Running", "is_wanted", "start", "vjp_of"]
-
 Pull = Callable[[tuple[torch.Tensor, ...], list[torch.Tensor]], list[torch.Tensor]]
 
 

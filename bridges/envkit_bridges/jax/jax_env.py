@@ -29,7 +29,8 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 from envkit import rules
-from envkit.data.arguments import as_int, require_tensordict
+from envkit.arrays.integers import as_int
+from envkit.data.arguments import require_tensordict
 from envkit.data.keywords import completed
 from envkit.data.paths import Key, Path, as_key, as_path, leaf_paths, tensordict_of
 from envkit.data.resets import collect_reset_masks
@@ -86,8 +87,6 @@ from envkit_bridges.jax.rendering import picture, pictures
 from envkit_bridges.jax.sharding import AXIS, Shards
 from envkit_bridges.jax.side_effects import frozen_values
 from envkit_bridges.jax.unrolling import Unrolling, until_spread
-
-__all__ = ["FusedEnv", "JaxEnv"]
 
 
 class JaxEnv(EnvBase):

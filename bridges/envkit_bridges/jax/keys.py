@@ -27,8 +27,6 @@ from envkit_bridges.jax.compilation import simulator_name
 if TYPE_CHECKING:
     from envkit.functional.core import StatelessEnv
 
-__all__ = ["key_of", "row_keys", "split", "unkeyed_draws"]
-
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _PARITY = 0x1BD11BDA
 _WORD = 0xFFFFFFFF

@@ -11,7 +11,8 @@ from typing import Annotated, Any, Literal, TypedDict, get_args
 
 import torch
 
-from envkit.data.arguments import as_bool, as_int, require_option
+from envkit.arrays.integers import as_int
+from envkit.data.arguments import as_bool, require_option
 from envkit.data.keywords import Default
 from envkit.env.options import EnvOptions
 from envkit.errors import ArgumentTypeError, OptionError
@@ -30,17 +31,6 @@ from envkit.functional import (
 )
 from envkit.functional.batch import ALL_ON_CARD, ALL_ON_HOST, ON_CARD, ON_HOST, Chunks
 from envkit_bridges.jax.side_effects import Traced
-
-__all__ = [
-    "LIMIT",
-    "JaxOptions",
-    "ResetRows",
-    "chunks_on",
-    "of_every_env",
-    "padded_size",
-    "require_sense",
-    "rows_of",
-]
 
 ResetRows = Literal["done", "all"]
 

@@ -58,8 +58,6 @@ if TYPE_CHECKING:
     from envkit.functional import Origin
     from envkit.functional.structure import PyTree
 
-__all__ = ["PACKED", "Constants", "Programs"]
-
 ByPath = dict[Path, Any]
 Constants = tuple[Sequence[Mapping[str, Any]], jax.Array | None, Any]
 Begin = tuple[ByPath, ByPath, jax.Array, ByPath]  # state, root, flags and what a policy remembers

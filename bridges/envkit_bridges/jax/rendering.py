@@ -22,7 +22,8 @@ import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from envkit.data.arguments import as_int, require_tensordict
+from envkit.arrays.integers import as_int
+from envkit.data.arguments import require_tensordict
 from envkit.data.keywords import refuse_unknown
 from envkit.data.transition import leaves
 from envkit.errors import ArgumentError, MissingKeyError, UnsupportedError
@@ -32,8 +33,6 @@ from envkit_bridges.dlpack import to_jax
 from envkit_bridges.jax.compilation import simulator_name
 from envkit_bridges.jax.engine import ProgramEngine
 from envkit_bridges.libraries import Simulator, keywords_told, parameters_of
-
-__all__ = ["picture", "pictures", "require_drawable"]
 
 
 def picture(engine: ProgramEngine, td: TensorDictBase, row: int, **options: Any) -> torch.Tensor:

@@ -26,8 +26,6 @@ from envkit_bridges.jax.compilation import jit_with_note
 if TYPE_CHECKING:
     from envkit.functional.structure import PyTree
 
-__all__ = ["AXIS", "EVERYWHERE", "FLAGS", "ROWS", "Shards", "after_time"]
-
 AXIS = "rows"
 ROWS = PartitionSpec(AXIS)
 FLAGS = PartitionSpec(None, AXIS)

@@ -37,8 +37,6 @@ from jax.core import Tracer
 
 from envkit.functional.structure import PyTree, is_typed_key
 
-__all__ = ["Owner", "Program", "Same", "Shared", "account_of", "is_of_library", "shared_by"]
-
 _ATOMS = (type(None), bool, int, str, bytes)
 _LIBRARIES = sys.stdlib_module_names - {"__main__"} | frozenset(
     (

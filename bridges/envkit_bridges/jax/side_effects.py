@@ -23,8 +23,6 @@ from envkit.functional.structure import PyTree
 from envkit_bridges.jax.shared_programs import account_of, is_of_library
 from envkit_bridges.policy.side_effects import changed_places, generator_states, values_held
 
-__all__ = ["Traced", "frozen_values"]
-
 _FIX = (
     "Keep what changes in the state, which reset and step return, and draw with jax.random from a key in it. To count "
     "traces, read traces of the JaxEnv."

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, Unpack
 import jax
 import jax.numpy as jnp
 
-from envkit.data.arguments import as_bool, as_int
+from envkit.arrays.integers import as_int
+from envkit.data.arguments import as_bool
 from envkit.data.keywords import Default
 from envkit.env.wrapper_hints import called_here
 from envkit.errors import ArgumentError, ArgumentTypeError
@@ -24,26 +25,11 @@ from envkit.functional import Box, Timestep, WithoutInfo, WrapperState
 from envkit.specs.annotations import Device
 from envkit_bridges.jax.jax_env import JaxEnv
 from envkit_bridges.jax.options import LIMIT, JaxOptions
-from envkit_bridges.libraries import EnvNames, Simulator, quietly, require_name
+from envkit_bridges.libraries import Simulator
 
 if TYPE_CHECKING:
     from envkit.functional.spaces import SpaceTree
     from envkit.functional.structure import PyTree
-
-__all__ = [
-    "NO_LIMIT",
-    "DrawingState",
-    "EnvNames",
-    "ModelledCore",
-    "ParamsCore",
-    "ParamsEnv",
-    "ParamsOptions",
-    "SimulatorCore",
-    "SimulatorEnv",
-    "quietly",
-    "require_name",
-]
-
 
 NO_LIMIT = 2**31 - 1
 """Steps that no episode reaches, for libraries that count in int32."""

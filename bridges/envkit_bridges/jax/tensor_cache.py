@@ -17,8 +17,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["Unchanged"]
-
 _NOTHING = None, 0, 0, None
 
 

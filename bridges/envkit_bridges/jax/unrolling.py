@@ -36,9 +36,6 @@ from envkit_bridges.jax.policy.inputs import PolicySpecs, actor_for
 if TYPE_CHECKING:
     from envkit.env.policy import PolicyLike
 
-__all__ = ["Unrolling", "until_spread"]
-
-
 # Most steps of a program that may stop early: what it records is laid out before it runs.
 _CHUNK = 64
 

@@ -27,8 +27,6 @@ import torch
 from envkit.env.base import EnvBase
 from envkit.process_wide import no_warnings
 
-__all__ = ["is_own_object", "key_of", "own_classes", "state_of", "values_of_class"]
-
 _VALUES = (
     type(None),
     bool,

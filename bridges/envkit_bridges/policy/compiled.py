@@ -24,8 +24,6 @@ from envkit_bridges.policy.exporting import Exported, Signature, export
 from envkit_bridges.policy.numpy_policy import Stepwise
 from envkit_bridges.policy.side_effects import tensors_by_name
 
-__all__ = ["CompiledPolicy", "compile_policy"]
-
 _T = TypeVar("_T")
 
 Make = Callable[[Exported, Signature, torch.nn.Module], _T]

@@ -31,20 +31,6 @@ from torch.utils._pytree import tree_map
 
 from envkit.arrays.elementwise import Array
 
-__all__ = [
-    "RULES",
-    "STORAGE",
-    "Library",
-    "Op",
-    "Rule",
-    "bound",
-    "by_name",
-    "in_range",
-    "in_width",
-    "namespace",
-    "rules",
-]
-
 STORAGE = frozenset({"dtype", "layout", "device", "pin_memory", "memory_format", "non_blocking"})
 """Arguments of operators that say where or how a tensor is stored."""
 HALVES = frozenset({torch.float16, torch.bfloat16})

@@ -26,8 +26,6 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from envkit.env.on_leaves import HOW_CALLED, WRONG_FORM
 from envkit.errors import TranslationError
 
-__all__ = ["STEPWISE", "is_own", "refusal"]
-
 STEPWISE = "step the module from Python instead: env.rollout(steps, module)"
 
 _MACHINERY = ("/torch/", "/tensordict/", os.path.dirname(__file__))

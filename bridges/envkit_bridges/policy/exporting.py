@@ -49,17 +49,6 @@ from envkit_bridges.policy.core_aten import Library, Op
 from envkit_bridges.policy.errors import STEPWISE, is_own, refusal
 from envkit_bridges.policy.side_effects import python_kept, python_state, require_pure
 
-__all__ = [
-    "Exported",
-    "Graph",
-    "Signature",
-    "Step",
-    "export",
-    "filled",
-    "packet_of",
-    "signature_for",
-]
-
 _EXAMPLE_ROWS = 7  # while the number is left open
 _ONE_AT_A_TIME = threading.RLock()  # torch.export keeps its modes for the whole process
 

@@ -44,8 +44,6 @@ from envkit_bridges.policy.core_aten import RULES, STORAGE, Library, Op, bound, 
 from envkit_bridges.policy.exporting import Exported, Graph, Signature, Step, filled, signature_for
 from envkit_bridges.policy.side_effects import tensors_by_name
 
-__all__ = ["NUMPY", "Evaluation", "Program", "Stepwise", "straightened", "table_for"]
-
 
 @dataclass(frozen=True, eq=False)
 class Evaluation:

@@ -28,16 +28,6 @@ from envkit.errors import TranslationError
 from envkit_bridges.policy.cache_key import is_own_object, own_classes, state_of, values_of_class
 from envkit_bridges.policy.errors import STEPWISE
 
-__all__ = [
-    "changed_places",
-    "generator_states",
-    "python_kept",
-    "python_state",
-    "require_pure",
-    "tensors_by_name",
-    "values_held",
-]
-
 _PYTHON, _NUMPY = "the generator of `random`", "the generator of `numpy.random`"
 _OF_MODULES = frozenset(torch.nn.Module().__dict__)
 

@@ -39,8 +39,6 @@ from envkit.transport.layout import Layout
 from envkit.transport.pool import Backend, Request, Worker, spread_rows
 from envkit_bridges.libraries import require
 
-__all__ = ["RayActors"]
-
 ray = require("ray")
 
 

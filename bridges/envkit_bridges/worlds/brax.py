@@ -24,18 +24,15 @@ from envkit.specs.annotations import BatchSize, Device
 from envkit_bridges import offscreen
 from envkit_bridges.jax.options import JaxOptions, ResetRows
 from envkit_bridges.jax.rendering import require_drawable
-from envkit_bridges.jax.simulator import EnvNames, ModelledCore, SimulatorEnv, quietly, require_name
-from envkit_bridges.libraries import Simulator, no_object_of, require
-
-__all__ = [
-    "BraxCore",
-    "BraxEnv",
-    "BraxOption",
-    "BraxWrapper",
-    "build",
-    "env_names",
-    "fetching_names",
-]
+from envkit_bridges.jax.simulator import ModelledCore, SimulatorEnv
+from envkit_bridges.libraries import (
+    EnvNames,
+    Simulator,
+    no_object_of,
+    quietly,
+    require,
+    require_name,
+)
 
 _LENGTH = 1000
 """Steps of an episode where `build` is not told: the default of ``brax.envs.create``."""

@@ -24,7 +24,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 import numpy as np
 
-from envkit.data.arguments import as_bool, as_int, as_keywords
+from envkit.arrays.integers import as_int
+from envkit.data.arguments import as_bool, as_keywords
 from envkit.data.keywords import known_to, refuse_unknown
 from envkit.env.options import EnvOptions
 from envkit.errors import ArgumentError, ArgumentTypeError, NotResetError, OptionError, SpecError
@@ -45,16 +46,6 @@ from envkit_bridges.libraries import (
 
 if TYPE_CHECKING:
     from envkit_bridges.gym.backend import GymSpace, SpaceValue
-
-__all__ = [
-    "DMControlEnv",
-    "DMControlWrapper",
-    "build",
-    "env_names",
-    "fetching_names",
-    "require_env",
-    "require_keywords",
-]
 
 
 def require_drawable(physics: Any, options: Mapping[str, Any]) -> None:

@@ -11,8 +11,6 @@ from envkit_bridges.gym.backend import gym_backend
 from envkit_bridges.gym.gym_env import GymEnv
 from envkit_bridges.libraries import near_name
 
-__all__ = ["build", "env_names", "fetching_names", "require_env", "require_keywords"]
-
 
 def env_names() -> list[str]:
     """List the registered ids whose module is there; Gymnasium keeps the names of what has left it, too."""

@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from envkit.functional.spaces import SpaceTree
     from envkit.functional.structure import PyTree
 
-__all__ = ["GymnaxCore", "GymnaxEnv", "GymnaxWrapper", "build", "env_names", "fetching_names"]
-
 
 @dataclass(frozen=True)
 class GymnaxCore(ParamsCore):

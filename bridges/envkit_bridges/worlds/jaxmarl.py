@@ -45,16 +45,6 @@ from envkit_bridges.offscreen import in_memory
 if TYPE_CHECKING:
     from envkit.functional.structure import PyTree
 
-__all__ = [
-    "JaxMARLCore",
-    "JaxMARLEnv",
-    "JaxMARLOptions",
-    "JaxMARLWrapper",
-    "build",
-    "env_names",
-    "fetching_names",
-]
-
 _TEAM = "__all__"
 _TAKEN = frozenset(
     (

@@ -49,16 +49,6 @@ from envkit_bridges.offscreen import in_memory
 if TYPE_CHECKING:
     from envkit.functional.structure import PyTree
 
-__all__ = [
-    "JumanjiCore",
-    "JumanjiEnv",
-    "JumanjiOptions",
-    "JumanjiWrapper",
-    "build",
-    "env_names",
-    "fetching_names",
-]
-
 
 @dataclass(frozen=True)
 class JumanjiCore(SimulatorCore):

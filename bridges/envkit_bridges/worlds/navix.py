@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from envkit.data.arguments import as_int
+from envkit.arrays.integers import as_int
 from envkit.errors import ArgumentError
 from envkit.functional import Discrete, Timestep
 from envkit.specs.annotations import Device
@@ -36,8 +36,6 @@ from envkit_bridges.libraries import (
 
 if TYPE_CHECKING:
     from envkit.functional.structure import PyTree
-
-__all__ = ["NavixCore", "NavixEnv", "NavixWrapper", "build", "env_names", "fetching_names"]
 
 _OF_SYMBOLS = (
     "none",

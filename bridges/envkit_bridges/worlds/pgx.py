@@ -45,17 +45,6 @@ from envkit_bridges.offscreen import be_silent
 if TYPE_CHECKING:
     from envkit.functional.structure import PyTree
 
-__all__ = [
-    "PgxCore",
-    "PgxEnv",
-    "PgxOptions",
-    "PgxWrapper",
-    "build",
-    "env_names",
-    "fetching_names",
-    "frame_of",
-]
-
 Illegal = Literal["raise", "library"]
 _ILLEGAL, _PLAYER = "illegal_action", "current_player"
 _HREF = "{http://www.w3.org/1999/xlink}href"

@@ -35,22 +35,18 @@ from envkit.specs.annotations import Device
 from envkit_bridges import offscreen
 from envkit_bridges.jax.options import JaxOptions
 from envkit_bridges.jax.rendering import require_drawable
-from envkit_bridges.jax.simulator import EnvNames, ModelledCore, SimulatorEnv, quietly, require_name
-from envkit_bridges.libraries import Simulator, no_object_of, require
+from envkit_bridges.jax.simulator import ModelledCore, SimulatorEnv
+from envkit_bridges.libraries import (
+    EnvNames,
+    Simulator,
+    no_object_of,
+    quietly,
+    require,
+    require_name,
+)
 
 if TYPE_CHECKING:
     from envkit.functional.structure import PyTree
-
-__all__ = [
-    "MujocoPlaygroundEnv",
-    "MujocoPlaygroundWrapper",
-    "PlaygroundCore",
-    "PlaygroundEnv",
-    "PlaygroundWrapper",
-    "build",
-    "env_names",
-    "fetching_names",
-]
 
 _MENAGERIE_URL = "https://github.com/deepmind/mujoco_menagerie.git"
 _REACHED_WITHIN_S = 30

@@ -38,15 +38,6 @@ from envkit_bridges.libraries import (
 if TYPE_CHECKING:
     from envkit.functional.structure import PyTree
 
-__all__ = [
-    "XMiniGridCore",
-    "XMiniGridEnv",
-    "XMiniGridWrapper",
-    "build",
-    "env_names",
-    "fetching_names",
-]
-
 
 @dataclass(frozen=True)
 class XMiniGridCore(ParamsCore):

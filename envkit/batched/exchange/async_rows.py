@@ -30,8 +30,6 @@ from envkit.errors import InputError, WorkerError
 from envkit.specs.inputs import require_input
 from envkit.transport import Job, Pool
 
-__all__ = ["BufferJobs", "JobKind", "Leaves", "Outcome", "TensorDictJobs"]
-
 JobKind = Literal["step", "reset", "step_and_maybe_reset"]
 Leaves = dict[Path, torch.Tensor]
 

@@ -21,8 +21,6 @@ from envkit.env.runs import Run
 from envkit.specs.inputs import ActionInput, require_input
 from envkit.transport import Layout
 
-__all__ = ["OneRow"]
-
 _ROW = [0]
 
 

@@ -34,8 +34,6 @@ from envkit.env.rollout import LOOPS
 from envkit.env.runs import Run
 from envkit.specs import TensorSpec, draws_in_order
 
-__all__ = ["recorded"]
-
 Leaves = Mapping[Path, torch.Tensor]
 
 _FIRST_STEPS = 64  # of a run that may stop early, for which memory is made and actions are drawn

@@ -17,8 +17,6 @@ from envkit.data.paths import Key, Path, as_key
 from envkit.data.transition import leaves
 from envkit.errors import ResetMaskError, ResumeError
 
-__all__ = ["refuse_early_part", "require_keys", "require_leaves", "rows_of"]
-
 
 def require_keys(found: TensorDictBase, wanted: Iterable[Key]) -> None:
     """Check that what was saved of a row has the entries of its env.

@@ -39,9 +39,6 @@ from envkit.specs import TensorSpec
 from envkit.specs.inputs import has_array
 from envkit.transport import Field
 
-__all__ = ["SLOT", "BufferPlan", "Leaves", "LentMemory", "Moment", "Rings", "RowMemory", "can_wait"]
-
-
 SLOT = Field("slot", (), "int64")
 _MOST_SLOTS, _RING_BYTES = 64, 4 * 2**20  # what stays in a processor's cache
 _LEAST_SLOTS = 2  # what lies in one is copied while another is written

@@ -36,8 +36,6 @@ from envkit.specs.inputs import ActionInput, require_input
 from envkit.transport import Layout, Pool, Traffic
 from envkit.transport.pool import call_by_row
 
-__all__ = ["BufferExchange", "RowsInPlace"]
-
 
 class Round(NamedTuple):
     """A step that was begun: which it is, its rows (None for all), what was known before, how it ends."""

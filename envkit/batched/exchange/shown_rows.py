@@ -25,8 +25,6 @@ from envkit.data.paths import Path, as_key
 from envkit.env.runs import Run
 from envkit.specs.inputs import require_input
 
-__all__ = ["recorded_behind"]
-
 
 class SeenThrough(Protocol):
     """Transforms that show stacked rows.

@@ -32,9 +32,6 @@ from envkit.specs.inputs import require_input
 from envkit.transport import Pool
 from envkit.transport.pool import call_by_row, merged
 
-__all__ = ["TensorDictExchange"]
-
-
 Parts = dict[int, TensorDictBase]
 
 

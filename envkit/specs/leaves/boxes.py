@@ -33,16 +33,6 @@ from envkit.specs.leaves.leaf import (
 from envkit.specs.shapes import as_shape, known, lead
 from envkit.specs.tensor_spec import TensorSpec, require_dtype
 
-__all__ = [
-    "Binary",
-    "Bounded",
-    "BoundedContinuous",
-    "BoundedDiscrete",
-    "Unbounded",
-    "UnboundedContinuous",
-    "UnboundedDiscrete",
-]
-
 
 def _bound_of(value: Numbers, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Make a bound of the dtype, on the device, of the value's own shape.

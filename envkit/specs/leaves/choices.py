@@ -30,9 +30,6 @@ from envkit.specs.leaves.leaf import BoxList, CategoricalBox, LeafSpec, clamp, c
 from envkit.specs.shapes import as_shape, lead
 from envkit.specs.tensor_spec import TensorSpec, require_dtype
 
-__all__ = ["Categorical", "MultiCategorical", "MultiOneHot", "OneHot", "as_option_mask"]
-
-
 _UNSCATTERED = frozenset((torch.uint16, torch.uint32, torch.uint64))  # torch cannot scatter these
 
 

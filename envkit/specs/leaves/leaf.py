@@ -32,21 +32,6 @@ from envkit.specs.annotations import Device, Place, Shape, as_device
 from envkit.specs.shapes import Index, ShapeOp, as_shape, known, lead
 from envkit.specs.tensor_spec import TensorSpec, checks_values, require_dtype
 
-__all__ = [
-    "BinaryBox",
-    "BoxList",
-    "CategoricalBox",
-    "ContinuousBox",
-    "DiscreteBox",
-    "LeafSpec",
-    "clamp",
-    "coordinates",
-    "digits",
-    "from_coordinates",
-    "range_of",
-    "uniform_integers",
-]
-
 
 class LeafSpec(TensorSpec):
     """Describe one tensor. A kind of leaf defines `rand` and `_nearest`."""

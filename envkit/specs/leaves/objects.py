@@ -19,8 +19,6 @@ from envkit.specs.leaves.leaf import LeafSpec
 from envkit.specs.shapes import lead
 from envkit.specs.tensor_spec import TensorSpec
 
-__all__ = ["FixedObjects", "NonTensor"]
-
 
 class NonTensor(LeafSpec):
     """Describe any Python object, carried as non-tensor data of the batch size.

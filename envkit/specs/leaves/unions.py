@@ -24,9 +24,6 @@ from envkit.specs.leaves.leaf import BoxList, LeafSpec
 from envkit.specs.leaves.objects import FixedObjects, NonTensor
 from envkit.specs.shapes import Index, Reshape, ShapeOp, lead, names_after
 
-__all__ = ["Choice"]
-
-
 _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 """Of the same bits: ``torch.where`` of torch 2.11 and older takes no unsigned integers of more than one byte."""
 

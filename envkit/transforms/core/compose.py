@@ -19,9 +19,6 @@ from envkit.lazy_imports import late
 from envkit.specs import Composite
 from envkit.transforms.core.transform import Transform, TransformLike
 
-__all__ = ["CallableTransform", "Compose", "as_transform"]
-
-
 _HOOKS = ("_call", "_step", "_reset", "_inv_call", "_already_begun", "_reset_env_preprocess")
 
 

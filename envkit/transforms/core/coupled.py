@@ -28,8 +28,6 @@ from envkit.specs.annotations import reading_waits
 from envkit.specs.lasting import lasting
 from envkit.transforms.episodes import EpisodeTransform
 
-__all__ = ["CoupledTransform", "LateBuffers", "SkipsRows", "by_rows", "module_name"]
-
 
 class CoupledTransform(EpisodeTransform):
     """Base of transforms that look at all rows of a batch together.

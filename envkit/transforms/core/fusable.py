@@ -28,8 +28,6 @@ from envkit.data import transition
 from envkit.data.paths import Path
 from envkit.transforms.core.transform import Transform
 
-__all__ = ["FusableTransform", "LeavesOf", "MomentTransform", "take_out", "written"]
-
 
 class LeavesOf(Leaves):
     """The leaves of a TensorDict, read when they are asked for."""

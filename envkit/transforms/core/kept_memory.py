@@ -28,8 +28,6 @@ from envkit.specs import Composite, TensorSpec
 from envkit.transforms.core.fusable import FusableTransform, take_out
 from envkit.transforms.core.transform import Transform
 
-__all__ = ["KeptMemory", "can_be_kept", "inwards", "is_kept", "kept_before", "memory_of"]
-
 _NODE = "_memory"
 
 Pairs = tuple[tuple[Path, Path], ...]

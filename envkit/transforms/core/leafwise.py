@@ -17,8 +17,9 @@ from typing import Any
 import torch
 
 from envkit.arrays.elementwise import Array
+from envkit.arrays.integers import as_int
 from envkit.arrays.leaves import Changes, Leaves
-from envkit.data.arguments import as_bool, as_int
+from envkit.data.arguments import as_bool
 from envkit.data.paths import Key, Path, as_path
 from envkit.errors import MissingKeyError, PositiveAxisError, SpecError
 from envkit.specs import (
@@ -32,23 +33,6 @@ from envkit.specs import (
 )
 from envkit.transforms.core.fusable import MomentTransform
 from envkit.transforms.core.transform import Transform
-
-__all__ = [
-    "INPUTS",
-    "OUTPUTS",
-    "ArrayTransform",
-    "LeafTransform",
-    "ObservationTransform",
-    "as_float",
-    "axis_in",
-    "box_between",
-    "float_leaf",
-    "image_of",
-    "require_known",
-    "require_negative",
-    "require_regular",
-    "reshaped",
-]
 
 OUTPUTS = ("observation", "reward", "done")
 INPUTS = ("action", "state")

@@ -20,14 +20,6 @@ from envkit.data.paths import Path, as_path, infos_in
 from envkit.errors import MissingKeyError
 from envkit.specs import Composite, TensorSpec
 
-__all__ = [
-    "apply_to_composite",
-    "apply_to_composite_inv",
-    "books_of",
-    "infos_behind",
-    "require_declared",
-]
-
 _INPUTS = ("full_action_spec", "full_state_spec")
 
 

@@ -40,9 +40,6 @@ from envkit.errors import (
 from envkit.specs import Composite
 from envkit.transforms.core.wrapper import TransformHolder
 
-__all__ = ["OWNERSHIP", "Keys", "Transform", "TransformLike", "as_keys", "editable"]
-
-
 OWNERSHIP = ("_owner_ref", "_owner_is_env")
 """Attributes that say whom a transform belongs to, and not what it does."""
 

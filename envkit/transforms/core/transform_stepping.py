@@ -25,8 +25,8 @@ from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 from envkit import rules
 from envkit.data.paths import Key, as_key, as_path, leaf_paths
 from envkit.data.resets import collect_reset_masks, mark_done, merge_reset
-from envkit.data.transition import keep_unstepped, leaves
-from envkit.env.base import EnvBase, OutputLeaf
+from envkit.data.transition import OutputLeaf, keep_unstepped, leaves
+from envkit.env.base import EnvBase
 from envkit.env.policy import PolicyLike
 from envkit.env.runs import Run
 from envkit.env.tickets import Ticket
@@ -36,8 +36,6 @@ from envkit.specs.annotations import EnvData, reading_waits
 from envkit.transforms.core.kept_memory import KeptMemory
 from envkit.transforms.core.transform import Transform
 from envkit.transforms.core.wrapper import TransformHolder
-
-__all__ = ["TransformStepping"]
 
 
 @dataclass(frozen=True)

@@ -41,8 +41,6 @@ from envkit.transforms.core.transformed_rows import (
 )
 from envkit.transforms.core.wrapper import TransformHolder
 
-__all__ = ["TransformedEnv"]
-
 _BASE = "base_env."
 _OWN_OF_ENV = f"env.{OWN}"
 

@@ -34,9 +34,6 @@ from envkit.transforms.core.kept_memory import KeptMemory, inwards, memory_of
 from envkit.transforms.core.transform import OWNERSHIP
 from envkit.transport.host import RowCursor
 
-__all__ = ["TransformedCore", "core_around_rows", "transformed_core"]
-
-
 Tensors = dict[Path, torch.Tensor]
 Arrays = Mapping[str, Mapping[Path, np.ndarray]]
 Chain = tuple[FusableTransform, ...]

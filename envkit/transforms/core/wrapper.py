@@ -16,8 +16,6 @@ from torch import nn
 from envkit.env.base import EnvBase
 from envkit.errors import BypassError
 
-__all__ = ["TransformHolder", "Wrapper"]
-
 
 class Wrapper(EnvBase):
     """Base of envs around another env, ``base_env``.

@@ -46,8 +46,6 @@ from envkit_bridges.policy.exporting import signature_for
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["Actor", "PolicySpecs", "actor_for", "is_compilable"]
-
 _FLAGS: tuple[Path, ...] = tuple((name,) for name in DONE_LEAVES)
 
 

@@ -22,8 +22,6 @@ from envkit_bridges.policy.core_aten import Library, in_range, namespace
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["FULL", "JAX", "matmul", "picked"]
-
 FULL = jax.lax.Precision.HIGHEST
 
 

@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from envkit.env.base import EnvBase
     from envkit.functional.structure import PyTree
 
-__all__ = ["JaxPolicy", "Places", "act"]
-
 
 @dataclass(frozen=True, eq=False)
 class JaxPolicy:

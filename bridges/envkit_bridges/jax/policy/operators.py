@@ -27,8 +27,6 @@ from jax.scipy.linalg import expm
 from envkit_bridges.jax.policy.jax_library import FULL, JAX, matmul, picked
 from envkit_bridges.policy.core_aten import RULES, Op, bound, by_name, in_width
 
-__all__ = ["DRAWING", "TABLE", "table"]
-
 
 def table(entries: dict[str, Callable[..., Any]], *, draws: bool = False) -> dict[str, Op]:
     """Make operators of functions of JAX arrays; a key may hold several names, separated by spaces.

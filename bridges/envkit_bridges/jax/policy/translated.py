@@ -36,8 +36,6 @@ from envkit_bridges.policy.side_effects import tensors_by_name
 if TYPE_CHECKING:
     from envkit.functional.structure import PyTree
 
-__all__ = ["Translation", "in_jax", "narrowed"]
-
 
 @dataclass(frozen=True, eq=False)
 class Translation:

@@ -22,8 +22,6 @@ from torch.fx import Node
 
 from envkit_bridges.policy.exporting import Graph, Step, packet_of
 
-__all__ = ["INT32", "Widths", "spans_of", "widths_of"]
-
 Span = tuple[int, int]
 Spans = (
     Any  # a span; a list of them for an operator with several results; None for what is no integer

@@ -49,8 +49,6 @@ from envkit_bridges.worlds.envpool.library import (
 )
 from envkit_bridges.worlds.envpool.multithreaded_env import MultiThreadedEnv
 
-__all__ = ["EnvPoolAsyncEnvPool", "EnvPoolRows"]
-
 
 class EnvPoolAsyncEnvPool(AsyncEnvPool):
     """An `AsyncEnvPool` whose envs EnvPool steps with its own threads.

@@ -39,22 +39,6 @@ from envkit_bridges.libraries import Simulator, near_name, require
 if TYPE_CHECKING:
     from envkit_bridges.gym.backend import GymSpace, SpaceValue
 
-__all__ = [
-    "PoolCore",
-    "PoolMemory",
-    "RowPool",
-    "Rows",
-    "Sent",
-    "Stepped",
-    "built_anew",
-    "import_envpool",
-    "make_pool",
-    "require_keywords",
-    "require_name",
-    "require_pool",
-    "spaces_of",
-]
-
 
 def import_envpool() -> ModuleType:
     """Import the library.

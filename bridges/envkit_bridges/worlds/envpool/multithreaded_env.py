@@ -19,8 +19,9 @@ import torch
 from tensordict import TensorDictBase
 
 from envkit import rules
+from envkit.arrays.integers import as_int
 from envkit.batched.exchange.one_row import OneRow
-from envkit.data.arguments import as_batch_size, as_bool, as_int
+from envkit.data.arguments import as_batch_size, as_bool
 from envkit.data.keywords import known_to
 from envkit.data.paths import as_key, nest
 from envkit.env.base import EnvBase
@@ -54,8 +55,6 @@ from envkit_bridges.worlds.envpool.library import (
 if TYPE_CHECKING:
     from envkit_bridges.gym.backend import SpaceValue
     from envkit_bridges.libraries import Simulator
-
-__all__ = ["MultiThreadedEnv", "MultiThreadedEnvWrapper", "build", "env_names"]
 
 
 def _numbers(mask: torch.Tensor | None) -> Rows:

@@ -52,8 +52,6 @@ from envkit_bridges.libraries import require
 if TYPE_CHECKING:
     import chess
 
-__all__ = ["ChessEnv", "san_moves"]
-
 Square = tuple[int, int]
 
 _STRAIGHT = [(1, 0), (-1, 0), (0, 1), (0, -1)]

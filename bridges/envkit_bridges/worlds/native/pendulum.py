@@ -26,8 +26,6 @@ from envkit.specs.annotations import Device, EnvData
 from envkit_bridges.jax.jax_env import JaxEnv
 from envkit_bridges.jax.options import JaxOptions
 
-__all__ = ["JaxPendulum", "PendulumJaxEnv"]
-
 
 class JaxPendulum:
     """One pendulum as a `StatelessEnv`; its state is its observation.

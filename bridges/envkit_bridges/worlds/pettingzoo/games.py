@@ -27,8 +27,6 @@ from envkit_bridges.libraries import Simulator, no_object_of, require
 if TYPE_CHECKING:
     from envkit_bridges.gym.backend import SpaceValue
 
-__all__ = ["Game", "ParallelGame", "TurnGame", "game_of"]
-
 ByAgent = Mapping[str, Any]
 
 

@@ -33,20 +33,6 @@ from envkit.specs.stacks import stack
 from envkit_bridges.gym.codecs import Codec, codec_at, holds_numbers, numpy_dtype
 from envkit_bridges.worlds.pettingzoo.games import Game
 
-__all__ = [
-    "FLAGS",
-    "Agent",
-    "Group",
-    "Moment",
-    "Rows",
-    "Seat",
-    "flag_spec",
-    "numbers_in",
-    "row_of",
-    "state_codec",
-    "state_spec",
-]
-
 
 def numbers_in(infos: Sequence[Mapping[str, Any]]) -> dict[str, TensorSpec]:
     """Describe the infos of some agents that are numbers, of one form in all that have them."""

@@ -23,17 +23,6 @@ from envkit.specs.annotations import BatchSize, Device
 from envkit_bridges.libraries import EnvNames, Simulator, near_name, require
 from envkit_bridges.worlds.pettingzoo.pettingzoo_wrapper import PettingZooWrapper
 
-__all__ = [
-    "PettingZooEnv",
-    "build",
-    "env_names",
-    "fetching_names",
-    "has_parallel",
-    "names",
-    "require_env",
-    "require_keywords",
-]
-
 _FAMILIES = {
     "butterfly": "pettingzoo.butterfly",
     "classic": "pettingzoo.classic",

@@ -54,8 +54,6 @@ from envkit_bridges.worlds.pettingzoo.groups import (
 if TYPE_CHECKING:
     from envkit_bridges.gym.backend import SpaceValue
 
-__all__ = ["PettingZooWrapper"]
-
 
 class PettingZooWrapper(GymLikeEnv):
     """Give an env object of PettingZoo, parallel or turn-based (AEC), the TensorDict interface; unbatched, batch-locked.
