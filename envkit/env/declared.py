@@ -76,6 +76,7 @@ class Declared:
     def take(self, side: str, given: Composite) -> None:
         """Hold one side as it was declared."""
         self.sides = {**self.sides, side: given}
+        self.forget_what_was_read()
 
     def complete(self, side: str, batch: torch.Size, device: torch.device | None) -> Composite:
         """Give a side, with a Composite for each of its kinds."""

@@ -176,16 +176,17 @@ class Stepping(SpecNames, ABC):
         given = TensorDict(batch_size=self.batch_size) if tensordict is None else tensordict
         require_tensordict("what reset() was given", given)
         self._check_batch(given)
-        masks = collect_reset_masks(given, self.done_levels, self.full_done_spec)
-        if tensordict is not None and self._is_left_alone(masks):
-            return self._checks.kept_root(tensordict)
         checks, source = self._checks, tensordict
+        levels = checks.table.levels
+        masks = collect_reset_masks(given, levels, self.full_done_spec)
+        if tensordict is not None and self._is_left_alone(masks):
+            return checks.kept_root(tensordict)
         if set_state is not None or self._supports_set_state:
             kwargs.update(start_keywords(self, tensordict, set_state))
         if select_reset_only and source is not None:
             source = source.select(*self.reset_keys, strict=False)
         if source is not None and masks:
-            shape_masks_like_done(source, masks, self.done_levels, self.full_done_spec)
+            shape_masks_like_done(source, masks, levels, self.full_done_spec)
         fresh = checks.delivered(self._reset(source, **kwargs), source, "_reset")
         if not self._completes_outputs:
             checks.complete(fresh, rewards=False)
@@ -211,7 +212,7 @@ class Stepping(SpecNames, ABC):
         """Say whether masks ask nothing of an env that could not reset in part by itself."""
         if self.resets_on_empty_mask or not self.batch_locked or len(self.batch_size):
             return False
-        governing = [rules.governing_level(level, masks) for level in self.done_levels]
+        governing = [rules.governing_level(level, masks) for level in self._table.levels]
         return all(level is not None and not bool(masks[level].any()) for level in governing)
 
     # -------------------------------------------------------------------------------------- step
@@ -465,7 +466,7 @@ class Stepping(SpecNames, ABC):
         data, root = env._stepped_and_reset(ticket)
         env._in_use.outcome = noted(ticket.following, is_fresh=ticket.row is not None)
         if remembered:
-            forget(root, remembered, data.get("next"), self.done_levels)
+            forget(root, remembered, data.get("next"), self._table.levels)
         return data, root
 
     def _root_after(self, data: TensorDictBase, remembered: Iterable[Path]) -> TensorDictBase:
@@ -475,7 +476,7 @@ class Stepping(SpecNames, ABC):
         """
         root = self.maybe_reset(self.step_mdp(data))
         if remembered:
-            forget(root, remembered, data.get("next"), self.done_levels)
+            forget(root, remembered, data.get("next"), self._table.levels)
         return root
 
     def _step_last(self, td: TensorDictBase) -> TensorDictBase:
