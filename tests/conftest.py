@@ -12,8 +12,13 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from zlib import crc32
 
+import hypothesis
 import psutil
 import pytest
+
+# On a busy machine an example may take any time.
+hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.load_profile("untimed")
 
 # A shell has what it starts in the background ignore Ctrl-C, nohup the end of the terminal, and the scripts
 # that tests start would inherit that.

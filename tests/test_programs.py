@@ -110,7 +110,6 @@ def comparison(played, examples: int, **options) -> Callable[[], None]:
 
     @settings(
         max_examples=examples,
-        deadline=None,
         database=None,
         phases=(Phase.generate, Phase.shrink),
         report_multiple_bugs=False,

@@ -84,7 +84,7 @@ def test_a_mixed_env_goes_on_to_the_same_bits(opened):
     assert same(twice(make, opened, before=13, after=12))
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(before=st.integers(0, 25), masked=st.booleans())
 def test_it_does_not_matter_where_a_batch_is_cut(before, masked):
     first, second = (SerialEnv(3, cartpole) for _ in range(2))

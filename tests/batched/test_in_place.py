@@ -65,7 +65,7 @@ ACTIONS = st.tuples(*[st.integers(0, 2)] * len(LENGTHS))
 MASKS = st.none() | st.tuples(*[st.booleans()] * len(LENGTHS))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.lists(
         st.tuples(st.sampled_from(["in place", "alike", "step", "reset"]), ACTIONS, MASKS),

@@ -389,9 +389,7 @@ def counters(request):
     env.close()
 
 
-@settings(
-    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(moves=st.lists(STEPS | RESETS, max_size=8), keep=st.booleans())
 def test_masks_do_to_rows_what_the_rules_say(counters, moves, keep):
     """The model is one integer for each row; ``keep`` passes the current data to a reset."""

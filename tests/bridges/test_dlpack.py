@@ -159,7 +159,7 @@ def test_typed_keys_cross_as_their_words():
     np.testing.assert_array_equal(words.numpy(), jax.random.key_data(keys))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     hnp.arrays(
         st.sampled_from([np.dtype(name) for name in ("bool", *INTEGERS, "float16", "float32")]),

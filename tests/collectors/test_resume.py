@@ -129,7 +129,7 @@ def test_batches_after_a_resume_are_those_without_one(kind):
     first.shutdown(), second.shutdown()
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(before=st.integers(0, 4), steps=st.integers(1, 9))
 def test_it_does_not_matter_where_a_run_is_cut(before, steps):
     def build():

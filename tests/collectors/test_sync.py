@@ -170,7 +170,7 @@ def still_of(env):
     return lambda tensordict: tensordict.update(zero.clone())
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     ends=st.lists(st.integers(1, 6), min_size=1, max_size=3),
     steps=st.integers(1, 7),

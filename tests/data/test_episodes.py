@@ -121,7 +121,7 @@ def test_episodes_that_are_alike_are_not_taken_for_repetitions():
     assert episodes == [[[0, 1, 2], [3, 4, 5]]]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     flags=st.lists(st.lists(st.booleans(), min_size=6, max_size=6), min_size=1, max_size=3),
     cuts=st.sets(st.integers(1, 5)),

@@ -23,7 +23,7 @@ def again(value):
     return from_plain(as_read_again(plain(value)))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.data())
 def test_arrays_come_back_with_shape_dtype_and_bits(data):
     dtype = data.draw(st.sampled_from(DTYPES))
@@ -37,7 +37,7 @@ def test_arrays_come_back_with_shape_dtype_and_bits(data):
     assert found.tobytes() == array.tobytes()
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     st.recursive(
         st.none()

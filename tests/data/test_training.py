@@ -63,7 +63,7 @@ rates = st.sampled_from([0.0, 0.5, 0.95, 0.99, 1.0])
 
 
 @given(shape=shapes, seed=st.integers(0, 2**31), gamma=rates, lmbda=rates, data=st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_advantages_have_the_bits_of_torchrl(shape, seed, gamma, lmbda, data):
     time_dim = data.draw(st.integers(-len(shape), len(shape) - 1))
     steps = drawn(shape, seed)
@@ -76,7 +76,7 @@ def test_advantages_have_the_bits_of_torchrl(shape, seed, gamma, lmbda, data):
 
 
 @given(shape=shapes, seed=st.integers(0, 2**31), vectorized=st.booleans())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_a_batch_gets_what_the_gae_module_of_torchrl_writes(shape, seed, vectorized):
     batch = recorded((*shape[:-1], 1), seed)
     module = GAE(gamma=GAMMA, lmbda=LMBDA, value_network=None, vectorized=vectorized)
@@ -139,7 +139,7 @@ def test_the_axis_of_time_is_the_one_of_that_name():
 
 
 @given(seed=st.integers(0, 2**31))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_trajectories_in_rows_of_their_own_have_the_same_advantages(seed):
     batch = recorded((3, 7, 1), seed)
     split = split_trajectories(batch)
@@ -215,7 +215,7 @@ def test_a_batch_of_a_collector_goes_through_both():
     size=st.integers(1, 30),
     epochs=st.integers(1, 3),
 )
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_each_epoch_has_each_step_once_with_all_its_entries(shape, size, epochs):
     count = torch.Size(shape).numel()
     number = torch.arange(count).reshape(shape)

@@ -30,7 +30,7 @@ def recorded(ended: list[list[bool]]) -> TensorDict:
     )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(data=st.data())
 def test_episodes_cut_by_batches_are_what_they_are_in_one(data):
     rows = data.draw(st.integers(1, 3))

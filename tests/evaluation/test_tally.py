@@ -32,7 +32,7 @@ def by_hand(rewards, ended, chunks, quota, max_steps):
     return found[:quota]
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(data=st.data())
 def test_each_rows_first_episodes_count_however_the_steps_come(data):
     rows, quota = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 4))

@@ -112,7 +112,7 @@ def test_rows_start_in_different_places_and_restart_in_new_ones():
 # ------------------------------------------------------------------------------------- restarts
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(size=st.sampled_from([1, 40]), data=st.data())
 def test_restart_where_restarts_exactly_the_masked_rows(size, data):
     mask = np.array(data.draw(st.lists(st.booleans(), min_size=size, max_size=size)))

@@ -63,7 +63,7 @@ def bits_as(raw, dtype):
 
 
 @pytest.mark.slow  # compiles each shape
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(trees())
 def test_every_bit_survives_packing(drawn):
     batch, leaves = drawn

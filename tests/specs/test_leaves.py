@@ -29,7 +29,7 @@ from envkit.specs import (
 from tests.specs.kinds import KINDS
 from tests.specs.strategies import leaves, shapes
 
-few = settings(max_examples=40, deadline=None)
+few = settings(max_examples=40)
 
 ONE_OF_EACH = {
     "bounded": Bounded(-1, 1, (4, 3)),

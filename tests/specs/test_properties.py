@@ -22,7 +22,7 @@ from envkit.specs import (
 from envkit_bridges.gym.codecs import codec_of, space_of
 from tests.specs.strategies import BOXES, CHOICES, leaves
 
-few = settings(max_examples=40, deadline=None)
+few = settings(max_examples=40)
 
 batches = st.lists(st.integers(1, 3), min_size=1, max_size=3).map(tuple)
 

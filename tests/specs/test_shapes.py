@@ -17,7 +17,7 @@ from envkit.specs import (
 )
 from tests.specs.strategies import leaves
 
-few = settings(max_examples=40, deadline=None)
+few = settings(max_examples=40)
 
 batches = st.lists(st.integers(1, 3), min_size=1, max_size=2).map(tuple)
 

@@ -77,7 +77,7 @@ def advanced(env) -> TensorDict:
 
 
 @pytest.mark.parametrize("kind", ENVS)
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(mask=masks)
 def test_the_rows_of_a_mask_are_seen_once_and_together(kind, mask):
     share = Share(["count"], ["share"])

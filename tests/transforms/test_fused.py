@@ -130,7 +130,7 @@ masks = st.lists(st.booleans(), min_size=ROWS, max_size=ROWS).map(torch.tensor)
 
 
 @pytest.mark.parametrize("name", CHAINS)
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(mask=masks)
 def test_a_partial_step_inside_is_as_outside(name, mask):
     steps = [env.step(advanced(env).set("_step", mask)) for env in pair(name)]
@@ -139,7 +139,7 @@ def test_a_partial_step_inside_is_as_outside(name, mask):
 
 
 @pytest.mark.parametrize("name", CHAINS)
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(mask=masks)
 def test_a_partial_reset_inside_is_as_outside(name, mask):
     resets = [env.reset(advanced(env).set("_reset", mask)) for env in pair(name)]
@@ -147,7 +147,7 @@ def test_a_partial_reset_inside_is_as_outside(name, mask):
     assert_alike(name, *resets)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(step=masks, reset=masks)
 def test_the_nested_layout_obeys_both_masks(step, reset):
     outcomes = []

@@ -149,7 +149,7 @@ def test_statistics_go_on_from_one_unroll_to_the_next(both):
 masks = st.lists(st.booleans(), min_size=3, max_size=3).map(torch.tensor)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(step=masks, reset=masks)
 def test_rows_that_are_skipped_or_only_fill_up_a_batch_do_not_count(step, reset):
     outcomes = []

@@ -326,7 +326,7 @@ def test_frames_of_groups_obey_their_own_resets():
 RECORDED = st.lists(st.integers(1, 4), min_size=1, max_size=4)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(lengths=RECORDED, count=st.integers(1, 4), padding=st.sampled_from(["same", "constant"]))
 def test_recorded_data_is_joined_as_in_the_env(lengths, count, padding):
     total = sum(lengths)

@@ -471,7 +471,7 @@ def test_flattening_and_permuting_leave_the_batch_alone(batch):
     assert turned.equal(data["pixels"].movedim(-1, -3))
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(
     dims=st.permutations([-3, -2, -1]),
     batch=st.lists(st.integers(1, 3), max_size=2),

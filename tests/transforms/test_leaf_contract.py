@@ -239,7 +239,7 @@ def advanced(env):
 
 @pytest.mark.parametrize("kind", MASKED)
 @pytest.mark.parametrize("name", REMEMBERING)
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(mask=masks)
 def test_a_partial_reset_begins_anew_exactly_the_masked_rows(kind, name, mask):
     env = TransformedEnv(MASKED[kind](), ROW_BY_ROW[name]("count"))
@@ -253,7 +253,7 @@ def test_a_partial_reset_begins_anew_exactly_the_masked_rows(kind, name, mask):
 
 @pytest.mark.parametrize("kind", MASKED)
 @pytest.mark.parametrize("name", REMEMBERING)
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(mask=masks)
 def test_a_partial_step_touches_exactly_the_masked_rows(kind, name, mask):
     env = TransformedEnv(MASKED[kind](), ROW_BY_ROW[name]("count"))

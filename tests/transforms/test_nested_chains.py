@@ -191,7 +191,7 @@ remembering = st.lists(st.sampled_from(first), min_size=1, max_size=3)
 
 
 @pytest.mark.parametrize("way", WAYS)
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=4)
 @given(groups=st.tuples(remembering, some, some))
 def test_a_chain_around_a_chain_gives_what_one_chain_gives(way, groups):
     nested, base = WAYS[way]

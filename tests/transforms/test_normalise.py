@@ -226,7 +226,7 @@ batches = st.lists(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(batches=batches, decay=st.sampled_from([1.0, 0.9, 0.5]))
 def test_statistics_are_those_of_all_rows_weighted_by_age(batches, decay):
     norm = VecNorm(["a"], decay=decay, eps=1e-12)
@@ -275,7 +275,7 @@ MASKED = {
 
 
 @pytest.mark.parametrize("kind", MASKED)
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(mask=masks)
 def test_only_masked_rows_count(kind, mask):
     env = TransformedEnv(MASKED[kind](), VecNorm(["count"], ["c"], decay=1.0))

@@ -286,7 +286,7 @@ def test_specs_follow_data_where_there_are_several_levels(name):
 
 
 @pytest.mark.parametrize("name", AT_EACH_LEVEL)
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(left=masks, right=masks)
 def test_each_level_begins_anew_where_its_own_mask_says(name, left, right):
     make, entry = AT_EACH_LEVEL[name]

@@ -240,7 +240,7 @@ def advanced(env) -> TensorDictBase:
 
 @pytest.mark.parametrize("kind", MASKED)
 @pytest.mark.parametrize("name", ADDED)
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(mask=masks)
 def test_a_partial_reset_begins_anew_exactly_the_masked_rows(kind, name, mask):
     env = TransformedEnv(MASKED[kind](), TRANSFORMS[name]())
@@ -254,7 +254,7 @@ def test_a_partial_reset_begins_anew_exactly_the_masked_rows(kind, name, mask):
 
 @pytest.mark.parametrize("kind", MASKED)
 @pytest.mark.parametrize("name", ADDED)
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(mask=masks)
 def test_a_partial_step_touches_exactly_the_masked_rows(kind, name, mask):
     env = TransformedEnv(MASKED[kind](), TRANSFORMS[name]())

@@ -133,7 +133,7 @@ def test_data_without_an_env_is_searched_for_the_dtype():
 # --------------------------------------------------------------------------------------------- clip
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     values=st.lists(st.floats(width=32, allow_nan=False), min_size=1, max_size=4),
     ends=st.tuples(st.floats(-5, 5, width=32), st.floats(-5, 5, width=32)),

@@ -104,7 +104,7 @@ DTYPES += [torch.complex64, torch.complex128]
 NAMES = ["a", "b.c", "b/c", "é", ".", "..", "%2F", "%", "step", "cut", "episode", "a|b"]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(draw=st.data(), kind=st.sampled_from(sorted(FORMATS)))
 def test_entries_of_any_name_shape_and_dtype_are_read_back(draw, kind, tmp_path_factory):
     write, read = FORMATS[kind]

@@ -117,7 +117,7 @@ def played(env, program):
 
 @pytest.mark.parametrize("use_buffers", [None, False], ids=["in place", "TensorDicts"])
 @pytest.mark.parametrize("mode", MODES)
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(st.lists(st.tuples(*[st.integers(0, 2)] * len(LENGTHS)), max_size=20))
 def test_every_mode_gives_what_gymnasiums_own_vector_env_gives(mode, use_buffers, program):
     for got, expected in zip(

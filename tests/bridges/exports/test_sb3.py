@@ -60,7 +60,7 @@ def assert_same(got, expected):
             assert one.dtype == other.dtype and np.allclose(one, other)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(st.lists(st.tuples(*[st.integers(0, 2)] * len(LENGTHS)), max_size=20))
 def test_steps_are_those_of_the_librarys_own_vector_env(program):
     for got, expected in zip(played(ours(), program), played(theirs(), program), strict=True):

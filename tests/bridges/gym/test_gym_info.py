@@ -109,7 +109,7 @@ def test_specs_may_come_by_name(spec):
     assert set(default_info_dict_reader(spec=spec).info_spec.keys()) == {"x", "z"}
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     value=st.one_of(
         st.booleans(),

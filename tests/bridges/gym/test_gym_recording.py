@@ -209,7 +209,7 @@ def test_a_choice_of_a_compiled_policy_that_there_is_not_is_refused():
         env.rollout(3, compile_policy(Leans()))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     steps=st.integers(1, 150),
     length=st.integers(1, 150),

@@ -94,7 +94,7 @@ def test_a_run_that_goes_on_after_an_end_gives_the_bits_of_single_envs(mode):
     assert runs[0][0]["next", "done"][:, -1].any()
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     lengths=st.lists(st.integers(1, 6), min_size=1, max_size=4),
     mode=st.sampled_from(MODES),
@@ -237,7 +237,7 @@ def test_pixels_are_rendered_by_row(mode):
 # ------------------------------------------------------------------------------------- resets, seeds
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(mask=st.lists(st.booleans(), min_size=3, max_size=3), steps=st.integers(1, 3))
 def test_any_mask_may_be_reset_where_autoreset_is_disabled(mask, steps):
     env = counting([9, 9, 9], AutoresetMode.DISABLED)

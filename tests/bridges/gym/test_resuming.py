@@ -57,7 +57,7 @@ def test_an_env_of_mujoco_goes_on_to_the_same_bits(name, opened):
     assert same(twice(partial(GymEnv, name, max_episode_steps=15), opened, before=40, after=20))
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(before=st.integers(0, 25), seed=st.none() | st.integers(0, 99))
 def test_it_does_not_matter_where_a_run_is_cut(before, seed):
     with torch.random.fork_rng(devices=[]):

@@ -105,7 +105,7 @@ any_loose_space = st.one_of(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(space=any_space, categorical=st.booleans(), seed=st.integers(0, 99))
 def test_values_come_back_from_their_rows(space, categorical, seed):
     space.seed(seed)
@@ -119,7 +119,7 @@ def test_values_come_back_from_their_rows(space, categorical, seed):
     assert all(space.contains(value) for value in back)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     space=st.one_of(
         leaf_spaces, st.dictionaries(names, leaf_spaces, min_size=1, max_size=2).map(spaces.Dict)
@@ -155,7 +155,7 @@ def test_arrays_that_are_none_of_the_space_are_refused():
 
 
 @pytest.mark.filterwarnings("ignore:.*Casting input x")  # gymnasium's, of its own sequences
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     space=st.one_of(any_space, any_loose_space),
     categorical=st.booleans(),
@@ -174,7 +174,7 @@ def test_values_come_back_from_the_data_of_a_tensordict(space, categorical, seed
     assert all(codec.spec()[path].is_in(entry) for path, entry in data.items())
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(space=any_space, categorical=st.booleans(), seed=st.integers(0, 99))
 def test_rows_lie_in_the_spec(space, categorical, seed):
     space.seed(seed)
@@ -187,7 +187,7 @@ def test_rows_lie_in_the_spec(space, categorical, seed):
         assert spec[path].is_in(torch.from_numpy(row[0, ...]))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(space=any_space, categorical=st.booleans())
 def test_samples_of_the_spec_are_values_of_the_space(space, categorical):
     codec = codec_of(space, categorical=categorical, key="value")

@@ -151,7 +151,7 @@ def test_one_backward_program_serves_steps_rollouts_and_episodes():
     assert env.traces == {"restart": 1, "step": 1, "step_vjp": 1}
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(st.lists(st.integers(0, 3), max_size=2), st.data())
 def test_any_batch_has_the_gradients_of_its_rows(env, batch, data):
     seed = data.draw(st.integers(0, 99))
@@ -239,7 +239,7 @@ def test_a_state_that_is_overwritten_before_the_backward_pass_is_an_error(env):
 # -------------------------------------------------------------------------------- masks and episodes
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(st.lists(st.booleans(), min_size=ROWS, max_size=ROWS))
 def test_rows_that_are_not_stepped_hand_the_gradient_to_what_they_keep(env, mask):
     mask = torch.tensor(mask)

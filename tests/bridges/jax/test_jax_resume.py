@@ -34,7 +34,7 @@ def test_a_stateless_env_goes_on_to_the_same_bits(kind, seed):
     assert same(twice(KINDS[kind], lambda env: env, before=8, after=9, seed=seed))
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(before=st.integers(0, 12), seed=st.none() | st.integers(0, 2**40))
 def test_it_does_not_matter_where_a_run_is_cut(before, seed):
     assert same(twice(drift, lambda env: env, before=before, after=6, seed=seed))

@@ -16,7 +16,7 @@ def key_of_jax(seed):
     return jax.random.fold_in(key, np.uint32(seed >> 32)) if seed >> 32 else key
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(seed=st.integers(0, 2**64 - 1))
 def test_keys_of_seeds_and_those_that_follow_have_the_bits_of_jax(seed):
     key = key_of(seed)
@@ -25,7 +25,7 @@ def test_keys_of_seeds_and_those_that_follow_have_the_bits_of_jax(seed):
     assert np.array_equal(split(key), jax.random.split(key_of_jax(seed)))
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(seed=st.integers(0, 2**64 - 1), rows=st.integers(0, 3))
 def test_keys_of_rows_have_the_bits_of_jax(seed, rows):
     wanted = functional.row_keys(key_of_jax(seed), rows)

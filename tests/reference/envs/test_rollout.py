@@ -28,7 +28,7 @@ KEYWORDS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(make=st.sampled_from(list(ENVS.values())), stop=st.sampled_from(STOPS), keywords=KEYWORDS)
 def test_random_rollouts_are_those_of_the_reference(make, stop, keywords):
     if make is zoo.nested and stop.get("break_when_all_done"):
@@ -182,7 +182,7 @@ def test_rollouts_are_written_into_what_is_given():
     check_works_alike(into)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(
     make=st.sampled_from(list(ENVS.values())), stop=st.sampled_from(STOPS), steps=st.integers(1, 5)
 )

@@ -136,7 +136,7 @@ NAMED = {
 }
 
 
-@settings(max_examples=32, deadline=None)
+@settings(max_examples=32)
 @given(
     switches=st.fixed_dictionaries({}, optional=SWITCHES),
     named=st.sampled_from([{}, NAMED]),

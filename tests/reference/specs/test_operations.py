@@ -114,7 +114,7 @@ def agreeing(family: str) -> dict:
 def test_an_operation_gives_the_same(family):
     operations = agreeing(family)
 
-    @settings(max_examples=40, deadline=None, derandomize=True)
+    @settings(max_examples=40, derandomize=True)
     @given(recipe=FAMILIES[family], name=st.sampled_from(sorted(operations)))
     def check(recipe, name):
         check_same(lambda n: operations[name](n, recipe(n)))
@@ -128,7 +128,7 @@ def test_an_operation_gives_the_same(family):
 def test_all_operations_give_the_same_but_those_kept_which_do_not(family):
     operations, found = agreeing(family), set()
 
-    @settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=20, suppress_health_check=list(HealthCheck))
     @given(recipe=FAMILIES[family])
     def check(recipe):
         for operation in operations.values():

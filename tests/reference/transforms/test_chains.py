@@ -37,7 +37,7 @@ def shapes_and_dtypes(env):
     return {kind: {key: leaf[1:] for key, leaf in specs[kind].items()} for kind in kinds}
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(chain=CHAINS, stops=st.booleans())
 def test_a_chain_shows_what_the_chain_of_the_reference_shows(chain, stops):
     def call(lib):
@@ -95,7 +95,7 @@ AFTER_IMAGES = {  # what needs no torchvision there
 }
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(
     shape=st.tuples(st.integers(1, 4), st.integers(1, 4), st.sampled_from([1, 3])),
     floats=st.booleans(),

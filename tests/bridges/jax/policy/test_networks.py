@@ -96,7 +96,7 @@ def test_translated_networks_give_what_torch_gives(names):
 
 
 @pytest.mark.slow
-@settings(max_examples=3, deadline=None)
+@settings(max_examples=3)
 @given(
     rows=st.integers(1, 9),
     sizes=st.lists(st.integers(1, 12), min_size=2, max_size=3),
