@@ -27,6 +27,7 @@ from envkit.env.module import EnvModule
 from envkit.env.outputs import OutputChecks, SpecTable, levels_of
 from envkit.errors import MissingKeyError, ReadOnlyError, SpecError, SpecTypeError
 from envkit.specs import Categorical, Composite, StackedComposite, TensorSpec, Unbounded
+from envkit.specs.in_torchrl import register_in_torchrl
 from envkit.specs.inputs import ActionInput, action_inputs
 
 
@@ -220,6 +221,7 @@ class SpecNames(EnvModule):
         )
 
     def _specs_of(self, side: str) -> Composite:
+        register_in_torchrl()
         held = self._declared
         given = self.__dict__.pop(side, None)  # as older code declares it
         if given is not None:

@@ -14,6 +14,7 @@ from envkit.specs.consolidation import (
     exclusive_paths,
     make_composite_from_td,
 )
+from envkit.specs.in_torchrl import offer_to_torchrl
 from envkit.specs.leaves.boxes import (
     Binary,
     Bounded,
@@ -27,7 +28,6 @@ from envkit.specs.leaves.choices import Categorical, MultiCategorical, MultiOneH
 from envkit.specs.leaves.leaf import BinaryBox, BoxList, CategoricalBox, ContinuousBox, DiscreteBox
 from envkit.specs.leaves.objects import NonTensor
 from envkit.specs.leaves.unions import Choice
-from envkit.specs.registration import register_when_imported
 from envkit.specs.stacks import Stacked, StackedComposite, stack
 from envkit.specs.tensor_spec import TensorSpec, index_select, on_torch_function
 
@@ -35,12 +35,10 @@ on_torch_function(torch.stack, stack)
 on_torch_function(torch.index_select, index_select)
 on_torch_function(torch.squeeze, TensorSpec.squeeze)
 on_torch_function(torch.unsqueeze, TensorSpec.unsqueeze)
-register_when_imported(
-    (
-        *(TensorSpec, Composite, Stacked, StackedComposite, NonTensor, Choice, Binary),
-        *(Bounded, BoundedContinuous, Unbounded, UnboundedContinuous, UnboundedDiscrete),
-        *(Categorical, OneHot, MultiCategorical, MultiOneHot),
-    )
+offer_to_torchrl(
+    *(TensorSpec, Composite, Stacked, StackedComposite, NonTensor, Choice, Binary),
+    *(Bounded, BoundedContinuous, Unbounded, UnboundedContinuous, UnboundedDiscrete),
+    *(Categorical, OneHot, MultiCategorical, MultiOneHot),
 )
 
 __all__ = [

@@ -23,6 +23,7 @@ from torch import Generator, Tensor
 from envkit.errors import SpecError, SpecTypeError
 from envkit.specs import shapes
 from envkit.specs.annotations import Device, Key, Place, Shape, as_device
+from envkit.specs.in_torchrl import register_in_torchrl
 from envkit.specs.leaves.leaf import digits
 from envkit.specs.shapes import Names, ShapeOp, as_shape, lead
 from envkit.specs.tensor_spec import TensorSpec
@@ -154,6 +155,7 @@ class Composite(_Batched):
                 f"a Composite got {specs!r} of type {type(specs).__name__}. Pass a dict of specs, or "
                 "specs by keyword; a batch size is passed as shape=."
             )
+        register_in_torchrl()
         shape = batch_size if shape is None else shape
         self._shape = as_shape(() if shape is None else shape)
         self._device = None if device is None else as_device(device)

@@ -131,15 +131,35 @@ def test_a_spec_is_an_instance_of_the_classes_its_namesake_is_one_of(kind):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("order", ["envkit, torchrl.data", "torchrl.data, envkit"])
-def test_which_library_is_imported_first_does_not_matter(order):
-    script = (
-        "import warnings; warnings.simplefilter('ignore')\n"
-        "import envkit.specs as early\n" * order.startswith("envkit") + f"import {order}\n"
-        "from torchrl.modules import QValueModule\n"
-        "assert QValueModule(spec=envkit.OneHot(3)).action_space == 'one_hot'\n"
-        "assert torchrl.data.__spec__.loader.get_source('torchrl.data')\n"
-    )
+@pytest.mark.parametrize(
+    "imports", ["import envkit.specs, torchrl.data, envkit", "import torchrl.data, envkit"]
+)
+def test_which_library_is_imported_first_does_not_matter(imports):
+    script = f"""
+import sys, warnings
+warnings.simplefilter("ignore")
+{imports}
+from torchrl.modules import QValueModule
+assert QValueModule(spec=envkit.OneHot(3)).action_space == "one_hot"
+assert not [finder for finder in sys.meta_path if type(finder).__module__.startswith("envkit")]
+"""
+
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+def test_torchrl_may_be_imported_after_an_env_and_its_specs_were_made():
+    script = """
+import warnings
+warnings.simplefilter("ignore")
+from envkit import PendulumEnv
+env = PendulumEnv()
+spec = env.action_spec
+from torchrl.data import Bounded
+assert isinstance(env.action_spec, Bounded) and isinstance(spec, Bounded)
+"""
 
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
 

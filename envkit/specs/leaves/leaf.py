@@ -29,6 +29,7 @@ from torch.compiler import is_compiling
 from envkit.errors import EncodingError, NotEnumerableError, SpecError, SpecTypeError
 from envkit.specs import shapes
 from envkit.specs.annotations import Device, Place, Shape, as_device
+from envkit.specs.in_torchrl import register_in_torchrl
 from envkit.specs.shapes import Index, ShapeOp, as_shape, known, lead
 from envkit.specs.tensor_spec import TensorSpec, checks_values, require_dtype
 
@@ -44,6 +45,7 @@ class LeafSpec(TensorSpec):
     _memo: Callable[[Any], Tensor] | bool = False  # True: record at the next encode
 
     def __init__(self, shape: Shape, device: Device | None, dtype: torch.dtype):
+        register_in_torchrl()
         self._device = as_device(device)
         self._dtype = dtype
         self._set_shape(as_shape(shape))
