@@ -37,7 +37,7 @@ from envkit.data.arguments import require_option
 from envkit.data.paths import Key, as_key
 from envkit.env.base import EnvBase
 from envkit.env.drawing import allow_options
-from envkit.env.runs import Run
+from envkit.env.runs import Runs
 from envkit.env.tickets import Ticket
 from envkit.errors import ArgumentError, BusyEnvError, UnsupportedError
 from envkit.lazy_imports import late
@@ -109,7 +109,6 @@ class AsyncEnvPool(BatchedEnv):
     _buffer_exchange = BufferJobs
     _tensordict_exchange = TensorDictJobs
     _fast_path_bypasses = BatchedEnv._fast_path_bypasses
-    works_elsewhere = True
     backend: str
 
     if not TYPE_CHECKING:  # which would look for the keywords here
@@ -306,8 +305,9 @@ class AsyncEnvPool(BatchedEnv):
         self._require_idle()
         return super()._set_seeds(seed, static=static)
 
-    def _fast_rollout(self, run: Run) -> None:
-        return None
+    def runs(self) -> Runs:
+        """Return none: jobs of single envs are asked for one by one."""
+        return Runs()
 
     # ------------------------------------------------------------------------------- one by one
 
@@ -345,17 +345,17 @@ class AsyncEnvPool(BatchedEnv):
     def _action_of_a_row(self) -> tuple[Key, TensorSpec] | None:
         """Give the only action of all rows, and its spec, where many draws at once are those of one after the other."""
         actions = list(self.full_action_spec.items(True, True))
-        own = self._action_masks or any(found.draws_its_own for found in self._metadata)
+        own = self.facts.action_masks or self.facts.draws_own_actions
         if own or len(actions) != 1 or not draws_in_order(actions[0][1]):
             return None
         key, leaf = actions[0]
         return key, leaf[0]
 
     def _drawn_by(self, env: int, row: TensorDictBase) -> TensorDictBase:
-        if self._metadata[env].draws_its_own:
+        if self._metadata[env].facts.draws_own_actions:
             return call_by_row(self._started(), "rand_action", {env: row.to("cpu")})[env]
         spec = cast(Composite, self.full_action_spec[env]).clone()
-        allow_options(spec, row, self._action_masks)
+        allow_options(spec, row, self.facts.action_masks)
         return spec.rand((), self._action_generator)
 
     def async_step_send(

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from envkit.batched.metadata import EnvMetaData
-from envkit.data.paths import Key, as_key
+from envkit.data.paths import as_key
 from envkit.errors import ArgumentError, SpecError
 from envkit.specs import Composite, stack
 
@@ -32,14 +32,12 @@ class BatchLayout:
         device: where data is delivered.
         has_own_rows: each sub-env has its own TensorDict in the results.
         allows_done_after_reset: some sub-env accepts done flags right after a reset.
-        action_masks: of all sub-envs.
     """
 
     batch_size: torch.Size
     device: torch.device | None
     has_own_rows: bool
     allows_done_after_reset: bool
-    action_masks: tuple[tuple[Key, Key], ...]
 
 
 def layout_of(
@@ -63,13 +61,11 @@ def layout_of(
         found.refuse_empty_nodes()
         found.refuse_ragged_leaves()
     _require_common_level(metadata)
-    masks = [pair for found in metadata for pair in found.action_masks]
     return BatchLayout(
         batch_size=torch.Size((rows, *_sub_batch(metadata))),
         device=_delivery_device(metadata) if device is None else device,
         has_own_rows=_has_own_rows(metadata, share_individual_td),
         allows_done_after_reset=any(found.allow_done_after_reset for found in metadata),
-        action_masks=tuple(dict.fromkeys(masks)),
     )
 
 

@@ -39,7 +39,7 @@ from envkit.env.base import EnvBase
 from envkit.env.input_checks import in_functorch, require_values
 from envkit.env.learning import ALL
 from envkit.env.own_state import OWN
-from envkit.env.runs import InPlace, Run
+from envkit.env.runs import InPlace, Record, Run, Runs
 from envkit.env.seeding import reset_keywords, seeds_of_parts
 from envkit.env.set_state import refuse_start, refuse_state_left_out
 from envkit.env.tickets import Ticket
@@ -144,7 +144,7 @@ class BatchedEnv(AttributeLookup, PoolOwner):
                 f"the TensorDict has batch size {tuple(td.batch_size)}, but {type(self).__name__} "
                 f"has {self.num_workers} sub-envs: pass batch size {tuple(self.batch_size)}."
             )
-        if in_functorch() and self.leaves_torch:
+        if in_functorch() and self.facts.leaves_torch:
             require_values(td, table.inputs, type(self).__name__)
 
     def _prepare_step(self, ticket: Ticket, *, is_ahead: bool) -> None:
@@ -204,18 +204,9 @@ class BatchedEnv(AttributeLookup, PoolOwner):
     def _step(self, td: TensorDictBase) -> TensorDictBase:
         raise NotImplementedError("batched envs step through their workers.")
 
-    def _fast_rollout(self, run: Run) -> TensorDictBase | list[TensorDictBase] | None:
-        rows = self._rows_for_run()
-        return None if rows is None else recorded(self, rows, run, ended=self._ended)
-
-    def _fast_rollout_behind(
-        self, env: Any, run: Run
-    ) -> TensorDictBase | list[TensorDictBase] | None:
-        rows = self._rows_for_run() if self._steps_by_itself else None
-        is_plain = len(self._batch_size) == 1 and self.on_worker_failure != "restart"
-        if rows is None or not is_plain or (self.device is not None and self.device.type != "cpu"):
-            return None
-        return recorded_behind(env, rows, run)
+    def runs(self) -> Runs:
+        """Return runs in the rows of this pool, where they carry its data."""
+        return _PoolRuns(self)
 
     def _rows_for_run(self) -> BufferExchange | None:
         """Give the exchange, if a whole run can be recorded in its rows."""
@@ -231,34 +222,16 @@ class BatchedEnv(AttributeLookup, PoolOwner):
         has_begun = exchange.has_begun and self._unshown is None
         return exchange if has_begun else None
 
+    @property
+    def _delivers_here(self) -> bool:
+        """Whether data is delivered in the memory of this process."""
+        return self._device is None or self._device.type == "cpu"
+
     def _ended(self, following: TensorDictBase) -> dict[Path, torch.Tensor]:
         """Give masks of what is to be reset, by level; none where nothing is done."""
         if not self.any_done(following):
             return {}
         return collect_reset_masks(following, self.done_levels, self.full_done_spec)
-
-    def _in_place(self) -> InPlace | None:
-        exchange = self._exchange
-        if type(exchange) is not BufferExchange or not exchange.has_begun:
-            return None
-        if self._unshown is not None:
-            return None
-        if len(self._batch_size) > 1:
-            return None  # parts of a row may be masked
-        if self._share_individual_td or self._entries is not None or not self._steps_by_itself:
-            return None
-        if self._device is not None and self._device.type != "cpu":
-            return None
-        if {as_path(key) for key in self.action_keys} != exchange.inputs[0].keys():
-            return None
-        if not RowsInPlace.can_show(exchange):
-            return None
-        device = self._device
-        return RowsInPlace(
-            exchange,
-            lambda: self._exchange is exchange and self._device == device,
-            may_lose=self.on_worker_failure == "restart",
-        )
 
     # -------------------------------------------------------------------------- actions and layout
 
@@ -273,31 +246,11 @@ class BatchedEnv(AttributeLookup, PoolOwner):
                 tensordict = empty_rows(self.num_workers, self.batch_size[1:], self.device)
             if isinstance(tensordict, TensorDictBase):
                 tensordict = by_row(tensordict)
-        if any(found.draws_its_own for found in self._metadata):
+        if self.facts.draws_own_actions:
             rows, own = range(self.num_workers), bool(self._share_individual_td)
             td = self._drawn_into(tensordict)
             return drawn_inside(self, self._started(), rows, td, individual=own)
         return super().rand_action(tensordict)
-
-    @property
-    def _draws_its_own(self) -> bool:
-        self._started_specs()
-        return super()._draws_its_own or any(found.draws_its_own for found in self._metadata)
-
-    @property
-    def _books(self) -> frozenset[Path]:
-        self._started_specs()
-        return frozenset[Path]().union(*(found.books for found in self._metadata))
-
-    @property
-    def _infos(self) -> frozenset[Path]:
-        self._started_specs()
-        return frozenset[Path]().union(*(found.infos for found in self._metadata))
-
-    @property
-    def _gives_nan(self) -> bool:  # type: ignore[override]
-        self._started_specs()
-        return any(found.gives_nan for found in self._metadata)
 
     def fake_tensordict(self) -> TensorDict | TensorDictBase:  # type: ignore[override]
         """Give zeros in exactly the layout of one rollout step, batch size ``batch_size``."""
@@ -330,14 +283,11 @@ class BatchedEnv(AttributeLookup, PoolOwner):
         seeds, _ = self._seeds_of_rows(self._seed, static=self._seed_is_static)
         return list(enumerate(seeds))
 
-    @property
-    def _seeds_taken(self) -> int:
-        self._started_specs()
-        return sum(found.seeds_taken for found in self._metadata)
-
     def _seeds_of_rows(self, seed: int | None, *, static: bool) -> tuple[list[int], int]:
         """Return the seeds of the sub-envs, each of which may take several of the chain, and the one that follows."""
-        return seeds_of_parts(seed, [found.seeds_taken for found in self._metadata], static=static)
+        return seeds_of_parts(
+            seed, [found.facts.seeds_taken for found in self._metadata], static=static
+        )
 
     def _visit_transforms(self, visit: Any, given: Any) -> Any:
         rows = range(self.num_workers)
@@ -362,27 +312,10 @@ class BatchedEnv(AttributeLookup, PoolOwner):
     def _set_seed(self, seed: int | None) -> None:
         self._set_seeds(seed, static=False)
 
-    # -------------------------------------------------------------------------------------- states
-
-    @property
-    def _cannot_start_at_state(self) -> str | None:
-        self._started_specs()
-        return next(filter(None, (found.cannot_start_at_state for found in self._metadata)), None)
-
     # ------------------------------------------------------------------------------------- resuming
 
     def _require_idle(self) -> None:
         """Check that no sub-env works on something."""
-
-    @property
-    def _keeps_state(self) -> str | None:
-        self._started_specs()
-        return next(filter(None, (found.keeps_state for found in self._metadata)), None)
-
-    @property
-    def _says_no_state(self) -> str | None:
-        self._started_specs()
-        return next(filter(None, (found.says_no_state for found in self._metadata)), None)
 
     @property
     def _writes_down(self) -> bool:
@@ -455,7 +388,7 @@ class BatchedEnv(AttributeLookup, PoolOwner):
                 f"the state dict holds no data of {self.num_workers} rows, but {list(own)}: it was not saved by a "
                 f"batched env of as many. Load what state_dict() of {type(self).__name__} gave."
             )
-        if own is None and (kind := self._keeps_state):
+        if own is None and (kind := self.facts.keeps_state):
             raise ResumeError(
                 f"the state dict holds what sub-envs gave by themselves, and simulators of {kind} are among them: "
                 f"what this {type(self).__name__} has shown of them is not in it. Load what its own "
@@ -473,11 +406,53 @@ class BatchedEnv(AttributeLookup, PoolOwner):
         super()._take_own_state(state, strict=strict)
         self._seed, self._seed_is_static = state["seed_of_rows"], state["static"]
         self._recovery.take(state["recovery"])
-        if self._keeps_state:
+        if self.facts.keeps_state:
             self.record_for_resume()
         self._the_exchange.take(state["newest"])
         if self._entries is not None and state["entries"] is not None:
             self._entries.take(state["entries"])
+
+
+class _PoolRuns(Runs):
+    """Runs in the rows that carry the data of a pool."""
+
+    def __init__(self, env: BatchedEnv):
+        self._env = env
+
+    def record(self, run: Run) -> Record:
+        """Record a rollout in the rows."""
+        env, rows = self._env, self._env._rows_for_run()
+        return None if rows is None else recorded(env, rows, run, ended=env._ended)
+
+    def record_behind(self, env: Any, run: Run) -> Record:
+        """Record a rollout of a `TransformedEnv` around the pool in the rows."""
+        pool = self._env
+        rows = pool._rows_for_run() if pool._steps_by_itself else None
+        is_plain = len(pool._batch_size) == 1 and pool.on_worker_failure != "restart"
+        if rows is None or not is_plain or not pool._delivers_here:
+            return None
+        return recorded_behind(env, rows, run)
+
+    def in_place(self) -> InPlace | None:
+        """Return steps that are read in the rows."""
+        env = self._env
+        exchange, device = env._exchange, env._device
+        if type(exchange) is not BufferExchange or not exchange.has_begun:
+            return None
+        has_parts = len(env._batch_size) > 1  # which may be masked
+        if has_parts or env._unshown is not None or not env._steps_by_itself:
+            return None
+        if env._share_individual_td or env._entries is not None or not env._delivers_here:
+            return None
+        if {as_path(key) for key in env.action_keys} != exchange.inputs[0].keys():
+            return None
+        if not RowsInPlace.can_show(exchange):
+            return None
+        return RowsInPlace(
+            exchange,
+            lambda: env._exchange is exchange and env._device == device,
+            may_lose=env.on_worker_failure == "restart",
+        )
 
 
 @dataclass(slots=True, eq=False)

@@ -11,6 +11,7 @@ Conventions
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -26,6 +27,7 @@ from envkit.batched.lazy_stacks import by_row, stack_rows
 from envkit.data.paths import as_key
 from envkit.data.transition import leaves
 from envkit.env.base import EnvBase
+from envkit.env.facts import Facts
 from envkit.env.seeding import reset_keywords, seeds_of_parts
 from envkit.errors import (
     ArgumentCountError,
@@ -150,7 +152,6 @@ class IndexedEnv(AttributeLookup, EnvBase):
         [9.8]
     """
 
-    leaves_torch = True
     _fast_path_bypasses = EnvBase._fast_path_bypasses
 
     def __init__(self, batched: BatchedEnv, rows: list[int]):
@@ -164,8 +165,10 @@ class IndexedEnv(AttributeLookup, EnvBase):
         self._of = (batched,)  # in a tuple: an env would become a part of this one
         self._rows, self.num_workers = rows, len(rows)
         self._pool: tuple[Pool, ...] = (pool,)
-        self._action_masks = batched._action_masks
-        self._draws_inside = any(found.draws_its_own for found in metadata)
+        merged = Facts.merged(found.facts for found in metadata)
+        self._facts_of_rows = replace(
+            merged, leaves_torch=True, steps_have_effects=type(self).__name__
+        )
         specs = specs_of_rows(metadata, range(len(rows)), self.device)
         self._declared.added_flags = batched._declared.added_flags
         self._declared.hold(specs["input_spec"], specs["output_spec"])
@@ -175,6 +178,9 @@ class IndexedEnv(AttributeLookup, EnvBase):
         return IndexedEnv(
             self._batched(), [self._rows[place] for place in rows_of(index, self.num_workers)]
         )
+
+    def _find_facts(self) -> Facts:
+        return self._facts_of_rows
 
     def _batched(self) -> BatchedEnv:
         """Give the batched env, if it still runs the sub-envs that this one was made of."""
@@ -254,7 +260,7 @@ class IndexedEnv(AttributeLookup, EnvBase):
 
     def rand_action(self, tensordict: TensorDictBase | None = None) -> EnvData:
         """Sample every action from its spec; see `EnvBase.rand_action`."""
-        if not self._draws_inside:
+        if not self.facts.draws_own_actions:
             return super().rand_action(tensordict)
         self._batched()
         td = self._drawn_into(tensordict)
@@ -268,7 +274,7 @@ class IndexedEnv(AttributeLookup, EnvBase):
         With ``static_seed`` every one of them gets ``seed``, which is returned. The others are not seeded.
         """
         batched = self._batched()
-        links = [batched._metadata[row].seeds_taken for row in self._rows]
+        links = [batched._metadata[row].facts.seeds_taken for row in self._rows]
         seeds, following = seeds_of_parts(seed, links, static=static_seed)
         of_row = dict(zip(self._rows, seeds, strict=True))
         self._pool[0].seeds.update(of_row)

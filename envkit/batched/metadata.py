@@ -9,7 +9,7 @@ Conventions
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
@@ -18,6 +18,7 @@ from tensordict import TensorDict, TensorDictBase
 from envkit.data.paths import Axes, Key, Path, as_key, as_path, node_axes
 from envkit.data.transition import leaves, skipped_next
 from envkit.env.base import EnvBase
+from envkit.env.facts import Facts
 from envkit.errors import EmptySpecError
 from envkit.specs import Composite, TensorSpec, check_no_exclusive_keys, exclusive_paths
 from envkit.specs.annotations import AxisIndex, Device, as_device
@@ -55,7 +56,9 @@ class EnvLeaves:
 
     def paths(self, *kinds: str) -> dict[Path, Any]:
         """Give the leaves of some of the full specs by path."""
-        recorded = set(map(as_path, self._env._recorded_inputs))  # of no use outside, see below
+        recorded = set(
+            map(as_path, self._env.facts.recorded_inputs)
+        )  # of no use outside, see below
         return {
             as_path(key): leaf
             for kind in kinds
@@ -78,15 +81,7 @@ class EnvMetaData:
         env_str: its repr.
         auto_done_twins: done leaves that were added by the twin rule.
         allow_done_after_reset: whether the env accepts done flags right after a reset.
-        action_masks: actions, each with the entry that says which of its options are allowed.
-        gives_nan: whether NaN stands for values that the env cannot know.
-        books: observations that its transforms have added for bookkeeping.
-        infos: observations that are infos.
-        keeps_state: the kind of env whose simulator keeps its own state, if one does.
-        says_no_state: the kind of env that may keep an episode where no state dict sees it, if one does.
-        cannot_start_at_state: the kind of env that cannot begin at a state it is given, if one cannot.
-        draws_its_own: whether random actions come from an override of `EnvBase.rand_action`.
-        seeds_taken: how many seeds of a chain its rows take.
+        facts: what else is true of it.
 
     Example:
         >>> from envkit import EnvMetaData, GymEnv
@@ -108,15 +103,7 @@ class EnvMetaData:
     env_str: str
     auto_done_twins: tuple[Path, ...] = ()
     allow_done_after_reset: bool = False
-    action_masks: tuple[tuple[Key, Key], ...] = ()
-    draws_its_own: bool = False
-    keeps_state: str | None = None
-    says_no_state: str | None = None
-    cannot_start_at_state: str | None = None
-    books: frozenset[Path] = frozenset()
-    infos: frozenset[Path] = frozenset()
-    gives_nan: bool = False
-    seeds_taken: int = 1
+    facts: Facts = field(default_factory=Facts)
 
     @classmethod
     def metadata_from_env(cls, env: EnvBase) -> EnvMetaData:
@@ -124,8 +111,8 @@ class EnvMetaData:
 
         Left out are states that a step writes itself and never reads: around the env they are not seen.
         """
-        fake, specs = env.fake_tensordict().exclude(*env._recorded_inputs), env.specs
-        for key in env._recorded_inputs:
+        fake, specs = env.fake_tensordict().exclude(*env.facts.recorded_inputs), env.specs
+        for key in env.facts.recorded_inputs:
             del specs[("input_spec", "full_state_spec", *as_path(key))]
         devices = {
             as_key(path): value.device
@@ -142,15 +129,7 @@ class EnvMetaData:
             env_str=repr(env),
             auto_done_twins=env._declared.added_flags,
             allow_done_after_reset=env.allow_done_after_reset,
-            action_masks=env._action_masks,
-            draws_its_own=env._draws_its_own,
-            keeps_state=env._keeps_state,
-            says_no_state=env._says_no_state,
-            cannot_start_at_state=env._cannot_start_at_state,
-            books=env._books,
-            infos=env._infos,
-            gives_nan=env._gives_nan,
-            seeds_taken=env._seeds_taken,
+            facts=replace(env.facts, draws_own_actions=env.draws_own_actions),
         )
 
     def expand(self, *sizes: int) -> EnvMetaData:

@@ -13,7 +13,7 @@ Conventions
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import torch
@@ -39,9 +39,11 @@ from envkit.data.plain import from_plain, plain
 from envkit.data.resets import collect_reset_masks
 from envkit.env.base import EnvBase
 from envkit.env.declared import OUTPUTS
+from envkit.env.facts import Facts
 from envkit.env.html import Told
 from envkit.env.learning import ALL
 from envkit.env.own_state import OWN
+from envkit.env.runs import Runs
 from envkit.env.seeding import reset_keywords
 from envkit.env.thread_lock import InUse
 from envkit.env.tickets import Ticket
@@ -103,8 +105,6 @@ class MixedEnv(EnvBase):
         self.members = placed
         self._members_have_states = any(member.state for member in placed)
         self._in_use = InUse(type(self).__name__, [env._in_use for env in members])
-        masks = [pair for env in members for pair in env._action_masks]
-        self._action_masks = tuple(dict.fromkeys(masks))
         for member in self.members:
             self.add_module(member.name, member.env)
         for kind, spec in joined_specs(shared, self.batch_size, self.device).items():
@@ -114,7 +114,9 @@ class MixedEnv(EnvBase):
             is_stateful[member.rows] = member.env.batch_locked
         self._versions = RowVersions(is_stateful)
         # members that compute in this process first: the others work meanwhile
-        self._in_order_of_waiting = sorted(placed, key=lambda member: member.env.works_elsewhere)
+        self._in_order_of_waiting = sorted(
+            placed, key=lambda member: member.env.facts.works_elsewhere
+        )
         self._declare_state()
 
     keeps_last_output = True
@@ -134,7 +136,7 @@ class MixedEnv(EnvBase):
 
     def rand_action(self, tensordict: TensorDictBase | None = None) -> EnvData:
         """Sample every action; see `EnvBase.rand_action`. Members that override it draw theirs."""
-        if not any(member.env._draws_its_own for member in self.members):
+        if not self.draws_own_actions:
             return super().rand_action(tensordict)
         td = self._drawn_into(tensordict)
         drawn = [
@@ -145,25 +147,15 @@ class MixedEnv(EnvBase):
         return td.update(actions)
 
     @property
-    def _draws_its_own(self) -> bool:
-        return super()._draws_its_own or any(member.env._draws_its_own for member in self.members)
+    def draws_own_actions(self) -> bool:
+        """Whether random actions come from an override of `rand_action`, or from rules of an env's own, here or inside."""
+        return super().draws_own_actions or any(
+            member.env.draws_own_actions for member in self.members
+        )
 
-    @property
-    def _books(self) -> frozenset[Path]:
-        return frozenset[Path]().union(*(member.env._books for member in self.members))
-
-    @property
-    def _infos(self) -> frozenset[Path]:
-        return frozenset[Path]().union(*(member.env._infos for member in self.members))
-
-    @property
-    def _gives_nan(self) -> bool:  # type: ignore[override]
-        return any(member.env._gives_nan for member in self.members)
-
-    @property
-    def leaves_torch(self) -> bool:
-        """Whether a member makes its steps outside torch."""
-        return any(member.env.leaves_torch for member in self.members)
+    def _find_facts(self) -> Facts:
+        merged = Facts.merged(member.env.facts for member in self.members)
+        return replace(merged, steps_have_effects=type(self).__name__)
 
     def _declare_state(self) -> None:
         """Declare the states that travel in the data, as input and as observation."""
@@ -188,9 +180,9 @@ class MixedEnv(EnvBase):
 
     # ---------------------------------------------------------------------------------------- step
 
-    def _expect_run(self, stop: rules.Stop, policy: Any) -> None:
-        for member in self.members:
-            member.env._expect_run(stop, policy)
+    def runs(self) -> Runs:
+        """Return runs of the members, which learn of a rollout."""
+        return _RunsOfMembers(self.members)
 
     def _prepare_step(self, ticket: Ticket, *, is_ahead: bool) -> None:
         td, mask = ticket.td, None if ticket.mask is None else ticket.mask.cpu()
@@ -350,20 +342,6 @@ class MixedEnv(EnvBase):
         return self
 
     @property
-    def _cannot_start_at_state(self) -> str | None:
-        return next(
-            filter(None, (member.env._cannot_start_at_state for member in self.members)), None
-        )
-
-    @property
-    def _keeps_state(self) -> str | None:
-        return next(filter(None, (member.env._keeps_state for member in self.members)), None)
-
-    @property
-    def _says_no_state(self) -> str | None:
-        return next(filter(None, (member.env._says_no_state for member in self.members)), None)
-
-    @property
     def _writes_down(self) -> bool:
         return any(member.env._writes_down for member in self.members)
 
@@ -442,10 +420,6 @@ class MixedEnv(EnvBase):
             for part, seed in member.env._seeded_parts
         ]
 
-    @property
-    def _seeds_taken(self) -> int:
-        return sum(member.env._seeds_taken for member in self.members)
-
     def _set_seed(self, seed: int | None) -> None:
         self.set_seed(seed)
 
@@ -483,6 +457,18 @@ class _MixedWork:
     moving: torch.Tensor
     parts: dict[str, Ticket] = field(default_factory=dict, init=False)
     roots: dict[str, TensorDictBase] = field(default_factory=dict, init=False)
+
+
+class _RunsOfMembers(Runs):
+    """Rollouts step by step, of which all members learn."""
+
+    def __init__(self, members: list[Member]):
+        self._members = members
+
+    def expect(self, stop: rules.Stop, policy: Any) -> None:
+        """Let each member learn of a rollout."""
+        for member in self._members:
+            member.env.runs().expect(stop, policy)
 
 
 def _require_members(members: list[EnvBase]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import tempfile
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 import torch
@@ -22,6 +23,7 @@ from envkit.batched.settings import Backend, PoolOptions, ThreadLimit
 from envkit.batched.workers import ray_workers, usable_options, worker_processes
 from envkit.data.keywords import completed
 from envkit.env.base import EnvBase
+from envkit.env.facts import Facts
 from envkit.errors import ArgumentError, CopyError, OptionError
 from envkit.specs.annotations import Destination
 from envkit.transport import Pool
@@ -55,7 +57,6 @@ class ParallelEnv(Indexable):
         >>> env.close()
     """
 
-    works_elsewhere = True
     _fast_path_bypasses = BatchedEnv._fast_path_bypasses
     _attribute_type = WorkerAttribute
 
@@ -67,6 +68,9 @@ class ParallelEnv(Indexable):
                 choose_start_method(kwargs.pop("mp_start_method", None))
                 return SerialEnv(*args, **kwargs)
             return super().__new__(cls, *args, serial_for_single=serial_for_single, **kwargs)
+
+    def _find_facts(self) -> Facts:
+        return replace(super()._find_facts(), works_elsewhere=True)
 
     def __init__(
         self,

@@ -14,6 +14,7 @@ from __future__ import annotations
 import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Self, Unpack, cast
 
@@ -39,6 +40,7 @@ from envkit.batched.settings import (
 from envkit.data.keywords import completed, known_to, refuse_unknown
 from envkit.env.base import EnvBase
 from envkit.env.declared import OUTPUTS
+from envkit.env.facts import Facts
 from envkit.env.html import Told
 from envkit.env.spec_names import SpecNames
 from envkit.errors import ClosedEnvError, ReadOnlyError, StartedError
@@ -65,7 +67,6 @@ class PoolOwner(EnvBase):
         MemoryKindError: ``shared_memory`` and ``memmap`` are both True.
     """
 
-    leaves_torch = True
     _buffer_exchange = BufferExchange
     _tensordict_exchange = TensorDictExchange
     timeout = Limit("Seconds a step or reset may take; None sets no limit.")
@@ -255,7 +256,6 @@ class PoolOwner(EnvBase):
         self._share_individual_td = agreed.has_own_rows
         self._declared.added_flags = metadata[0].auto_done_twins
         self.allow_done_after_reset = self._given_allow_done or agreed.allows_done_after_reset
-        self._action_masks = agreed.action_masks
         self._declare(metadata, tasks)
         if self.policy_proof is not None:
             entries = policy_entries(self, self.policy_proof)
@@ -267,6 +267,11 @@ class PoolOwner(EnvBase):
         self._metadata = [metadata[task] for task in tasks]
         self._declared.hold(specs["input_spec"], specs["output_spec"])
         self.set_spec_lock_(self._lock_when_started)
+
+    def _find_facts(self) -> Facts:
+        self._started_specs()
+        merged = Facts.merged(found.facts for found in self._metadata)
+        return replace(merged, leaves_torch=True, steps_have_effects=type(self).__name__)
 
     def _with_own_entries(self, specs: Composite) -> Composite:
         """Add what the batched env itself puts into data to the specs of the sub-envs."""

@@ -33,10 +33,10 @@ from envkit.data.paths import Key, as_key, as_path
 from envkit.data.plain import from_plain, plain
 from envkit.data.transition import without_device
 from envkit.env.base import EnvBase
-from envkit.env.fragments import Begun, Fragment, begin_fragment
+from envkit.env.fragments import Fragment, begin_fragment
 from envkit.env.policy import ExplorationType, HasParams, Policy, set_exploration_type
 from envkit.env.rollout import truncate_last, unrecorded
-from envkit.env.runs import Draws
+from envkit.env.runs import Begun, Draws
 from envkit.errors import ArgumentError, ResumeError, StaleDataError
 from envkit.rules import RESET
 
@@ -316,7 +316,7 @@ class EnvRunner:
             ResumeError: an env cannot say where it is.
         """
         self._leave_moved()
-        if kind := self.env._says_no_state:
+        if kind := self.env.facts.unsaved_state:
             raise ResumeError(
                 f"{kind} is your own env, and does not say what it keeps of an episode, so its next steps could "
                 "not be those it would have made. Give it get_extra_state and set_extra_state; "

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
@@ -29,6 +30,7 @@ from envkit.data.paths import Key
 from envkit.data.plain import from_plain, plain
 from envkit.env.declared import Declared
 from envkit.env.drawing import allow_options, fake_step
+from envkit.env.facts import Facts
 from envkit.env.from_data import Keys, specs_of_a_step
 from envkit.env.html import Told, html, told_of
 from envkit.env.options import TAKEN_HERE, EnvMeta, EnvOptions
@@ -155,17 +157,15 @@ class EnvBase(Stepping, metaclass=EnvMeta):
         """Sample the actions of the whole batch of ``td``, or of a part of it, given as an index."""
         if not self.batch_locked and td.batch_size != self.batch_size:
             spec = self.single_full_action_spec
-            if not self._action_masks:
+            masks = self.facts.action_masks
+            if not masks:
                 return spec.rand(td.batch_size, generator)
             spec = spec.expand(td.batch_size)
-            allow_options(spec, td, self._action_masks)
+            allow_options(spec, td, masks)
             return spec.rand((), generator)
         spec = self.full_action_spec
-        allow_options(spec, td, self._action_masks)
+        allow_options(spec, td, self.facts.action_masks)
         return (spec if part == () else spec[part]).rand((), generator)
-
-    _action_masks: tuple[tuple[Key, Key], ...] = ()
-    """Actions, each with the entry of the data that says which of its options are allowed."""
 
     def rand_step(self, tensordict: TensorDictBase | None = None) -> EnvData:
         """Take one step with random actions: ``step(rand_action(tensordict))``.
@@ -253,12 +253,6 @@ class EnvBase(Stepping, metaclass=EnvMeta):
         self._declared.reward_is_implied = False
         return self
 
-    _recorded_inputs: Sequence[Key] = ()
-    """States that each step writes into the data, and that it never reads."""
-
-    _gives_nan = False
-    """NaN stands for values that this env cannot know."""
-
     def _faults(self) -> Iterable[str]:
         """Name what is wrong with this kind of env that no data can show, for `check_env_specs`."""
         return ()
@@ -284,18 +278,14 @@ class EnvBase(Stepping, metaclass=EnvMeta):
             strict=strict,
         )
 
-    # ------------------------------------------------------------------------------------- states
-
-    @property
-    def _says_no_state(self) -> str | None:
-        """Name the kind of env, here or inside, that may keep an episode where no state dict sees it; or None.
-
-        That is a class of a user's own, fixed to its batch, without ``get_extra_state``.
-        """
+    def _find_facts(self) -> Facts:
         made = next(kind for kind in type(self).__mro__ if "_step" in vars(kind))
         is_ours = made.__module__.split(".")[0] in ("envkit", "envkit_bridges")
-        says = type(self).get_extra_state is not nn.Module.get_extra_state
-        return None if is_ours or says or not self.batch_locked else type(self).__name__
+        is_saved = type(self).get_extra_state is not nn.Module.get_extra_state
+        may_lose = self.batch_locked and not is_ours and not is_saved
+        return replace(
+            super()._find_facts(), unsaved_state=type(self).__name__ if may_lose else None
+        )
 
     # --------------------------------------------------------------------------------- transforms
 
@@ -440,11 +430,6 @@ class EnvBase(Stepping, metaclass=EnvMeta):
     def _seeded_parts(self) -> list[tuple[Any, int | None]]:
         """The parts of the batch that have their own seed, as indices, each with that seed."""
         return [((), self._action_seed)]
-
-    @property
-    def _seeds_taken(self) -> int:
-        """How many seeds of a chain `set_seed` takes, one for each part that has its own."""
-        return 1
 
     _action_seed: int | None = None
     _action_generator: torch.Generator | None = None

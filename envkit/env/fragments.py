@@ -2,7 +2,7 @@
 
 A rollout ends; a fragment goes on. Its last step, too, is followed by the reset of what is done, so the next
 fragment begins where this one ended. An env that makes many steps at once (one program) offers it through
-`Stepping._begin_run`; one that records a rollout by itself through `_fast_rollout`; else steps are made in a loop.
+`Runs.begin`; one that records a rollout by itself through `Runs.record`; else steps are made in a loop.
 
 Conventions
     data       transitions, batch size (*batch, steps); time is the last axis.
@@ -22,11 +22,8 @@ from envkit.data.transition import copied
 from envkit.env.policy import Policy
 from envkit.env.policy_calls import recorded_calls
 from envkit.env.rollout import stack_steps, unrecorded
-from envkit.env.runs import Draws, Run
+from envkit.env.runs import Begun, Draws, Run
 from envkit.env.stepping import Stepping
-
-Begun = Callable[[], tuple[TensorDictBase, TensorDictBase]]
-"""Gives data and following root of steps that may still be under way."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +60,8 @@ def begin_fragment(wanted: Fragment, root: TensorDictBase) -> Begun:
     """
     env = wanted.env
     at_once = wanted.resets and wanted.interrupted is None and env._steps_by_itself
-    if at_once and env._runs_at_once(wanted.policy):
-        return env._begin_run(_run_of(wanted, root))
+    if at_once and (runs := env.runs()).is_program(wanted.policy):
+        return runs.begin(_run_of(wanted, root))
 
     def record() -> tuple[TensorDictBase, TensorDictBase]:
         with recorded_calls():
@@ -74,7 +71,7 @@ def begin_fragment(wanted: Fragment, root: TensorDictBase) -> Begun:
 
 
 def _run_of(wanted: Fragment, root: TensorDictBase) -> Run:
-    own = wanted.policy is None and wanted.env._draws_its_own
+    own = wanted.policy is None and wanted.env.draws_own_actions
     policy = wanted.act if own else wanted.policy
     return Run(
         "never",
@@ -92,7 +89,7 @@ def _recorded(
 ) -> tuple[TensorDictBase, TensorDictBase]:
     env, steps, act = wanted.env, wanted.steps, wanted.act
     if at_once and not env._has_varying_sizes:
-        recorded = env._fast_rollout(_run_of(wanted, root))
+        recorded = env.runs().record(_run_of(wanted, root))
         if recorded is not None:
             if isinstance(recorded, list):
                 data = _stacked(wanted, recorded)

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self, cast
 import torch
 from torch import nn
 
+from envkit.env.facts import Facts
 from envkit.env.own_state import OwnState
 from envkit.env.thread_lock import CALLS, InUse, hold_calls
 from envkit.errors import FusionError, NotCallableError
@@ -80,9 +81,14 @@ class EnvModule(OwnState):
         return self.__dict__.keys().isdisjoint(self._fast_path_bypasses)
 
     @property
-    def _draws_its_own(self) -> bool:
-        """Whether random actions come from an override of `rand_action`, here or in an env inside."""
-        return self._overrides(_DRAWING)
+    @abstractmethod
+    def facts(self) -> Facts:
+        """Facts about the env that hold while its specs and settings stay."""
+
+    @property
+    def draws_own_actions(self) -> bool:
+        """Whether random actions come from an override of `rand_action`, or from rules of the env's own, here or inside."""
+        return self._overrides(_DRAWING) or self.facts.draws_own_actions
 
     @property
     def _may_be_fused(self) -> bool:
@@ -123,11 +129,6 @@ class EnvModule(OwnState):
         return _shown(type(self), super().__dir__())
 
     # ----------------------------------------------------------------------------------- states
-
-    @property
-    def _keeps_state(self) -> str | None:
-        """Name the kind of env, here or inside, whose simulator keeps its own state; or None."""
-        return None
 
     @property
     def _writes_down(self) -> bool:

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from tensordict import TensorDictBase
 
 from envkit import rules
-from envkit.env.runs import Run
+from envkit.env.runs import Record, Run, Runs
 from envkit.env.stepping import Stepping
 from envkit.env.tickets import Ticket
 from envkit.specs.lasting import is_traced, lasting
@@ -37,8 +37,8 @@ class Row(Protocol):
         """Begin an episode, and give its root."""
         ...
 
-    def record(self, env: Any, run: Run) -> TensorDictBase | list[TensorDictBase] | None:
-        """Make a rollout as `Stepping._fast_rollout` promises; None where rows cannot hold it."""
+    def record(self, env: Any, run: Run) -> Record:
+        """Make a rollout as `Runs.record` promises; None where rows cannot hold it."""
         ...
 
 
@@ -103,11 +103,22 @@ class OnRow(Stepping):
         row = ticket.row
         return super()._finish_step(ticket) if row is None else row.step(ticket.td)
 
-    def _fast_rollout(self, run: Run) -> TensorDictBase | list[TensorDictBase] | None:
+    def runs(self) -> Runs:
+        """Return rollouts on the row, where there is one."""
         row = self._row
-        if row is None:
-            return super()._fast_rollout(run)
-        if self._unshown is not None:
-            self._require_shown()
-        self._check_batch(run.root)
-        return row.record(self, run)
+        return super().runs() if row is None else RunsOnRow(self, row)
+
+
+class RunsOnRow(Runs):
+    """Rollouts of an env on a row of memory."""
+
+    def __init__(self, env: Stepping, row: Row):
+        self._env, self._row = env, row
+
+    def record(self, run: Run) -> Record:
+        """Make a rollout on the row, if that can hold it."""
+        env = self._env
+        if env._unshown is not None:
+            env._require_shown()
+        env._check_batch(run.root)
+        return self._row.record(env, run)

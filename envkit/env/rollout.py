@@ -1,7 +1,7 @@
 """Run a policy in an environment: begin, act and step until a stop rule ends it, and stack what happened along time.
 
 How a step is made, and what follows it, is asked of the env. One that can do a whole run at once offers it through
-`_fast_rollout`.
+`Runs.record`.
 
 Conventions
     stop    "never": what is done is reset; "any": after the first step in which an env is done; "all":
@@ -151,22 +151,23 @@ def rollout(
     else:
         max_steps = _number_of(actions, max_steps, policy)
         policy = act = replay(self, actions)
-    if policy is None and self._draws_its_own:
+    if policy is None and self.draws_own_actions:
         policy = act  # no other draw may take its place
     if auto_cast_to_device:
         act = on_device(act, policy_device(policy), self.device)
+    runs = self.runs()
     if max_steps > 1 and auto_reset:
-        self._expect_run(stop, policy)
+        runs.expect(stop, policy)
     is_whole = callback is None and return_contiguous and self._steps_by_itself
     unbegun = None
     if is_whole and stop == "never" and auto_reset and tensordict is None and set_state is None:
-        unbegun = self._unbegun_root(policy)
+        unbegun = runs.unbegun_root(policy)
     root = _first_root(self, tensordict, auto_reset, set_state) if unbegun is None else unbegun
     steps = None
     with recorded_calls() as calls:
         if is_whole:
             run = Run(stop, root, max_steps, policy, act, record_state, check_every)
-            steps = self._fast_rollout(run)
+            steps = runs.record(run)
         if unbegun is not None:
             self._check_begun(cast(TensorDictBase, steps)[..., 0])
         if steps is None:
@@ -234,7 +235,10 @@ def _between_checks(env: Stepping, check_every: int, callback: object, actions: 
             f"check_every={every} is given with actions of type {type(actions).__name__}, of which more would be "
             "taken than are done. Pass a list of them, or leave check_every out."
         )
-    if kind := env._cannot_drop_steps:
+    kind = env.facts.steps_have_effects
+    if kind is None and not env._may_be_fused:  # a step that is assigned to an env is heard too
+        kind = type(env).__name__
+    if kind is not None:
         raise OptionError(
             f"check_every={every} takes steps that may be dropped, but {kind} changes with each step, and not in its "
             "data alone. Leave check_every out."
@@ -451,7 +455,7 @@ def _repeat_frozen(
 
 def unrecorded(env: Stepping, record_state: bool) -> list[Key]:
     """List what is left out of the steps of an env, at root and next: its state, unless that is recorded."""
-    hidden = () if record_state else env._unrecorded
+    hidden = () if record_state else env.facts.unrecorded
     return [*hidden, *(("next", key) for key in hidden)]
 
 

@@ -1,7 +1,7 @@
 """What an env may offer beside single resets and steps: whole runs at once, and steps that are read where they are made.
 
-Each is an offer: without it, rollouts and fragments go step by step and give the same. This module knows what is
-promised; how it is asked for is in `stepping`.
+An env answers `Stepping.runs` with its `Runs`. Each method is an offer: without it, rollouts and fragments go step by
+step and give the same.
 
 Conventions
     run     many steps with one policy, from a root on.
@@ -81,11 +81,11 @@ class Run:
 
     Attributes:
         stop: when it ends.
-        root: where to start, nothing in it done, unless `Stepping._unbegun_root` gave it.
+        root: where to start, nothing in it done, unless `Runs.unbegun_root` gave it.
         steps: most steps.
         policy: what the user passed.
         act: the same as a callable from TensorDict to TensorDict.
-        record_state: keep what `_unrecorded` names.
+        record_state: keep what `Facts.unrecorded` names.
         check_every: after how many steps the rule in ``stop`` is asked.
         draws: where programs draw from, if it goes on from an earlier run; None draws from a new key.
     """
@@ -98,3 +98,50 @@ class Run:
     record_state: bool = True
     check_every: int = 1
     draws: Draws | None = None
+
+
+Record = TensorDictBase | list[TensorDictBase] | None
+"""Transitions, stacked along a last axis of time or as a list; None: they are to be made step by step."""
+
+Begun = Callable[[], tuple[TensorDictBase, TensorDictBase]]
+"""Gives data and following root of steps that may still be under way."""
+
+
+class Runs:
+    """Offers of one env; this one offers nothing."""
+
+    def expect(self, stop: rules.Stop, policy: Any) -> None:
+        """Learn of a rollout of several steps before it resets, so that both may share what they need.
+
+        Args:
+            stop: when it will end.
+            policy: what the user passed.
+        """
+
+    def unbegun_root(self, policy: Any) -> TensorDictBase | None:
+        """Return a root whose rows are all done and hold what their first episodes are drawn from, or None.
+
+        Where an env gives one, `record` begins them, to the same values as `reset`, and no reset comes before it: no
+        separate program for a reset is compiled then. The run stops for nothing.
+        """
+        return None
+
+    def record(self, run: Run) -> Record:
+        """Make a whole rollout at once; `rollout` does the rest."""
+        return None
+
+    def record_behind(self, env: Any, run: Run) -> Record:
+        """Make a whole rollout of ``env``, a `TransformedEnv` around this env, at once."""
+        return None
+
+    def is_program(self, policy: Any) -> bool:
+        """Check whether many steps with this policy can be one program that runs by itself; see `begin`."""
+        return False
+
+    def begin(self, run: Run) -> Begun:
+        """Begin many steps as one program, where `is_program` says so. It does not stop when rows are done."""
+        raise NotImplementedError("this env steps one by one.")
+
+    def in_place(self) -> InPlace | None:
+        """Return steps whose outcome is read where it was made; None: there are only TensorDicts."""
+        return None

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from operator import is_ as is_same
 from typing import Any
 
@@ -37,8 +37,9 @@ from envkit.data.resets import (
     undeclared,
 )
 from envkit.data.transition import carry
+from envkit.env.facts import Facts
 from envkit.env.input_checks import in_functorch, require_actions, require_values, tell_missing
-from envkit.env.runs import InPlace, Run
+from envkit.env.runs import Runs
 from envkit.env.set_state import refuse_state_left_out, start_keywords
 from envkit.env.spec_names import SpecNames
 from envkit.env.tickets import OverriddenTicket, Ticket
@@ -65,17 +66,11 @@ class Stepping(SpecNames, ABC):
     _hands_resets_on = False
     """`_reset` resets envs inside this one with the keywords that it is given."""
 
-    leaves_torch = False
-    """Steps are made of numbers outside torch: tensors without their own values cannot be taken."""
-
     keeps_last_output = False
     """`_reset` returns the last known values of the parts that were not selected."""
 
     _rows_are_envs = False
     """Each row along the first axis is an env that steps by itself."""
-
-    works_elsewhere = False
-    """Steps are made outside this process: sending them out first lets both sides work."""
 
     resets_on_empty_mask = False
     """`_reset` of an env without a batch is called even where its masks select nothing."""
@@ -94,9 +89,6 @@ class Stepping(SpecNames, ABC):
 
     _has_warned_of_old_root = False
     """A `StaleNextWarning` was given."""
-
-    _unrecorded: tuple[str, ...] = ()
-    """Nodes at root and next that a fragment leaves out unless it is asked to record them."""
 
     # -------------------------------------------------------------------------- for concrete envs
 
@@ -120,15 +112,20 @@ class Stepping(SpecNames, ABC):
         """
 
     @property
-    def _books(self) -> frozenset[Path]:
-        """Observations that transforms have added for bookkeeping; see `Transform.keeps_books`."""
-        return frozenset()
+    def facts(self) -> Facts:
+        """Facts about the env that hold while its specs and settings stay."""
+        return self._declared.cached("facts", self._find_facts)
 
-    @property
-    def _infos(self) -> frozenset[Path]:
-        """Observation entries that are infos: recorded, but not shown to policies; here those below a node "info"."""
-        return self._declared.cached(
-            "infos", lambda: infos_in(as_path(key) for key in self.observation_keys)
+    def _find_facts(self) -> Facts:
+        """Find the facts of this kind of env; a class replaces those that it changes.
+
+        Infos are observations below a node "info".
+        """
+        name = type(self).__name__
+        return Facts(
+            infos=infos_in(as_path(key) for key in self.observation_keys),
+            no_start_at_state=None if self._supports_set_state else name,
+            steps_have_effects=name,
         )
 
     @abstractmethod
@@ -202,11 +199,6 @@ class Stepping(SpecNames, ABC):
         if not masks:
             self._in_use.begun_beside = tensordict.get("next", None)
         return merge_reset(tensordict, fresh, masks, keeps_last=self.keeps_last_output)
-
-    @property
-    def _cannot_start_at_state(self) -> str | None:
-        """Name the kind of env, here or inside, that cannot begin at a given state; or None."""
-        return None if self._supports_set_state else type(self).__name__
 
     def _is_left_alone(self, masks: dict[tuple[str, ...], torch.Tensor]) -> bool:
         """Say whether masks ask nothing of an env that could not reset in part by itself."""
@@ -375,7 +367,7 @@ class Stepping(SpecNames, ABC):
     def _check_batch(self, td: TensorDictBase) -> None:
         if self.is_closed:
             raise ClosedEnvError(f"{self} is closed. Build a new one.")
-        if in_functorch() and self.leaves_torch:
+        if in_functorch() and self.facts.leaves_torch:
             require_values(td, self._table.inputs, type(self).__name__)
         table = self._declared.table or self._table
         if table.batch_locked and td.batch_size != table.batch_size:
@@ -432,7 +424,7 @@ class Stepping(SpecNames, ABC):
 
     def _reset_anew(self, root: TensorDictBase) -> TensorDictBase:
         """Reset what is done; the state at the end of an episode is none to begin at."""
-        knows = self._declared.cached("set_state", lambda: not self._cannot_start_at_state)
+        knows = self._declared.cached("set_state", lambda: self.facts.no_start_at_state is None)
         return self.reset(root, set_state=False) if knows else self.reset(root)
 
     def step_and_maybe_reset(self, tensordict: TensorDictBase) -> tuple[EnvData, EnvData]:
@@ -501,7 +493,7 @@ class Stepping(SpecNames, ABC):
 
     def _after_seed(self) -> None:
         """Note that a seed has reset simulators in the middle of their episodes."""
-        if self._has_begun and self._keeps_state is not None:
+        if self._has_begun and self.facts.keeps_state is not None:
             self._leave_episodes("set_seed()")
 
     def _leave_episodes(self, call: str) -> None:
@@ -526,61 +518,15 @@ class Stepping(SpecNames, ABC):
 
     # ------------------------------------------------------------------- what some offer, see `runs`
 
-    def _fast_rollout(self, run: Run) -> TensorDictBase | list[TensorDictBase] | None:
-        """Do a whole rollout at once, or None to leave it to the loop of steps.
-
-        Returns:
-            The transitions, stacked along a last axis of time or as a list; `rollout` does the rest.
-        """
-        return None
-
-    def _fast_rollout_behind(
-        self, env: Any, run: Run
-    ) -> TensorDictBase | list[TensorDictBase] | None:
-        """Do a whole rollout of a `TransformedEnv` around this env at once, or None; see `_fast_rollout`."""
-        return None
-
-    def _unbegun_root(self, policy: Any) -> TensorDictBase | None:
-        """Give a root whose rows are all done and hold what their first episodes are drawn from, or None.
-
-        Where an env gives one, its `_fast_rollout` begins them, to the same values as `reset`, and no reset comes before
-        it: no separate program for a reset is compiled then. The run stops for nothing.
-        """
-        return None
+    def runs(self) -> Runs:
+        """Return what this env offers beside single steps."""
+        return Runs()
 
     def _check_begun(self, root: TensorDictBase) -> None:
         """Do for the first root of a run that began its episodes itself what `reset` does for its own."""
         if not self.allow_done_after_reset:
             self._checks.refuse_done(root, None, {}, self)
         self._has_begun, self._unshown = True, None
-
-    def _runs_at_once(self, policy: Any) -> bool:
-        """Say whether many steps with this policy can be one program that runs by itself; see `_begin_run`."""
-        return False
-
-    def _begin_run(self, run: Run) -> Callable[[], tuple[TensorDictBase, TensorDictBase]]:
-        """Begin many steps as one program, where `_runs_at_once` says so; see `fragments`.
-
-        The result gives the transitions, and the root that follows them. It does not stop when rows are done.
-        """
-        raise NotImplementedError(f"{type(self).__name__} steps one by one.")
-
-    def _in_place(self) -> InPlace | None:
-        """Offer steps whose outcome is read where it was made; None: there are only TensorDicts."""
-        return None
-
-    @property
-    def _cannot_drop_steps(self) -> str | None:
-        """Name what, here or inside, changes something else than data when it steps; None: steps may be dropped."""
-        return type(self).__name__
-
-    def _expect_run(self, stop: rules.Stop, policy: Any) -> None:
-        """Learn of a rollout of several steps before it resets, so that both may share what they need.
-
-        Args:
-            stop: when it will end.
-            policy: what the user passed.
-        """
 
 
 def _still_unshown(

@@ -10,13 +10,14 @@ Conventions
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Unpack
 
 import torch
 from tensordict import TensorDict, TensorDictBase
 
 from envkit.data.arguments import as_bool
+from envkit.env.facts import Facts
 from envkit.env.options import EnvOptions
 from envkit.envs.seeded_env import SeededEnv
 from envkit.errors import InputError
@@ -60,8 +61,6 @@ class TicTacToeEnv(SeededEnv):
         tensor([1], dtype=torch.int32)
     """
 
-    _action_masks = (("action", "mask"),)
-
     def __init__(
         self,
         *,
@@ -89,6 +88,9 @@ class TicTacToeEnv(SeededEnv):
         self.full_done_spec_unbatched = Composite(
             done=flag, terminated=flag.clone(), truncated=flag.clone()
         )
+
+    def _find_facts(self) -> Facts:
+        return replace(super()._find_facts(), action_masks=(("action", "mask"),))
 
     def _reset(self, td: TensorDictBase | None) -> TensorDictBase:
         shape = self._shape_of(td)

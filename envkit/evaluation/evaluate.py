@@ -261,7 +261,9 @@ class _Playing:
         self.shown = [
             as_key(path)
             for path, _, spec in env._table.outputs
-            if spec.dtype is not None and -1 not in spec.shape and path[0] not in env._unrecorded
+            if spec.dtype is not None
+            and -1 not in spec.shape
+            and path[0] not in env.facts.unrecorded
         ]
 
     def by(self, policy: PolicyLike, seed: int) -> Evaluation:
@@ -278,8 +280,9 @@ class _Playing:
 
     def _played(self, policy: PolicyLike) -> Tally:
         env, act = self.env, as_policy(self.env, policy)
-        at_once = env._steps_by_itself and env._runs_at_once(policy)
-        env._expect_run("never", policy)
+        runs = env.runs()
+        at_once = env._steps_by_itself and runs.is_program(policy)
+        runs.expect("never", policy)
         root = env.reset()
         tally = Tally(root.batch_size.numel(), self.quota, self.max_steps)
         while bool(tally.open_rows.any()):

@@ -11,6 +11,7 @@ It imports nothing of TorchRL: who has an env of theirs has done so.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -18,6 +19,7 @@ from tensordict import TensorDictBase
 
 from envkit.data.transition import stepped_rows
 from envkit.env.base import EnvBase
+from envkit.env.facts import Facts
 from envkit.env.input_checks import in_functorch
 from envkit.env.seeding import next_seed
 from envkit.errors import ArgumentError, ArgumentTypeError
@@ -255,9 +257,9 @@ class TorchRLWrapper(EnvBase):
 
     # ------------------------------------------------------------------------------ place and life
 
-    @property
-    def _says_no_state(self) -> str | None:
-        return type(self.torchrl_env).__name__ if self.batch_locked else None
+    def _find_facts(self) -> Facts:
+        unsaved = type(self.torchrl_env).__name__ if self.batch_locked else None
+        return replace(super()._find_facts(), unsaved_state=unsaved)
 
     def _told_first(self) -> list[str]:
         return [type(self.torchrl_env).__name__]

@@ -13,6 +13,7 @@ Conventions
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
+from dataclasses import replace
 from typing import Any, Self, Unpack, cast
 
 import numpy as np
@@ -25,6 +26,7 @@ from envkit.data.arguments import as_batch_size, as_bool
 from envkit.data.paths import Key, Path, as_key, nest
 from envkit.data.transition import keep_unstepped
 from envkit.env.base import EnvBase
+from envkit.env.facts import Facts
 from envkit.env.on_row import OnRow
 from envkit.env.options import EnvOptions
 from envkit.env.seeding import seed_chain
@@ -175,10 +177,6 @@ class GymWrapper(OnRow, GymLikeEnv):
                 )
         super()._store(side, kind, spec)
 
-    def _infos_by_place(self) -> frozenset[Path]:
-        # the entries of an observation space are observations, whatever they are called
-        return frozenset()
-
     def _reward_of_one(self) -> Composite:
         space = _published(self._env, "reward_space")
         if space is None:
@@ -287,9 +285,10 @@ class GymWrapper(OnRow, GymLikeEnv):
 
     _seed_is_static = False
 
-    @property
-    def _seeds_taken(self) -> int:
-        return self.numel() if self._vector is not None else 1
+    def _find_facts(self) -> Facts:
+        """Find its facts; what an observation space holds are observations, whatever they are called."""
+        seeds = 1 if self._vector is None else self.numel()
+        return replace(super()._find_facts(), infos=self._read_infos, seeds_taken=seeds)
 
     @property
     def _seeded_parts(self) -> list[tuple[Any, int | None]]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -24,6 +25,7 @@ from envkit.data.paths import Path, as_path, leaf_paths
 from envkit.data.transition import leaves
 from envkit.env.base import EnvBase
 from envkit.env.declared import require_names
+from envkit.env.facts import Facts
 from envkit.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -365,13 +367,9 @@ class InfoReading(EnvBase):
         self.info_dict_reader = (*self.info_dict_reader, info_dict_reader)
         return self
 
-    @property
-    def _infos(self) -> frozenset[Path]:
-        return self._infos_by_place() | self._read_infos
-
-    def _infos_by_place(self) -> frozenset[Path]:
-        """Give the infos that the specs declare without a reader: those below a node "info"."""
-        return super()._infos
+    def _find_facts(self) -> Facts:
+        facts = super()._find_facts()
+        return replace(facts, infos=facts.infos | self._read_infos)
 
     def _entries_among(self, names: Iterable[str]) -> list[str]:
         """List the names that entries of the env have."""

@@ -17,6 +17,7 @@ Conventions
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, Unpack
 
 import torch
@@ -28,6 +29,7 @@ from envkit.data.arguments import as_bool
 from envkit.data.paths import Key, as_key, as_path
 from envkit.data.transition import stepped_rows
 from envkit.env.base import EnvBase
+from envkit.env.facts import Facts
 from envkit.env.options import EnvOptions
 from envkit.env.wrapper_hints import called_here
 from envkit.errors import (
@@ -125,7 +127,6 @@ class GymLikeEnv(InfoReading):
         >>> env.close()
     """
 
-    leaves_torch = True
     # the last two once their encoding is remembered
     _fast_path_bypasses = EnvBase._fast_path_bypasses | {"read_obs", "read_reward"}
     available_envs: ClassVar[Sequence[str]] = []
@@ -416,9 +417,8 @@ class GymLikeEnv(InfoReading):
     _log: EpisodeLog | None = None
     """Log of the resets and steps of the simulator; None where they are not recorded."""
 
-    @property
-    def _keeps_state(self) -> str | None:
-        return type(self).__name__
+    def _find_facts(self) -> Facts:
+        return replace(super()._find_facts(), leaves_torch=True, keeps_state=type(self).__name__)
 
     @property
     def _writes_down(self) -> bool:

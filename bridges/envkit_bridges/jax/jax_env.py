@@ -20,7 +20,7 @@ Conventions
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self, Unpack
 
 import jax
@@ -36,10 +36,10 @@ from envkit.data.paths import Key, Path, as_key, as_path, leaf_paths, tensordict
 from envkit.data.resets import collect_reset_masks
 from envkit.data.transition import carry, keep_unstepped, leaves
 from envkit.env.base import EnvBase
-from envkit.env.fragments import Begun
+from envkit.env.facts import Facts
 from envkit.env.input_checks import require_actions
 from envkit.env.policy import PolicyLike
-from envkit.env.runs import Draws, Run
+from envkit.env.runs import Begun, Draws, Record, Run, Runs
 from envkit.env.seeding import checked_seed, drawn_seed
 from envkit.env.tickets import Ticket
 from envkit.errors import (
@@ -135,7 +135,6 @@ class JaxEnv(EnvBase):
     """
 
     cache_clear_frequency: int
-    leaves_torch = True
     _batch_locked = False
     _fast_path_bypasses = EnvBase._fast_path_bypasses | {"_step", "_reset"}
     _steps_since_clear = 0
@@ -210,13 +209,22 @@ class JaxEnv(EnvBase):
         """How often each program was traced for this env, by name."""
         return dict(self._engine.programs.traces)
 
-    @property
-    def _infos(self) -> frozenset[Path]:
-        gives_infos = bool(jax.tree.leaves(self._engine.programs.env.template[1].info))
-        infos = super()._infos if gives_infos else frozenset()
-        if not self._shows_metrics:
-            return infos
-        return infos | {path for path in self._engine.shown if path[0] == "metrics"}
+    def _find_facts(self) -> Facts:
+        rows = self._engine.programs.env
+        gives_infos = bool(jax.tree.leaves(rows.template[1].info))
+        facts = super()._find_facts()
+        infos = facts.infos if gives_infos else frozenset[Path]()
+        if self._shows_metrics:
+            infos |= {path for path in self._engine.shown if path[0] == "metrics"}
+        masks = ((as_key(action_path(action)), as_key(mask)) for action, mask in rows.action_masks)
+        return replace(
+            facts,
+            infos=infos,
+            action_masks=tuple(masks),
+            unrecorded=("state",),
+            leaves_torch=True,
+            steps_have_effects=None,
+        )
 
     def _faults(self) -> Iterable[str]:
         env = self._engine.programs.env
@@ -252,9 +260,6 @@ class JaxEnv(EnvBase):
             groups=groups,
         )
         self.reward_spec = reward_composite(rows.reward_shape, batch, device, groups)
-        self._action_masks = tuple(
-            (as_key(action_path(action)), as_key(mask)) for action, mask in rows.action_masks
-        )
         self.done_spec = done_composite(batch, device, groups)
 
     # ------------------------------------------------------------------------------ resets
@@ -455,48 +460,9 @@ class JaxEnv(EnvBase):
             given.extend(policy.parameters())
         return is_wanted(given)
 
-    def _expect_run(self, stop: rules.Stop, policy: PolicyLike) -> None:
-        may_keep_graph = self.requires_grad and torch.is_grad_enabled()
-        steps = self._steps_by_itself and not (is_compilable(policy) or may_keep_graph)
-        if stop == "never" and steps:
-            self._engine.programs.advancing.add(self._engine.size(self.numel()))
-
-    def _unbegun_root(self, policy: PolicyLike) -> TensorDict | None:
-        """Give one where the program of a run begins episodes from the state alone."""
-        programs = self._engine.programs
-        is_plain = not programs.transforms and programs.shards is None and self.numel()
-        if self.run_type_checks or not is_plain or not is_compilable(policy):
-            return None
-        if self.requires_grad or programs.env.env.randomization is not None:
-            return None
-        root: Any = self.full_observation_spec.zero().update(self.full_done_spec.one())
-        return self._engine.unbegun(root, row_keys(self._next_key(), self.numel()))
-
-    @property
-    def _cannot_drop_steps(self) -> str | None:
-        return None if self._steps_by_itself else type(self).__name__
-
-    _unrecorded = ("state",)
-
-    def _runs_at_once(self, policy: PolicyLike) -> bool:
-        return is_compilable(policy) and not (policy is None and self._draws_its_own)
-
-    def _begin_run(self, run: Run) -> Begun:
-        return self._begun(
-            run.root, run.steps, run.policy, record_state=run.record_state, draws=run.draws
-        )
-
-    def _fast_rollout(self, run: Run) -> TensorDictBase | None:
-        root, steps, policy = run.root, run.steps, run.policy
-        if not is_compilable(policy) or self._gives_gradients(root, policy):
-            return None
-        if run.stop == "never":
-            return self.unroll(root, steps, policy, record_state=run.record_state)[0]
-        if self._engine.programs.shards is not None:
-            return until_spread(self, run)
-        if self.cache_clear_frequency:
-            self._count_steps(steps)
-        return Unrolling(self, self._engine, root, policy, self._next_key).until(run)
+    def runs(self) -> Runs:
+        """Return runs as programs."""
+        return _JaxRuns(self)
 
     # ------------------------------------------------------------------------------ transforms
 
@@ -629,6 +595,55 @@ class JaxEnv(EnvBase):
         return pictures(self._engine, td, row, every, **options)
 
 
+class _JaxRuns(Runs):
+    """Runs of a stateless env as programs."""
+
+    def __init__(self, env: JaxEnv):
+        self._env = env
+
+    def expect(self, stop: rules.Stop, policy: PolicyLike) -> None:
+        """Have the program that steps and resets make single steps too, where a rollout needs it anyway."""
+        env, engine = self._env, self._env._engine
+        may_keep_graph = env.requires_grad and torch.is_grad_enabled()
+        steps = env._steps_by_itself and not (is_compilable(policy) or may_keep_graph)
+        if stop == "never" and steps:
+            engine.programs.advancing.add(engine.size(env.numel()))
+
+    def unbegun_root(self, policy: PolicyLike) -> TensorDict | None:
+        """Return one where the program of a run begins episodes from the state alone."""
+        env, programs = self._env, self._env._engine.programs
+        is_plain = not programs.transforms and programs.shards is None and env.numel()
+        if env.run_type_checks or not is_plain or not is_compilable(policy):
+            return None
+        if env.requires_grad or programs.env.env.randomization is not None:
+            return None
+        root: Any = env.full_observation_spec.zero().update(env.full_done_spec.one())
+        return env._engine.unbegun(root, row_keys(env._next_key(), env.numel()))
+
+    def record(self, run: Run) -> Record:
+        """Make a rollout as one program, or as a few where a stop rule is asked between them."""
+        env, root, policy = self._env, run.root, run.policy
+        if not is_compilable(policy) or env._gives_gradients(root, policy):
+            return None
+        if run.stop == "never":
+            return env.unroll(root, run.steps, policy, record_state=run.record_state)[0]
+        if env._engine.programs.shards is not None:
+            return until_spread(env, run)
+        if env.cache_clear_frequency:
+            env._count_steps(run.steps)
+        return Unrolling(env, env._engine, root, policy, env._next_key).until(run)
+
+    def is_program(self, policy: PolicyLike) -> bool:
+        """Check whether a program can act."""
+        return is_compilable(policy) and not (policy is None and self._env.draws_own_actions)
+
+    def begin(self, run: Run) -> Begun:
+        """Begin a run, which goes on while others work."""
+        return self._env._begun(
+            run.root, run.steps, run.policy, record_state=run.record_state, draws=run.draws
+        )
+
+
 class FusedEnv(Wrapper, JaxEnv):  # type: ignore[misc] # a wrapper reads flags of the env inside
     """A stateless env whose programs include transforms.
 
@@ -645,10 +660,9 @@ class FusedEnv(Wrapper, JaxEnv):  # type: ignore[misc] # a wrapper reads flags o
         inputs, outputs = fusion.inputs, fusion.outputs
         Wrapper.__init__(self, env)
         self._batch_size, self._device = env.batch_size, env.device
-        self._action_masks = env._action_masks
         self._declared.hold(inputs, outputs)
         self._declared.added_flags = env._declared.added_flags
-        self._own_books, self._own_infos = fusion.books, fusion.infos
+        self._fusion = fusion
         shown = [*leaf_paths(outputs["full_observation_spec"]), *memory_of(fusion.taken)]
         self._engine = env._engine.behind(
             fusion.taken,
@@ -659,13 +673,9 @@ class FusedEnv(Wrapper, JaxEnv):  # type: ignore[misc] # a wrapper reads flags o
     def _after_init(self, spec_locked: bool) -> None:
         self._declared.is_locked = True
 
-    @property
-    def _books(self) -> frozenset[Path]:
-        return self._own_books
-
-    @property
-    def _infos(self) -> frozenset[Path]:
-        return self._own_infos
+    def _find_facts(self) -> Facts:
+        fusion = self._fusion
+        return replace(self.base_env.facts, bookkeeping=fusion.bookkeeping, infos=fusion.infos)
 
     def _next_key(self) -> np.ndarray:
         return self.base_env._next_key()
@@ -703,14 +713,14 @@ class _Fusion:
     Attributes:
         taken: transforms that do, first to last.
         inputs, outputs: specs of the env seen through them.
-        books: observations that are bookkeeping, see `Transform.keeps_books`.
+        bookkeeping: observations that are bookkeeping, see `Transform.keeps_books`.
         infos: observations that are infos.
     """
 
     taken: tuple[FusableTransform, ...]
     inputs: Composite
     outputs: Composite
-    books: frozenset[Path]
+    bookkeeping: frozenset[Path]
     infos: frozenset[Path]
 
 
@@ -733,7 +743,7 @@ def _plan_fusion(
         None where it could take none of them.
     """
     taken: list[FusableTransform] = []
-    books, infos = set(env._books), set(env._infos)
+    bookkeeping, infos = set(env.facts.bookkeeping), set(env.facts.infos)
     inputs, outputs = env.input_spec.clone(), env.output_spec.clone()
     for transform in transforms:
         before = inputs.clone(), outputs.clone()
@@ -748,12 +758,12 @@ def _plan_fusion(
             inputs, outputs = before
             break
         taken.append(transform)
-        books |= books_of(transform, before[1], outputs)
+        bookkeeping |= books_of(transform, before[1], outputs)
         infos = infos_behind(infos, before[1], outputs)
     runs_all = len(taken) == len(transforms)  # of no transforms, too
     if not (runs_all or taken):
         return None
-    return _Fusion(tuple(taken), inputs, outputs, frozenset(books), frozenset(infos))
+    return _Fusion(tuple(taken), inputs, outputs, frozenset(bookkeeping), frozenset(infos))
 
 
 def _runs(engine: ProgramEngine, transform: FusableTransform) -> bool:

@@ -24,9 +24,8 @@ from tensordict import TensorDict, TensorDictBase
 
 from envkit.data.paths import Path, as_key, as_path, tensordict_of
 from envkit.env.base import EnvBase
-from envkit.env.fragments import Begun
 from envkit.env.rollout import unrecorded
-from envkit.env.runs import Draws, Run
+from envkit.env.runs import Begun, Draws, Run
 from envkit.errors import PolicyError
 from envkit_bridges.dlpack import adopted, number_to_jit, to_jit, to_torch
 from envkit_bridges.jax.codecs import actions_by_path, encoded
@@ -236,7 +235,7 @@ def until_spread(env: EnvBase, wanted: Run) -> TensorDictBase:
     pieces: list[TensorDictBase] = []
     while True:
         piece = replace(wanted, root=root, steps=capacity, draws=draws)
-        data, root = env._begin_run(piece)()
+        data, root = env.runs().begin(piece)()
         pieces.append(data)
         whole = cast(TensorDictBase, TensorDict.cat(pieces, root.ndim))
         made = min(whole.batch_size[-1], wanted.steps)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Unpack, get_args
 from xml.etree import ElementTree
@@ -24,7 +24,7 @@ import torch
 
 from envkit.data.arguments import require_option
 from envkit.data.keywords import Default
-from envkit.data.paths import Path
+from envkit.env.facts import Facts
 from envkit.errors import ArgumentError, RenderingError
 from envkit.functional import Discrete, Timestep
 from envkit.specs import Categorical
@@ -194,9 +194,9 @@ class PgxWrapper(SimulatorEnv):
         self.observation_spec = shown
         self._engine.wide = {(_PLAYER,): torch.int64}
 
-    @property
-    def _infos(self) -> frozenset[Path]:
-        return super()._infos | {(_ILLEGAL,)}
+    def _find_facts(self) -> Facts:
+        facts = super()._find_facts()
+        return replace(facts, infos=facts.infos | {(_ILLEGAL,)})
 
 
 def _illegal(value: object) -> Illegal:

@@ -128,7 +128,7 @@ class OneRow(RowMemory):
         return self.deliver(self.nexts[0])
 
     def record(self, env: Any, run: Run) -> TensorDictBase | list[TensorDictBase] | None:
-        """Make a rollout as `EnvBase._fast_rollout` promises; None where rows cannot hold it."""
+        """Make a rollout as `Runs.record` promises; None where rows cannot hold it."""
         return recorded(env, self, run, ended=lambda following: {})
 
     def reset(self, **kwargs: Any) -> TensorDict:

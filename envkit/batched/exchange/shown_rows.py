@@ -47,7 +47,7 @@ def recorded_behind(
 ) -> TensorDictBase | list[TensorDictBase] | None:
     """Make a rollout of a `TransformedEnv` around the pool of an exchange; None where rows cannot hold it.
 
-    See `EnvBase._fast_rollout` for what is promised.
+    See `Runs.record` for what is promised.
     """
     declared = env._declared
     rows, made_for = declared.cache.get("rows of its pool", (None, None))

@@ -28,7 +28,7 @@ from envkit.data.resets import collect_reset_masks, mark_done, merge_reset
 from envkit.data.transition import OutputLeaf, keep_unstepped, leaves
 from envkit.env.base import EnvBase
 from envkit.env.policy import PolicyLike
-from envkit.env.runs import Run
+from envkit.env.runs import Record, Run, Runs
 from envkit.env.tickets import Ticket
 from envkit.errors import FusionError
 from envkit.specs import Composite
@@ -473,35 +473,28 @@ class TransformStepping(TransformHolder):
         stepper: Any = self._route.stepper
         return stepper.traces
 
-    @property
-    def _runner(self) -> EnvBase | None:
-        """The object that can do whole runs in place of this env; None without one."""
-        return self._route.stepper if self._route.is_direct else None
+    def runs(self) -> Runs:
+        """Return those of the env whose programs include all transforms, or else those behind the base env."""
+        route = self._route
+        return route.stepper.runs() if route.is_direct else _RunsOfChain(self, route.stepper)
 
-    def _expect_run(self, stop: rules.Stop, policy: Any) -> None:
-        self._route.stepper._expect_run(stop, policy)
 
-    def _fast_rollout(self, run: Run) -> TensorDictBase | list[TensorDictBase] | None:
-        if self._runner is not None:
-            return self._runner._fast_rollout(run)
-        is_own = self._instead_of_copies is None
-        return self.base_env._fast_rollout_behind(self, run) if is_own else None
+class _RunsOfChain(Runs):
+    """Rollouts of transforms around an env."""
 
-    def _runs_at_once(self, policy: Any) -> bool:
-        return self._runner is not None and self._runner._runs_at_once(policy)
+    def __init__(self, env: TransformStepping, stepper: EnvBase):
+        self._env, self._stepper = env, stepper
 
-    def _begin_run(self, run: Run) -> Any:
-        assert self._runner is not None
-        return self._runner._begin_run(run)
+    def expect(self, stop: rules.Stop, policy: Any) -> None:
+        """Let the env that makes the steps learn of a rollout."""
+        self._stepper.runs().expect(stop, policy)
 
-    @property
-    def _cannot_drop_steps(self) -> str | None:
-        impure = (type(leaf).__name__ for leaf in self._transform.flat() if not leaf.is_pure)
-        return self.base_env._cannot_drop_steps or next(impure, None)
-
-    @property
-    def _unrecorded(self) -> tuple[str, ...]:  # type: ignore[override]
-        return self.base_env._unrecorded
+    def record(self, run: Run) -> Record:
+        """Make a rollout as the base env can for transforms around it."""
+        env = self._env
+        if env._instead_of_copies is not None:
+            return None
+        return env.base_env.runs().record_behind(env, run)
 
 
 @dataclass(slots=True, eq=False)

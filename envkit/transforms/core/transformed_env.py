@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Hashable, Mapping, Set
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 from weakref import WeakSet
 
@@ -15,10 +16,11 @@ import torch
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 
 from envkit.data.arguments import as_bool, require_state_dict
-from envkit.data.paths import Key, Path
+from envkit.data.paths import Path
 from envkit.env.base import EnvBase
 from envkit.env.declared import OUTPUTS, require_names
 from envkit.env.drawing import fake_step
+from envkit.env.facts import Facts
 from envkit.env.html import Told
 from envkit.env.input_checks import in_functorch
 from envkit.env.learning import ALL
@@ -331,42 +333,30 @@ class TransformedEnv(OnRow, TransformStepping):
             inputs.lock_()
             outputs.lock_()
 
-    @property
-    def _gives_nan(self) -> bool:  # type: ignore[override]
-        own = any(leaf.gives_nan for leaf in self._transform.flat())
-        return own or self.base_env._gives_nan
-
-    @property
-    def _books(self) -> frozenset[Path]:
-        return self._declared.cached("books", self._found_books)
-
-    def _found_books(self) -> frozenset[Path]:
+    def _find_facts(self) -> Facts:
         self._read_specs()
-        own = {place for kept in self._kept.values() for _, place in kept.pairs}
-        shown = [*(outputs for _, outputs in self._stages), self.output_spec]
-        for leaf, before, after in zip(self._transform.flat(), shown, shown[1:], strict=False):
-            own |= books_of(leaf, before, after)
-        return self.base_env._books | own
-
-    @property
-    def _infos(self) -> frozenset[Path]:
-        return self._declared.cached("infos", self._found_infos)
-
-    def _found_infos(self) -> frozenset[Path]:
-        self._read_specs()
-        infos: Set[Path] = self.base_env._infos
+        inside, leaves = self.base_env.facts, self._transform.flat()
+        infos: Set[Path] = inside.infos
+        bookkeeping = inside.bookkeeping.union(
+            place for kept in self._kept.values() for _, place in kept.pairs
+        )
         shown = [*(outputs for _, outputs in self._stages), self.output_spec]
         for before, after in itertools.pairwise(shown):
             infos = infos_behind(infos, before, after)
-        return frozenset(infos)
-
-    @property
-    def _recorded_inputs(self) -> tuple[Key, ...]:  # type: ignore[override]
-        def build() -> tuple[Key, ...]:
-            own = [key for leaf in self._transform.flat() for key in leaf.recorded_inputs]
-            return (*self.base_env._recorded_inputs, *own)
-
-        return self._declared.cached("recorded_inputs", build)
+        for leaf, before, after in zip(leaves, shown, shown[1:], strict=False):
+            bookkeeping |= books_of(leaf, before, after)
+        masks = [*inside.action_masks, *(pair for leaf in leaves for pair in leaf.action_masks)]
+        recorded = [key for leaf in leaves for key in leaf.recorded_inputs]
+        impure = next((type(leaf).__name__ for leaf in leaves if not leaf.is_pure), None)
+        return replace(
+            inside,
+            infos=frozenset(infos),
+            bookkeeping=bookkeeping,
+            action_masks=tuple(dict.fromkeys(masks)),
+            recorded_inputs=(*inside.recorded_inputs, *recorded),
+            gives_nan=inside.gives_nan or any(leaf.gives_nan for leaf in leaves),
+            steps_have_effects=inside.steps_have_effects or impure,
+        )
 
     def fake_tensordict(self) -> TensorDict | TensorDictBase:  # type: ignore[override]
         """Give zeros in exactly the layout of one rollout step, batch size ``batch_size``."""
@@ -377,11 +367,6 @@ class TransformedEnv(OnRow, TransformStepping):
         parts = [fake_step(inputs[row], outputs[row]) for row in rows]
         return LazyStackedTensorDict(*parts, stack_dim=0)
 
-    @property
-    def _action_masks(self) -> tuple[tuple[Key, Key], ...]:  # type: ignore[override]
-        own = [pair for leaf in self._transform.flat() for pair in leaf.action_masks]
-        return tuple(dict.fromkeys([*self.base_env._action_masks, *own]))
-
     def rand_action(self, tensordict: TensorDictBase | None = None) -> EnvData:
         """Sample every action; see `EnvBase.rand_action`.
 
@@ -391,7 +376,7 @@ class TransformedEnv(OnRow, TransformStepping):
             SpecError: it does, and the transforms give the actions another form.
         """
         base = self.base_env
-        if not base._draws_its_own:
+        if not base.draws_own_actions:
             return super().rand_action(tensordict)
         if self.full_action_spec != base.full_action_spec:
             raise SpecError(
@@ -509,7 +494,7 @@ class TransformedEnv(OnRow, TransformStepping):
         own = {name: value for name, value in state_dict.items() if not name.startswith(_BASE)}
         base = {k.removeprefix(_BASE): v for k, v in state_dict.items() if k.startswith(_BASE)}
         mine = own.pop(_OWN_OF_ENV, {})
-        if not base and strict and (kind := self._keeps_state):
+        if not base and strict and (kind := self.facts.keeps_state):
             raise ResumeError(
                 f"the state dict does not hold the state of the simulator of {kind}. Load that of the transforms "
                 "alone by env.transform.load_state_dict(...), and begin new episodes: env.reset()."

@@ -14,6 +14,7 @@ from tensordict import TensorDictBase
 from torch import nn
 
 from envkit.env.base import EnvBase
+from envkit.env.facts import Facts
 from envkit.errors import BypassError
 
 
@@ -33,12 +34,8 @@ class Wrapper(EnvBase):
         self._in_use = base_env._in_use
 
     if not TYPE_CHECKING:  # which has their types from EnvBase
-        _cannot_start_at_state = property(attrgetter("base_env._cannot_start_at_state"))
         _gave_up = property(attrgetter("base_env._gave_up"))
-        _keeps_state = property(attrgetter("base_env._keeps_state"))
-        _says_no_state = property(attrgetter("base_env._says_no_state"))
         _seeded_parts = property(attrgetter("base_env._seeded_parts"))
-        _seeds_taken = property(attrgetter("base_env._seeds_taken"))
         _writes_down = property(attrgetter("base_env._writes_down"))
 
         @EnvBase.batch_locked.getter
@@ -74,14 +71,13 @@ class Wrapper(EnvBase):
         """Whether the base env gives the last known values of what was not reset."""
         return self.base_env.keeps_last_output
 
-    @property
-    def works_elsewhere(self) -> bool:
-        """Whether the base env steps outside this process."""
-        return self.base_env.works_elsewhere
+    def _find_facts(self) -> Facts:
+        return self.base_env.facts
 
     @property
-    def _draws_its_own(self) -> bool:
-        return super()._draws_its_own or self.base_env._draws_its_own
+    def draws_own_actions(self) -> bool:
+        """Whether random actions come from an override of `rand_action`, or from rules of the env's own, here or inside."""
+        return super().draws_own_actions or self.base_env.draws_own_actions
 
     @property
     def _may_be_fused(self) -> bool:

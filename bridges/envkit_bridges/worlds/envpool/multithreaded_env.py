@@ -10,7 +10,7 @@ Conventions
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Unpack
 
@@ -25,9 +25,11 @@ from envkit.data.arguments import as_batch_size, as_bool
 from envkit.data.keywords import known_to
 from envkit.data.paths import as_key, nest
 from envkit.env.base import EnvBase
+from envkit.env.facts import Facts
 from envkit.env.input_checks import require_actions
+from envkit.env.on_row import RunsOnRow
 from envkit.env.options import EnvOptions
-from envkit.env.runs import Run
+from envkit.env.runs import Runs
 from envkit.env.seeding import seed_chain
 from envkit.env.tickets import Ticket
 from envkit.errors import BatchSizeError, OptionError, ResumeError
@@ -95,7 +97,6 @@ class MultiThreadedEnvWrapper(GymLikeEnv):
     """
 
     libname = "envpool"
-    works_elsewhere = True
     _fast_path_bypasses = EnvBase._fast_path_bypasses | {
         *("_step", "_reset", "_masked_next", "_repeated_step", "_to_tensordict", "_action_in"),
         *("read_action", "read_obs", "read_reward", "read_done"),
@@ -226,11 +227,11 @@ class MultiThreadedEnvWrapper(GymLikeEnv):
             return made
         return self._checks.scatter(mask, made[mask], self._skipped_next(td))
 
-    def _fast_rollout(self, run: Run) -> TensorDictBase | list[TensorDictBase] | None:
+    def runs(self) -> Runs:
+        """Return rollouts on rows, where they hold all that a step gives."""
         if not self._is_plain:
-            return None
-        row = self._declared.cached("row", self._made_row)
-        return row.record(self, run)
+            return Runs()
+        return RunsOnRow(self, self._declared.cached("row", self._made_row))
 
     @lasting()
     def _made_row(self) -> OneRow:
@@ -290,9 +291,8 @@ class MultiThreadedEnvWrapper(GymLikeEnv):
 
     _seed_is_static = False
 
-    @property
-    def _seeds_taken(self) -> int:
-        return self.numel()
+    def _find_facts(self) -> Facts:
+        return replace(super()._find_facts(), works_elsewhere=True, seeds_taken=self.numel())
 
     def _set_seed(self, seed: int | None) -> None:
         self.set_seed(seed)

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import cache
 from itertools import product
 from typing import TYPE_CHECKING, Any, Unpack
@@ -31,8 +32,8 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 from envkit.data.arguments import as_bool
-from envkit.data.paths import Key
 from envkit.env.base import EnvBase
+from envkit.env.facts import Facts
 from envkit.env.options import EnvOptions
 from envkit.envs.seeded_env import Undrawn
 from envkit.envs.texts import Repertoire, strings_in, written
@@ -476,14 +477,11 @@ class ChessEnv(Undrawn, EnvBase):
 
     # ------------------------------------------------------------------------------- legal moves
 
-    @property
-    def _action_masks(self) -> tuple[tuple[Key, Key], ...]:  # type: ignore[override]
-        return (("action", "action_mask"),) if self.mask_actions else ()
-
-    @property
-    def _draws_its_own(self) -> bool:
-        """Without masks, only this env knows which actions are legal."""
-        return not self.mask_actions or super()._draws_its_own
+    def _find_facts(self) -> Facts:
+        facts = super()._find_facts()
+        if self.mask_actions:
+            return replace(facts, action_masks=(("action", "action_mask"),))
+        return replace(facts, draws_own_actions=True)  # it alone knows which are legal
 
     def _drawn_actions(
         self, td: TensorDictBase, generator: torch.Generator | None, part: Any = ()

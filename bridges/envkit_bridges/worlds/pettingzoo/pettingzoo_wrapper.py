@@ -11,6 +11,7 @@ Conventions
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn, Unpack
 
 import numpy as np
@@ -21,6 +22,7 @@ from envkit import rules
 from envkit.data.arguments import as_batch_size, as_bool
 from envkit.data.paths import Key, Path, as_key, as_path
 from envkit.env.base import EnvBase
+from envkit.env.facts import Facts
 from envkit.env.groups import GroupMap, complete_group_map
 from envkit.env.options import EnvOptions
 from envkit.errors import (
@@ -146,17 +148,20 @@ class PettingZooWrapper(GymLikeEnv):
             name: group for group in self._groups for name in self.group_map[group.name]
         }
         self.has_action_mask = {group.name: group.has_options for group in self._groups}
-        self._action_masks = tuple(
-            ((name, "action"), (name, "action_mask"))
-            for name, has_options in self.has_action_mask.items()
-            if has_options
-        )
         self._state_codec = state_codec(game) if return_state else None
         self._declare()
         game._has_reset = False  # what was reset was looked at alone
         self.seed = seed
         if seed is not None:
             self._seed_actions(seed)
+
+    def _find_facts(self) -> Facts:
+        masks = (
+            ((name, "action"), (name, "action_mask"))
+            for name, has_options in self.has_action_mask.items()
+            if has_options
+        )
+        return replace(super()._find_facts(), action_masks=tuple(masks))
 
     def _group(
         self, name: str, agents: Sequence[str], infos: Mapping[str, Mapping[str, Any]]
@@ -256,7 +261,7 @@ class PettingZooWrapper(GymLikeEnv):
             entries["state"] = self._state_read()
         ended = self._game_end(is_start=not rewards)
         entries.update(zip(FLAGS, (torch.tensor([flag]) for flag in ended), strict=True))
-        for action, mask in self._action_masks:
+        for action, mask in self.facts.action_masks:
             self.full_action_spec[action].update_mask(entries[mask[0]].get(mask[1]))
         td = TensorDict._new_unsafe(entries, batch_size=torch.Size(()), device=torch.device("cpu"))
         return td if self._device is None or self._device.type == "cpu" else td.to(self._device)
