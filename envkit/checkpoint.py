@@ -170,7 +170,7 @@ def _restore_all(
 
 
 def _now(name: str, part: Any) -> _State | None:
-    """Give the state of a part before it is loaded; None where the part cannot say it."""
+    """Return the state of a part before it is loaded; None where the part cannot say it."""
     try:
         return deepcopy(_read(name, part))
     except Exception:  # of any class, by what the part is; the part is then loaded first
@@ -356,7 +356,7 @@ _GENERATORS: dict[str, _Reader] = {
 
 
 def _kind_of(part: Any) -> str:
-    """Say how a part is saved: by its kind of generator, its ``state_dict``, or as a value."""
+    """Return how a part is saved: by its kind of generator, its ``state_dict``, or as a value."""
     for kind, reader in _GENERATORS.items():
         if reader.fits(part):
             return kind

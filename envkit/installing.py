@@ -27,7 +27,7 @@ def install_hint(*extras: str) -> str:
 
 
 def cache_folder() -> Path:
-    """Give the folder for files that can be made again: ``envkit`` in the user's cache folder, which may not exist yet.
+    """Return the folder for files that can be made again: ``envkit`` in the user's cache folder, which may not exist yet.
 
     That is ``$XDG_CACHE_HOME``, else ``~/.cache``.
     """

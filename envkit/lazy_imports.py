@@ -35,13 +35,13 @@ With tabulate torch sums up at the end of each process what it has compiled, and
 
 
 def late(name: str) -> Any:
-    """Give the function or class of this name, from a layer above the one that asks."""
+    """Return the function or class of this name, from a layer above the one that asks."""
     home = _NOT_PUBLIC.get(name)
     return getattr(import_module("envkit" if home is None else home), name)
 
 
 def is_public(name: str) -> bool:
-    """Say whether the front door offers a name."""
+    """Check whether the front door offers a name."""
     return name in import_module("envkit")._HOME_OF
 
 

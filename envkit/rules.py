@@ -38,7 +38,7 @@ any row is done; when all rows are, those done before frozen."""
 
 
 def twins(names: Collection[str]) -> tuple[str, ...]:
-    """Give the done leaves a level has once its twins are added, in the order they are shown.
+    """Return the done leaves a level has once its twins are added, in the order they are shown.
 
     ``done`` and ``terminated`` always come together; ``truncated`` and leaves of other names
     (a custom end flag) are kept as declared.
@@ -49,7 +49,7 @@ def twins(names: Collection[str]) -> tuple[str, ...]:
 
 
 def done_from(terminated: Array, truncated: Any | None = None) -> Array:
-    """Say where an episode has ended for any reason: ``terminated | truncated``, same shape."""
+    """Return where an episode has ended for any reason: ``terminated | truncated``, same shape."""
     return terminated if truncated is None else terminated | truncated
 
 
@@ -138,7 +138,7 @@ def reset_mask(mask: Array, done_shape: Sequence[int], batch_ndim: int, level: P
 
 
 def bare_mask_shape(done_shape: tuple[int, ...], batch_ndim: int) -> tuple[int, ...]:
-    """Give the shape of a done leaf without its trailing singleton, if it has one behind the batch axes."""
+    """Return the shape of a done leaf without its trailing singleton, if it has one behind the batch axes."""
     droppable = len(done_shape) > batch_ndim and done_shape[-1:] == (1,)
     return done_shape[:-1] if droppable else done_shape
 
@@ -192,7 +192,7 @@ def choose(mask: Array, fresh: Array, kept: Array) -> Array:
 
 
 def still_to_reset(mask: Array, begun: Any | None) -> Array:
-    """Say what of a reset is left to do once some rows have begun again by themselves.
+    """Return what of a reset is left to do once some rows have begun again by themselves.
 
     Args:
         mask: what is to be reset, bool, shape ``(*batch, *event)``.
@@ -210,7 +210,7 @@ def still_to_reset(mask: Array, begun: Any | None) -> Array:
 
 
 def kept_shape(previous: Any | None, wanted: Sequence[int]) -> bool:
-    """Say whether a root value can stand in for a `next` value of a row that was not stepped.
+    """Check whether a root value can stand in for a `next` value of a row that was not stepped.
 
     A size of -1 in ``wanted`` is any.
     """
@@ -225,7 +225,7 @@ def kept_shape(previous: Any | None, wanted: Sequence[int]) -> bool:
 def is_at_root(
     path: Path, *, reward_keys: Collection[Path], state_keys: Collection[Path] = ()
 ) -> bool:
-    """Say whether an output of a step also is at the root: all do but rewards.
+    """Check whether an output of a step also is at the root: all do but rewards.
 
     A reward that is an input of the env as well does. The next step carries on the value
     there, and `next` of a row that is not stepped repeats it; another reward is 0 there.
@@ -244,7 +244,7 @@ def is_carried(
     kept_keys: Collection[Path] = (),
     keep_other: bool = True,
 ) -> bool:
-    """Say whether an entry of a transition is at the root of the next one.
+    """Check whether an entry of a transition is at the root of the next one.
 
     Args:
         path: where the entry is, relative to the root or to ``next``.

@@ -43,6 +43,14 @@ def test_plain_text_passes(text):
     assert list(words.broken(text)) == []
 
 
+@pytest.mark.parametrize("word", ["Give", "Say", "Tell"])
+def test_the_first_word_of_a_docstring_names_what_a_function_does(word):
+    module = f'def f():\n    """{word} the rows."""\n'
+
+    assert [line for line, _ in words.in_python(module)] == [2]
+    assert list(words.in_python(module.replace(word, "Return"))) == []
+
+
 def test_each_kind_of_text_in_a_module_is_read():
     module = '''
 """Docstring anew."""

@@ -176,6 +176,11 @@ def in_python(source: str) -> Iterator[tuple[int, str]]:
     documents = set[int]()
     tree = ast.parse(source)
     for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            first = (ast.get_docstring(node) or "-").split()[0]
+            if first in WORDS["functions"]:
+                better = WORDS["functions"][first]
+                yield node.body[0].lineno, f"a docstring begins {first!r}: write {better}"
         for child in (
             getattr(node, "body", None) or []
             if not isinstance(node, ast.Lambda | ast.IfExp)

@@ -299,7 +299,7 @@ def jax_device_of(device: torch.device | str) -> JaxDevice:
 
 
 def number_to_jit(number: complex, device: torch.device | None) -> Any:
-    """Give a Python number as an argument of programs on a device; it decides about no dtype there.
+    """Return a Python number as an argument of programs on a device; it decides about no dtype there.
 
     It is brought to a GPU once, after torch has done what it was given to do there.
     """
@@ -332,7 +332,7 @@ def _lent(leaf: Any, copy: bool, detach: bool) -> Any:
 
 
 def _plain(leaf: object, dtype: DTypeLike | None, detach: bool) -> torch.Tensor:
-    """Give a dense, contiguous tensor without graph, in a dtype that JAX has."""
+    """Return a dense, contiguous tensor without graph, in a dtype that JAX has."""
     if isinstance(leaf, np.ndarray):
         leaf = _tensor_of_numpy(leaf)
     if not isinstance(leaf, torch.Tensor) or leaf.layout != torch.strided or leaf.is_meta:

@@ -83,7 +83,7 @@ def require(library: str) -> ModuleType:
 
 
 def explained(error: ModuleNotFoundError) -> ImportError:
-    """Say how to install what an import did not find; ``error`` itself when envkit cannot know."""
+    """Return how to install what an import did not find; ``error`` itself when envkit cannot know."""
     library = _top(error.name)
     if library not in LIBRARIES:
         return error
@@ -93,7 +93,7 @@ def explained(error: ModuleNotFoundError) -> ImportError:
 
 
 def get_available_libraries() -> dict[str, bool]:
-    """Say for each optional library whether it is installed.
+    """Return for each optional library whether it is installed.
 
     Example:
         >>> from envkit import get_available_libraries
@@ -221,7 +221,7 @@ def _top(module: str | None) -> str:
 
 
 def no_object_of(what: str, name: str, env: object) -> ArgumentTypeError:
-    """Say that a wrapper was given something else than an env object of its library.
+    """Return an error that says that a wrapper was given something else than an env object of its library.
 
     Args:
         what: what it wraps, e.g. "an env object of Brax".

@@ -61,7 +61,7 @@ def be_silent() -> None:
 
 
 def is_chosen() -> bool:
-    """Say whether the backend is settled, so that nothing need be tried before a picture is drawn."""
+    """Check whether the backend is settled, so that nothing need be tried before a picture is drawn."""
     return bool(os.environ.get("MUJOCO_GL")) or not sys.platform.startswith("linux")
 
 

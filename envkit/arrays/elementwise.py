@@ -23,7 +23,7 @@ Array = Any
 
 
 def cast(value: Array, dtype: Array) -> Array:
-    """Give ``value`` in another dtype of its namespace."""
+    """Return ``value`` in another dtype of its namespace."""
     return array_namespace(value).astype(value, dtype, copy=False)
 
 
@@ -43,12 +43,12 @@ def clipped(value: Array, low: Any | None, high: Any | None) -> Array:
 
 
 def sign(value: Array) -> Array:
-    """Give -1, 0 or 1, same dtype."""
+    """Return -1, 0 or 1, same dtype."""
     return array_namespace(value).sign(value)
 
 
 def is_positive(value: Array) -> Array:
-    """Say where ``value`` is above zero; bool."""
+    """Return where ``value`` is above zero; bool."""
     return value > 0
 
 
@@ -128,7 +128,7 @@ def pushed(window: Array, frame: Array, axis: int) -> Array:
 
 
 def recent(window: Array, size: int, axis: int) -> Array:
-    """Give the last ``size`` elements of a window along ``axis``."""
+    """Return the last ``size`` elements of a window along ``axis``."""
     start = window.shape[axis] - size
     return window[(..., slice(start, None), *(slice(None),) * (-axis - 1))]
 
@@ -146,7 +146,7 @@ NARROWER = {"int64": "int32", "uint64": "uint32", "float64": "float32", "complex
 
 
 def dtype_named(value: Array, name: str) -> Any:
-    """Give the dtype called ``name``, e.g. "int64", in the namespace of ``value``."""
+    """Return the dtype called ``name``, e.g. "int64", in the namespace of ``value``."""
     xp = array_namespace(value)
     if name in NARROWER and not _has_64_bits(xp):
         name = NARROWER[name]
@@ -154,7 +154,7 @@ def dtype_named(value: Array, name: str) -> Any:
 
 
 def _has_64_bits(xp: Array) -> bool:
-    """Say whether a namespace has 64-bit numbers, by the dtype it gives integers.
+    """Check whether a namespace has 64-bit numbers, by the dtype it gives integers.
 
     Asked which dtypes there are, array_api_compat makes a tensor of each below a bare ``except``, where a Ctrl-C is lost.
     """
@@ -162,5 +162,5 @@ def _has_64_bits(xp: Array) -> bool:
 
 
 def dtype_name(dtype: object) -> str:
-    """Give the name a dtype of torch has in every namespace."""
+    """Return the name a dtype of torch has in every namespace."""
     return str(dtype).removeprefix("torch.")

@@ -12,7 +12,7 @@ from envkit.errors import ArgumentError, ArgumentTypeError
 
 
 def as_int(name: str, value: Any, *, least: int | None, meaning: str) -> int:
-    """Give an integer argument as an int.
+    """Return an integer argument as an int.
 
     Args:
         name: of the argument.

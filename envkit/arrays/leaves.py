@@ -40,7 +40,7 @@ class Leaves(Mapping[Path, Any]):
 
 
 def with_changes(leaves: Mapping[Path, Any], changes: Changes) -> dict[Path, Any]:
-    """Give ``leaves`` with ``changes`` made."""
+    """Return ``leaves`` with ``changes`` made."""
     merged = {**leaves, **changes}
     return {path: leaf for path, leaf in merged.items() if leaf is not None}
 

@@ -48,7 +48,7 @@ def words_of(message: bytes) -> tuple[list[int], int]:
 
 
 def _columns(words: Any, tail: Any) -> Iterator[Any]:
-    """Give one word of every row after the other, shape (*batch, 1): the tail comes last."""
+    """Yield one word of every row after the other, shape (*batch, 1): the tail comes last."""
     for index in range(words.shape[-1]):
         yield words[..., index : index + 1]
     yield tail

@@ -26,7 +26,7 @@ Moments = tuple[Any, Any, Any]
 
 
 def are_finite(rows: Array, batch_dims: int = 1) -> Array:
-    """Say which rows hold finite numbers alone, bool, shape of the first ``batch_dims`` axes."""
+    """Return which rows hold finite numbers alone, bool, shape of the first ``batch_dims`` axes."""
     xp = array_namespace(rows)
     found = xp.isfinite(rows)
     for _ in range(rows.ndim - batch_dims):
@@ -85,7 +85,7 @@ def moments_with_rows(
 
 
 def loc_and_scale_of_moments(moments: Moments, eps: Array) -> tuple[Any, Any]:
-    """Give mean and standard deviation, of a variance of at least ``eps``; 0 and 1 before anything was seen."""
+    """Return mean and standard deviation, of a variance of at least ``eps``; 0 and 1 before anything was seen."""
     weight, mean, squares = moments
     xp = array_namespace(mean)
     is_seen = weight > 0
@@ -106,7 +106,7 @@ Averages = tuple[Any, Any, Any]
 
 
 def no_averages(value: Array) -> Averages:
-    """Give the averages of an entry of which nothing was seen, in its shape and dtype."""
+    """Return the averages of an entry of which nothing was seen, in its shape and dtype."""
     xp = array_namespace(value)
     return xp.zeros_like(value), xp.zeros_like(value), xp.zeros_like(value, dtype=xp.int64)
 
@@ -134,7 +134,7 @@ def averages_with_rows(averages: Averages, rows: Array, decay: float) -> Average
 
 
 def loc_and_scale_of_averages(averages: Averages, decay: float, eps: float) -> tuple[Any, Any]:
-    """Give mean and deviation, of at least ``eps``; 0 and 1 where nothing was seen."""
+    """Return mean and deviation, of at least ``eps``; 0 and 1 where nothing was seen."""
     loc, squares, count = averages
     xp = array_namespace(loc)
     is_seen, one = count > 0, xp.ones_like(loc)

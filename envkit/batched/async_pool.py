@@ -343,7 +343,7 @@ class AsyncEnvPool(BatchedEnv):
         return td.set(key, leaf.rand((len(envs),), self._action_generator))
 
     def _action_of_a_row(self) -> tuple[Key, TensorSpec] | None:
-        """Give the only action of all rows, and its spec, where many draws at once are those of one after the other."""
+        """Return the only action of all rows, and its spec, where many draws at once are those of one after the other."""
         actions = list(self.full_action_spec.items(True, True))
         own = self.facts.action_masks or self.facts.draws_own_actions
         if own or len(actions) != 1 or not draws_in_order(actions[0][1]):
@@ -399,7 +399,7 @@ class AsyncEnvPool(BatchedEnv):
         max_get: int | None = None,
         timeout: float | None = None,
     ) -> EnvData:
-        """Give the steps that are done, at least ``min_get``, one row each, in the order of their envs.
+        """Return the steps that are done, at least ``min_get``, one row each, in the order of their envs.
 
         Args:
             min_get: how many to wait for; `min_get` of the pool by default. All that are done then are given.
@@ -426,7 +426,7 @@ class AsyncEnvPool(BatchedEnv):
         max_get: int | None = None,
         timeout: float | None = None,
     ) -> EnvData:
-        """Give the resets that are done: new roots; see `async_step_recv`."""
+        """Return the resets that are done: new roots; see `async_step_recv`."""
         return self._queues.recv("reset", min_get, env_index, max_get, timeout)[0]
 
     def async_step_and_maybe_reset_recv(
@@ -437,7 +437,7 @@ class AsyncEnvPool(BatchedEnv):
         max_get: int | None = None,
         timeout: float | None = None,
     ) -> tuple[EnvData, EnvData]:
-        """Give the steps that are done, and the roots that follow them; see `async_step_recv`.
+        """Return the steps that are done, and the roots that follow them; see `async_step_recv`.
 
         Example:
             >>> from envkit import AsyncEnvPool, GymEnv

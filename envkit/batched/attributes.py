@@ -45,7 +45,7 @@ class AttributeLookup:
             return _found(*self._attributes_of_all(name), type(self).__name__, (name,))
 
     def _attributes_of_all(self, name: str) -> tuple[type, _Calls | CallsOfRows]:
-        """Give the class of what is looked up by name, and what asks all sub-envs."""
+        """Return the class of what is looked up by name, and what asks all sub-envs."""
         owner = cast(Any, self)
         if (pool := vars(self).get("_pool")) is None:
             raise NotStartedError(
@@ -57,7 +57,7 @@ class AttributeLookup:
     # ------------------------------------------------------------------------------ single sub-envs
 
     def get_attr(self, name: str, indices: int | Iterable[int] | None = None) -> list[Any]:
-        """Give an attribute of sub-envs, of their wrappers or of their simulators.
+        """Return an attribute of sub-envs, of their wrappers or of their simulators.
 
         Args:
             name: of the attribute.
@@ -150,7 +150,7 @@ def require_found(values: Iterable[Any], owner: str) -> None:
 
 
 def single_envs(env: Any) -> int:
-    """Give how many single envs an env has: the sub-envs of a batched one, else one."""
+    """Return how many single envs an env has: the sub-envs of a batched one, else one."""
     batched = _batched_in(env)
     return 1 if batched is None else batched.num_workers
 
@@ -164,12 +164,12 @@ def ask_single_envs(env: Any, ask: Callable[[Any], Any], rows: list[int]) -> lis
 
 
 def _batched_in(env: Any) -> Any:
-    """Give the batched env that an env is, or is around; None where it is none."""
+    """Return the batched env that an env is, or is around; None where it is none."""
     return next((layer for layer in layers_of(env) if isinstance(layer, AttributeLookup)), None)
 
 
 def chosen_rows(indices: Any, count: int) -> list[int]:
-    """Give numbers of sub-envs as a list.
+    """Return numbers of sub-envs as a list.
 
     Raises:
         ArgumentError: (a ValueError) there is none of such a number.
@@ -192,7 +192,7 @@ class MissingAttribute:
 
 
 def layers_of(env: Any) -> list[Any]:
-    """Give an env, what it is around, and the wrappers and the simulator inside, from the outside in."""
+    """Return an env, what it is around, and the wrappers and the simulator inside, from the outside in."""
     found = [env]
     while "base_env" in env.__dict__.get("_modules", {}):
         env = env.base_env
@@ -205,7 +205,7 @@ def layers_of(env: Any) -> list[Any]:
 
 
 def _owner(name: str, env: Any) -> Any:
-    """Give what has an attribute of a name; None if nothing has."""
+    """Return what has an attribute of a name; None if nothing has."""
     for layer in layers_of(env):
         if name in getattr(layer, "__dict__", {}) or hasattr(type(layer), name):
             return layer
@@ -213,7 +213,7 @@ def _owner(name: str, env: Any) -> Any:
 
 
 def attribute_of(name: str, env: Any) -> Any:
-    """Give an attribute of an env, a wrapper or its simulator; a `MissingAttribute` where there is none."""
+    """Return an attribute of an env, a wrapper or its simulator; a `MissingAttribute` where there is none."""
     owner = _owner(name, env)
     return getattr(env, name, MissingAttribute(name)) if owner is None else getattr(owner, name)
 

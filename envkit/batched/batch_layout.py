@@ -82,7 +82,7 @@ def specs_of_rows(
 
 
 def _has_own_rows(metadata: Sequence[EnvMetaData], share_individual_td: bool | None) -> bool:
-    """Say whether each sub-env has its own TensorDict in the results.
+    """Check whether each sub-env has its own TensorDict in the results.
 
     Args:
         metadata: of each task.
@@ -153,7 +153,7 @@ def _delivery_device(metadata: Sequence[EnvMetaData]) -> torch.device | None:
 
 
 def may_use_rows(metadata: Sequence[EnvMetaData], *, asked: bool | None, has_memory: bool) -> bool:
-    """Say whether rows in memory can carry the data of some sub-envs, and may.
+    """Check whether rows in memory can carry the data of some sub-envs, and may.
 
     Args:
         metadata: see the module.

@@ -209,7 +209,7 @@ class BatchedEnv(AttributeLookup, PoolOwner):
         return _PoolRuns(self)
 
     def _rows_for_run(self) -> BufferExchange | None:
-        """Give the exchange, if a whole run can be recorded in its rows."""
+        """Return the exchange, if a whole run can be recorded in its rows."""
         exchange = self._exchange
         if not isinstance(exchange, BufferExchange):
             return None
@@ -228,7 +228,7 @@ class BatchedEnv(AttributeLookup, PoolOwner):
         return self._device is None or self._device.type == "cpu"
 
     def _ended(self, following: TensorDictBase) -> dict[Path, torch.Tensor]:
-        """Give masks of what is to be reset, by level; none where nothing is done."""
+        """Return masks of what is to be reset, by level; none where nothing is done."""
         if not self.any_done(following):
             return {}
         return collect_reset_masks(following, self.done_levels, self.full_done_spec)
@@ -253,7 +253,7 @@ class BatchedEnv(AttributeLookup, PoolOwner):
         return super().rand_action(tensordict)
 
     def fake_tensordict(self) -> TensorDict | TensorDictBase:  # type: ignore[override]
-        """Give zeros in exactly the layout of one rollout step, batch size ``batch_size``."""
+        """Return zeros in exactly the layout of one rollout step, batch size ``batch_size``."""
         self._started_specs()
         if not self._share_individual_td:
             return super().fake_tensordict()
@@ -330,7 +330,7 @@ class BatchedEnv(AttributeLookup, PoolOwner):
         return self
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Give ``{"worker0": {...}, ...}``, the state dict of every sub-env, and what the batch adds to them.
+        """Return ``{"worker0": {...}, ...}``, the state dict of every sub-env, and what the batch adds to them.
 
         Raises:
             WorkerError: (a RuntimeError) a sub-env cannot be saved so that it could be restored exactly, or
@@ -488,7 +488,7 @@ def _visited(visit: Any, given: Any, env: EnvBase) -> Any:
 
 
 def _of_row(own: Mapping[str, Any] | None, row: int) -> dict[str, Any]:
-    """Give what is held of a row beside its env's state dict.
+    """Return what is held of a row beside its env's state dict.
 
     A row that remembers no root where it was saved goes on here, where it does, from what was shown of it.
     """

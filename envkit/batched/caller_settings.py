@@ -29,7 +29,7 @@ _choices: ContextVar[Mapping[str, Any] | None] = ContextVar("choices", default=N
 
 
 def chosen() -> Mapping[str, Any]:
-    """Give all choices that hold now."""
+    """Return all choices that hold now."""
     return _choices.get() or {}
 
 
@@ -61,7 +61,7 @@ _CARRIERS = {
 
 
 def caller_settings() -> list[Callable[[], None]]:
-    """Give functions that set up a worker as this process is set up now."""
+    """Return functions that set up a worker as this process is set up now."""
     used = [carrier for library, carrier in _CARRIERS.items() if library in sys.modules]
     found = [pkgutil.resolve_name(carrier)() for carrier in used]
     return [set_up for set_up in found if set_up is not None]

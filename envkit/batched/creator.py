@@ -108,7 +108,7 @@ class EnvCreator:
         return env
 
     def make_variant(self, **kwargs: Any) -> EnvCreator:
-        """Give a creator with other keywords, over those stored; metadata and state are the same.
+        """Return a creator with other keywords, over those stored; metadata and state are the same.
 
         Example:
             >>> from envkit import EnvCreator, GymEnv
@@ -124,7 +124,7 @@ class EnvCreator:
         return variant
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Give a copy of the state."""
+        """Return a copy of the state."""
         return {name: tensor.clone() for name, tensor in self._tensors().items()}
 
     def load_state_dict(self, state_dict: dict[str, Tensor]) -> None:
@@ -242,7 +242,7 @@ def _state_of(env: EnvBase) -> dict[str, Tensor]:
 
 
 def _states_of_clones(env: nn.Module, state: Mapping[str, Tensor]) -> dict[str, SharedState]:
-    """Give the states that modules of an env share with their clones, by module; ``state`` is where one begins."""
+    """Return the states that modules of an env share with their clones, by module; ``state`` is where one begins."""
     found = {}
     for place, module in env.named_modules():
         if "shared_by_clones" in vars(module):
@@ -274,5 +274,5 @@ def _give(env: nn.Module, name: str, tensor: Tensor) -> None:
 
 
 def known_metadata(makers: Sequence[Any], rows: Sequence[int]) -> dict[int, EnvMetaData]:
-    """Give the metadata of those rows that an `EnvCreator` makes: it has read it."""
+    """Return the metadata of those rows that an `EnvCreator` makes: it has read it."""
     return {row: makers[row].meta_data for row in rows if isinstance(makers[row], EnvCreator)}

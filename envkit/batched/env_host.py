@@ -139,7 +139,7 @@ class EnvHost:
         return env
 
     def describe(self) -> dict[int, EnvMetaData]:
-        """Give the metadata of the envs that are to be described, by row."""
+        """Return the metadata of the envs that are to be described, by row."""
         return {
             row: EnvMetaData.metadata_from_env(env)
             for row, env in enumerate(self.envs, self.first)
@@ -279,7 +279,7 @@ class EnvHost:
         return results
 
     def call_has_attribute(self, path: tuple[str, ...]) -> bool:
-        """Say whether every env has an attribute, looked up through its simulator."""
+        """Check whether every env has an attribute, looked up through its simulator."""
         try:
             self.call_get_attribute(path)
         except AttributeError:
@@ -327,7 +327,7 @@ class EnvHost:
             self._rows.replace(row, self.envs[row - self.first])
 
     def call_states(self) -> dict[int, dict[str, Any]]:
-        """Give, by row, the state dict of every env, and the root that its row remembers, in plain form.
+        """Return, by row, the state dict of every env, and the root that its row remembers, in plain form.
 
         With the first row comes where torch's global generator is, if this process is the envs' own: what was
         never seeded draws from it.
@@ -365,11 +365,11 @@ class EnvHost:
         return gave_up
 
     def call_has_row_core(self) -> bool:
-        """Say whether every env steps on NumPy rows, all of them with the same spaces."""
+        """Check whether every env steps on NumPy rows, all of them with the same spaces."""
         return all(row_core(env) is not None for env in self.envs)
 
     def call_process_id(self) -> int:
-        """Give the process the envs live in."""
+        """Return the process the envs live in."""
         return os.getpid()
 
     def close(self) -> None:

@@ -64,7 +64,7 @@ def bind_rows(envs: list[EnvBase], rows: range, regions: Regions, slot: np.ndarr
 
 
 def row_core(env: EnvBase) -> Any:
-    """Give the core that steps an env on NumPy rows, or None when it has none."""
+    """Return the core that steps an env on NumPy rows, or None when it has none."""
     make = getattr(type(env), "row_core", None)
     return None if make is None else make(env)
 
@@ -94,7 +94,7 @@ class TensorDictRows:
                 env.step(slot)
 
     def roots(self) -> dict[int, TensorDictBase | None]:
-        """Give the current root of every row; None before the first reset."""
+        """Return the current root of every row; None before the first reset."""
         return {row: env.root for row, env in self._envs.items()}
 
     def put_root(self, row: int, root: TensorDictBase | None) -> None:
@@ -155,7 +155,7 @@ class TensorDictRow:
         self._write(self._roots, slot + 1, self.root)
 
     def _input(self, slot: int) -> TensorDictBase:
-        """Give the current root with the inputs of ``slot``, which later ones do not overwrite."""
+        """Return the current root with the inputs of ``slot``, which later ones do not overwrite."""
         root = self._blank() if self.root is None else self.root
         for path, tensors in self._inputs.items():
             root.set(as_key(path), tensors[slot].clone())

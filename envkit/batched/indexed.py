@@ -48,7 +48,7 @@ class Indexable(BatchedEnv):
     """A batched env whose sub-envs can be taken out by an index."""
 
     def __getitem__(self, index: Any) -> IndexedEnv:
-        """Give some sub-envs as one env, which steps and resets them alone; starts the sub-envs.
+        """Return some sub-envs as one env, which steps and resets them alone; starts the sub-envs.
 
         Args:
             index: an int, a slice, or a sequence of different ints; negative ones count from the end.
@@ -99,7 +99,7 @@ class Indexable(BatchedEnv):
 
 
 def rows_of(index: Any, count: int) -> list[int]:
-    """Give the rows that an index of ``count`` rows chooses."""
+    """Return the rows that an index of ``count`` rows chooses."""
     if isinstance(index, slice):
         rows = list(range(count))[index]
     else:
@@ -174,7 +174,7 @@ class IndexedEnv(AttributeLookup, EnvBase):
         self._declared.hold(specs["input_spec"], specs["output_spec"])
 
     def __getitem__(self, index: Any) -> IndexedEnv:
-        """Give some of its sub-envs as one env; see `Indexable`."""
+        """Return some of its sub-envs as one env; see `Indexable`."""
         return IndexedEnv(
             self._batched(), [self._rows[place] for place in rows_of(index, self.num_workers)]
         )
@@ -183,7 +183,7 @@ class IndexedEnv(AttributeLookup, EnvBase):
         return self._facts_of_rows
 
     def _batched(self) -> BatchedEnv:
-        """Give the batched env, if it still runs the sub-envs that this one was made of."""
+        """Return the batched env, if it still runs the sub-envs that this one was made of."""
         batched = self._of[0]
         if self.is_closed:
             raise ClosedEnvError(
@@ -311,7 +311,7 @@ class IndexedEnv(AttributeLookup, EnvBase):
     # ---------------------------------------------------------------------------------------- life
 
     def close(self, *, raise_if_closed: bool = False) -> None:
-        """Give up this part; the batched env goes on. Closing it again does nothing."""
+        """Release this part; the batched env goes on. Closing it again does nothing."""
         self.is_closed = True
 
     def to(self, *args: Any, **kwargs: Any) -> Any:

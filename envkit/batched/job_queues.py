@@ -48,7 +48,7 @@ ENV_INDEX = "env_index"
 def env_indices(
     envs: Iterable[int], sub_batch: torch.Size, device: torch.device | None = None
 ) -> Any:
-    """Give the entry for rows of some envs, each of batch size ``sub_batch``.
+    """Return the entry for rows of some envs, each of batch size ``sub_batch``.
 
     ``device`` is that of the data it goes into, which would move it there, part by part.
     """
@@ -110,7 +110,7 @@ def _known_envs(entry: Any) -> list[int] | None:
 
 
 def _flat(env_index: Any) -> list[Any]:
-    """Give the envs that an int, a list of ints, or one of lists (of envs with a batch) names."""
+    """Return the envs that an int, a list of ints, or one of lists (of envs with a batch) names."""
     if isinstance(env_index, NonTensorStack | NonTensorData):
         env_index = env_index.tolist()
     if isinstance(env_index, torch.Tensor):
@@ -167,7 +167,7 @@ class ExchangeStats:
             self._busy_since = None
 
     def told(self, *, reset: bool) -> dict[str, float | int]:
-        """Give the counts under TorchRL's names, and begin again where ``reset`` is set."""
+        """Return the counts under TorchRL's names, and begin again where ``reset`` is set."""
         now = time.monotonic()
         busy_s = self._busy_s + (0.0 if self._busy_since is None else now - self._busy_since)
         elapsed_s = 0.0 if self._began is None else now - self._began
@@ -212,7 +212,7 @@ class _Rows:
     axes: dict[Path, Axes] = field(default_factory=dict)
 
     def part(self, index: int) -> TensorDictBase:
-        """Give a row as a TensorDict."""
+        """Return a row as a TensorDict."""
         if self.parts:
             return self.parts[index]
         assert self.leaves is not None
@@ -297,7 +297,7 @@ class JobQueues:
             raise
 
     def rows(self, td: TensorDictBase | None, env_index: int | Sequence[int] | None) -> _Rows:
-        """Give the row of each env that data holds, copied: who sent it may write into it again.
+        """Return the row of each env that data holds, copied: who sent it may write into it again.
 
         Raises:
             ArgumentTypeError: it is no TensorDict.
@@ -477,7 +477,7 @@ class JobQueues:
     def _following(
         self, data: TensorDictBase, given: Leaves, roots: Leaves, axes: dict[Path, Axes]
     ) -> TensorDictBase:
-        """Give what `step_mdp` does of ``data``, with the roots that were made; rows in memory hold all but what was given."""
+        """Return what `step_mdp` does of ``data``, with the roots that were made; rows in memory hold all but what was given."""
         owner = self._owner
         table = owner._table
         if not owner._steps_by_itself or not table.rewards.isdisjoint(table.states):

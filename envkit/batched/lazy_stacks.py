@@ -21,7 +21,7 @@ from envkit.data.transition import leaves
 
 
 def by_row(td: TensorDictBase) -> TensorDictBase:
-    """Give the same data as a lazy stack of one TensorDict per row; a lazy stack as it is."""
+    """Return the same data as a lazy stack of one TensorDict per row; a lazy stack as it is."""
     if isinstance(td, LazyStackedTensorDict):
         return td
     return LazyStackedTensorDict(*td.unbind(0), stack_dim=0)
@@ -35,7 +35,7 @@ def stack_rows(parts: Sequence[TensorDictBase], *, individual: bool) -> TensorDi
 
 
 def with_objects_like(skipped: TensorDictBase, stepped: TensorDictBase) -> TensorDictBase:
-    """Give objects that are no tensors the shape that those of another row have, so that both can be stacked.
+    """Return objects that are no tensors the shape that those of another row have, so that both can be stacked.
 
     A spec of shape (1,) takes an object without axes too; which of both a sub-env gives is known from its steps.
 

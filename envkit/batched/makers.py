@@ -28,7 +28,7 @@ Make = Callable[..., Any]
 
 
 def as_makers(count: int, create_env_fn: Any) -> list[Make]:
-    """Give one maker for each of ``count`` rows.
+    """Return one maker for each of ``count`` rows.
 
     Args:
         count: number of rows.
@@ -62,7 +62,7 @@ def as_makers(count: int, create_env_fn: Any) -> list[Make]:
 
 
 def as_kwargs(count: int, kwargs: Any, name: str) -> list[dict[str, Any]]:
-    """Give one dict of keywords for each of ``count`` rows; a dict for all is copied deeply.
+    """Return one dict of keywords for each of ``count`` rows; a dict for all is copied deeply.
 
     Args:
         count: number of rows.
@@ -83,7 +83,7 @@ def as_kwargs(count: int, kwargs: Any, name: str) -> list[dict[str, Any]]:
 def as_own_kwargs(
     count: int, kwargs: Any, name: str, *, cure: str = "Pass"
 ) -> list[dict[str, Any]]:
-    """Give the dicts of keywords of ``count`` rows from a list of as many.
+    """Return the dicts of keywords of ``count`` rows from a list of as many.
 
     Raises:
         ArgumentCountError: a list of another length.
@@ -129,7 +129,7 @@ def tasks_of(makers: Sequence[Make], kwargs: Sequence[dict[str, Any]]) -> list[i
 
 
 def equal(left: dict[str, Any], right: dict[str, Any]) -> bool:
-    """Say whether keywords are known to be equal."""
+    """Check whether keywords are known to be equal."""
     try:
         return bool(left == right)
     except (ValueError, RuntimeError, TypeError):  # arrays have no single truth value

@@ -55,7 +55,7 @@ class Member:
         return as_key((STATE, self.name, *path))
 
     def part(self, td: TensorDictBase, hidden: Sequence[Key] = ()) -> TensorDictBase:
-        """Give this member's rows of a root under its own names, where it expects them.
+        """Return this member's rows of a root under its own names, where it expects them.
 
         Args:
             td: root of the whole batch.
@@ -104,7 +104,7 @@ class Member:
 
 
 def members_of(envs: Sequence[EnvBase]) -> list[Member]:
-    """Give envs their rows, one after the other, and their states their places.
+    """Assign rows to envs, one after the other, and their states their places.
 
     Raises:
         SpecError: a state has an entry that is no tensor of fixed shape.
@@ -144,7 +144,7 @@ def _state_of(env: EnvBase) -> dict[Path, TensorSpec]:
 
 
 def delivered(value: _Placed, device: Any) -> _Placed:
-    """Give a TensorDict or spec on a device; None sets no constraint."""
+    """Return a TensorDict or spec on a device; None sets no constraint."""
     return value if device is None or value.device == device else value.to(device)
 
 
@@ -154,7 +154,7 @@ _KINDS = ("observation", "action", "reward", "done")
 
 
 def common_device(members: list[EnvBase]) -> torch.device | None:
-    """Give the device that members name, None where none does.
+    """Return the device that members name, None where none does.
 
     Raises:
         ArgumentError: they name several.
@@ -169,7 +169,7 @@ def common_device(members: list[EnvBase]) -> torch.device | None:
 
 
 def shared_leaves(members: Sequence[Member]) -> list[LeavesByKind]:
-    """Give the leaves that members have in common with each other, for each member.
+    """Return the leaves that members have in common with each other, for each member.
 
     Raises:
         SpecError: they differ; the message lists every difference.
@@ -193,7 +193,7 @@ def joined_specs(
 
 
 def _leaves_of(member: Member) -> LeavesByKind:
-    """Give what a member must have in common with the others."""
+    """Return what a member must have in common with the others."""
     return {
         kind: {
             as_path(key): leaf
@@ -280,7 +280,7 @@ class RowVersions:
         self._now = torch.zeros_like(self._now)
 
     def state(self) -> torch.Tensor:
-        """Give all versions."""
+        """Return all versions."""
         return self._now.clone()
 
     def take(self, versions: torch.Tensor) -> None:
@@ -294,7 +294,7 @@ class RowVersions:
         self._now = now
 
     def moving(self, td: TensorDictBase, mask: torch.Tensor | None) -> torch.Tensor:
-        """Say which rows a step of ``mask`` (None: of all) from ``td`` moves for good.
+        """Return which rows a step of ``mask`` (None: of all) from ``td`` moves for good.
 
         Raises:
             StaleDataError: the simulator of one has left that data behind.

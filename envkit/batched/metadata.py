@@ -43,7 +43,7 @@ class HasLeaves(Protocol):
         ...
 
     def paths(self, *kinds: str) -> dict[Path, Any]:
-        """Give the leaves of some of the full specs by path."""
+        """Return the leaves of some of the full specs by path."""
         ...
 
 
@@ -55,7 +55,7 @@ class EnvLeaves:
         self.batch_size = env.batch_size
 
     def paths(self, *kinds: str) -> dict[Path, Any]:
-        """Give the leaves of some of the full specs by path."""
+        """Return the leaves of some of the full specs by path."""
         recorded = set(
             map(as_path, self._env.facts.recorded_inputs)
         )  # of no use outside, see below
@@ -182,11 +182,11 @@ class EnvMetaData:
         return {**below, **found}
 
     def full_spec(self, kind: str) -> Composite:
-        """Give one of the five full specs."""
+        """Return one of the five full specs."""
         return self.specs[_SIDES[kind], f"full_{kind}_spec"]
 
     def paths(self, *kinds: str) -> dict[Path, Any]:
-        """Give the leaves of some of the full specs by path."""
+        """Return the leaves of some of the full specs by path."""
         return {
             as_path(key): leaf
             for kind in kinds
@@ -198,7 +198,7 @@ class EnvMetaData:
         return [*map(as_key, self.paths(*kinds)), *self._own(*kinds)]
 
     def action_inputs(self) -> dict[Path, ActionInput]:
-        """Give the rule of each action."""
+        """Return the rule of each action."""
         found = action_inputs(self.full_spec("action"))
         return {as_path(key): rule for key, rule in found.items()}
 
@@ -207,7 +207,7 @@ class EnvMetaData:
         return [as_key(path) for path in found]
 
     def layout(self) -> dict[str, dict[Path, tuple[torch.Size, torch.dtype | None]]]:
-        """Give shape and dtype of every leaf; envs of one layout can share rows and dense stacks."""
+        """Return shape and dtype of every leaf; envs of one layout can share rows and dense stacks."""
         return {
             kind: {path: (leaf.shape, leaf.dtype) for path, leaf in self.paths(kind).items()}
             for kind in _SIDES

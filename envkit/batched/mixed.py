@@ -247,7 +247,7 @@ class MixedEnv(EnvBase):
         return nexts
 
     def _forget_what_was_told(self) -> None:
-        """Say that it is not known any more which of the members have moved."""
+        """Note that it is not known any more which of the members have moved."""
         for member in self.members:
             member.newest = None
 
@@ -274,7 +274,7 @@ class MixedEnv(EnvBase):
             yield from member.env._movable_objects()
 
     def _rows_of(self, masks: Mapping[Path, torch.Tensor]) -> torch.Tensor:
-        """Say which rows the `_reset` masks of all levels touch."""
+        """Return which rows the `_reset` masks of all levels touch."""
         touched = torch.zeros(self.batch_size, dtype=torch.bool, device="cpu")
         for mask in masks.values():
             touched |= mask.reshape(len(touched), -1).any(-1).cpu()
@@ -352,7 +352,7 @@ class MixedEnv(EnvBase):
         return self
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Give ``{"member0": {...}, ...}``, the state dict of every member, and what the mixed env adds.
+        """Return ``{"member0": {...}, ...}``, the state dict of every member, and what the mixed env adds.
 
         Raises:
             ResumeError: (a RuntimeError) a member cannot be saved so that it could be restored exactly.

@@ -156,7 +156,7 @@ class ParallelEnv(Indexable):
         return self
 
     def __getstate__(self) -> Any:
-        """Give what a copy starts from: everything but workers, so none may run.
+        """Return what a copy starts from: everything but workers, so none may run.
 
         Raises:
             CopyError: (a TypeError) workers run.

@@ -84,7 +84,7 @@ class PolicyEntries:
             fresh.set(as_key(path), zeros.clone())
 
     def state(self) -> list[torch.Tensor]:
-        """Give all values."""
+        """Return all values."""
         return [value.detach().clone() for value in self._newest.values()]
 
     def take(self, values: list[torch.Tensor]) -> None:

@@ -156,11 +156,11 @@ class PoolOwner(EnvBase):
 
     @property
     def _can_share(self) -> bool:
-        """Say whether there is memory that all who hold sub-envs can map."""
+        """Check whether there is memory that all who hold sub-envs can map."""
         return True
 
     def _prefers_rows(self, pool: Pool) -> bool:
-        """Say whether rows shall carry the data where they can and the user did not say."""
+        """Check whether rows shall carry the data where they can and the user did not say."""
         return True
 
     @abstractmethod
@@ -450,7 +450,7 @@ class PoolOwner(EnvBase):
         del self._finalizer, self._recovery  # they know the pool
 
     def __getstate__(self) -> Any:
-        """Give what a copy starts from; who ends the sub-envs of a copy is its own business."""
+        """Return what a copy starts from; who ends the sub-envs of a copy is its own business."""
         return {name: value for name, value in vars(self).items() if name != "_finalizer"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -462,7 +462,7 @@ class PoolOwner(EnvBase):
         return f"{type(self).__name__}({', '.join(self._described())})"
 
     def _told(self) -> Told:
-        """Say what a notebook shows; what is not started is not started for that."""
+        """Return what a notebook shows; what is not started is not started for that."""
         if self._pool is None:
             return Told({"workers": f"{self.num_workers}, not started"}, {}, {})
         facts, specs, inside = super()._told()
@@ -470,7 +470,7 @@ class PoolOwner(EnvBase):
         return Told({"env": kinds, **facts, "workers": str(self.num_workers)}, specs, inside)
 
     def _described(self) -> list[str]:
-        """Say what it is, item by item."""
+        """Return what it is, item by item."""
         if self._pool is None:
             return [f"num_workers={self.num_workers}", "not started"]
         kinds = " | ".join(dict.fromkeys(found.env_str for found in self._metadata))

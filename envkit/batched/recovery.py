@@ -134,7 +134,7 @@ class Recovery:
         self.unstarted |= rows
 
     def state(self) -> dict[str, Any]:
-        """Give what is still to be done, and where the seeds of rebuilt rows come from."""
+        """Return what is still to be done, and where the seeds of rebuilt rows come from."""
         return {
             "lost": sorted(self.lost),
             "unstarted": sorted(self.unstarted),
@@ -152,7 +152,7 @@ class Recovery:
     # -------------------------------------------------------------------------- telling, beginning
 
     def tell(self, rows: Collection[int] | None) -> set[int]:
-        """Give those of some rows (None for all) that are lost; from now on that is known."""
+        """Return those of some rows (None for all) that are lost; from now on that is known."""
         told = self.lost if rows is None else self.lost.intersection(rows)
         self.lost = self.lost - told
         return told
@@ -203,7 +203,7 @@ class Recovery:
         self.unstarted -= rows
 
     def ready(self, rows: Collection[int], reset: Reset) -> list[int]:
-        """Give those of some rows that can be stepped, which lost ones cannot.
+        """Return those of some rows that can be stepped, which lost ones cannot.
 
         The others were rebuilt, which the caller knows, and are not reset yet: they begin
         an episode now.
@@ -213,12 +213,12 @@ class Recovery:
 
 
 def _wholly(masks: Masks, rows: set[int]) -> set[int]:
-    """Give those of some rows that masks select with all their parts."""
+    """Return those of some rows that masks select with all their parts."""
     return {row for row in rows if all(bool(mask[row].all()) for mask in masks.values())}
 
 
 def _is_fatal(failure: Failure) -> bool:
-    """Say whether the worker can no longer be used."""
+    """Check whether the worker can no longer be used."""
     return failure.kind != "raised" or failure.command in _BEFORE_USE
 
 
@@ -227,7 +227,7 @@ def _is_refusal(failure: Failure) -> bool:
 
 
 def allowed_restarts(on_worker_failure: str, max_restarts: int) -> int:
-    """Give the restarts that are allowed.
+    """Return the restarts that are allowed.
 
     Raises:
         ArgumentError: the policy is none of "raise" and "restart", or the budget is negative.

@@ -83,7 +83,7 @@ class SerialEnv(Indexable):
         return all(pool.call("has_row_core"))
 
     def __getstate__(self) -> Any:
-        """Give what a copy starts from; sub-envs that run are part of it.
+        """Return what a copy starts from; sub-envs that run are part of it.
 
         Raises:
             CopyError: (a TypeError) they share rows of memory with this env.

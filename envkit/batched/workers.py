@@ -70,7 +70,7 @@ def _factory(owner: PoolOwner, makers: list[Maker], described: frozenset[int]) -
 
 
 def limits_of(owner: PoolOwner) -> dict[str, Any]:
-    """Give the keywords of a `Pool` of sub-envs: its limits of time, and what its commands are called."""
+    """Return the keywords of a `Pool` of sub-envs: its limits of time, and what its commands are called."""
     return {
         "timeout_s": owner.timeout,
         "start_timeout_s": owner.start_timeout,
@@ -130,7 +130,7 @@ def actors_for(
 def cores_of(
     affinity: Sequence[Sequence[int]] | Callable[[int], Sequence[int]] | None, count: int
 ) -> list[frozenset[int]]:
-    """Give the cores that each of ``count`` processes may run on; none where that is left to the system.
+    """Return the cores that each of ``count`` processes may run on; none where that is left to the system.
 
     Raises:
         UnsupportedError: (a NotImplementedError) the system does not place processes.
@@ -171,7 +171,7 @@ def _cores(index: int, own: Any) -> frozenset[int]:
 
 
 def usable_options(backend: str, options: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Give the options of a backend, known and for a library that is there.
+    """Return the options of a backend, known and for a library that is there.
 
     Raises:
         OptionError: (a TypeError) see `backend_options_of`.

@@ -41,7 +41,7 @@ def complete_libraries(incomplete: str) -> list[str]:
 
 
 def complete_ids(incomplete: str) -> list[str]:
-    """Give the ids that begin so, or, where several libraries begin so, these with a "/" behind them."""
+    """Return the ids that begin so, or, where several libraries begin so, these with a "/" behind them."""
     world, slash, _ = incomplete.partition("/")
     begun = [world] if slash else complete_libraries(incomplete)
     if len(begun) > 1:

@@ -146,7 +146,7 @@ def _played(env: EnvBase, steps: int) -> Iterator[TensorDictBase]:
 
 
 def _returns(data: TensorDictBase, reward: Key) -> str:
-    """Say what the episodes that ended returned in the mean."""
+    """Return what the episodes that ended returned in the mean."""
     key = ("next", *((reward,) if isinstance(reward, str) else reward))
     if data.get(("next", "done"), None) is None or data.get(key).shape[-1:] != (1,):
         return f"{data.get(key).double().mean():.3f} reward a step"

@@ -84,7 +84,7 @@ def _versions() -> Iterator[Finding]:
 
 
 def _two_pygames() -> Iterator[Finding]:
-    """Tell of pygame and pygame-ce side by side: they bring the same folder, and whichever goes takes files of both."""
+    """Report pygame and pygame-ce side by side: they bring the same folder, and whichever goes takes files of both."""
     if all(map(_version_of, ("pygame", "pygame-ce"))):
         told = "pygame and pygame-ce are both installed, in one folder; uninstalling one of them breaks the other"
         cure = "pip uninstall pygame, then pip install --force-reinstall --no-deps pygame-ce"

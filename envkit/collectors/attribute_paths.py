@@ -16,7 +16,7 @@ _PART = re.compile(r"\.?([A-Za-z_]\w*)|\[(-?\d+)\]|\[(?:'([^']*)'|\"([^\"]*)\")\
 
 
 def followed(start: Any, path: str) -> Any:
-    """Give what a path leads to.
+    """Return what a path leads to.
 
     Raises:
         ArgumentError: (a ValueError) it is no path.
@@ -77,7 +77,7 @@ def paired(
     list_of_kwargs: Sequence[Mapping[str, object]] | None,
     count: int | None,
 ) -> list[tuple[Sequence[object], Mapping[str, object]]]:
-    """Give the arguments of each call.
+    """Return the arguments of each call.
 
     Args:
         count: how many calls there are to be; None: as many as there are arguments, at least one.

@@ -133,7 +133,7 @@ def _made_env(parts: Parts) -> EnvBase:
 
 
 def _completed(env: EnvBase, policy: Any, options: RunnerOptions) -> EnvBase:
-    """Give the env with what the policy and a limit of steps need, on its device."""
+    """Return the env with what the policy and a limit of steps need, on its device."""
     if options.env_device is not None and env.device != options.env_device:
         env = env.to(options.env_device)
     if isinstance(policy, nn.Module) and options.auto_register_policy_transforms is not False:
@@ -150,7 +150,7 @@ def _limit_for(env: EnvBase, steps: int) -> StepCounter:
 
 
 def _on_its_device(policy: Any, device: torch.device | None) -> Any:
-    """Give the policy where it acts: itself, or a copy on another device."""
+    """Return the policy where it acts: itself, or a copy on another device."""
     if device is None or not isinstance(policy, nn.Module):
         return policy
     if policy_device(policy) in (None, device):
@@ -227,7 +227,7 @@ def _require_inputs(policy: nn.Module, root: TensorDictBase, error: Exception) -
 
 
 def recorded_leaves(env: EnvBase, options: RunnerOptions) -> dict[Path, torch.Tensor]:
-    """Give an example of the entries of a step that the env and its collector record, by path."""
+    """Return an example of the entries of a step that the env and its collector record, by path."""
     example = env.fake_tensordict().exclude(*unrecorded(env, options.record_state))
     return {
         path: value

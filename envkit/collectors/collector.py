@@ -265,7 +265,7 @@ class Collector:
         return self._options.traj_format
 
     def frames_per_batch_worker(self, worker_idx: int | None = None) -> int:
-        """Give how many transitions of a batch one worker makes.
+        """Return how many transitions of a batch one worker makes.
 
         Args:
             worker_idx: of the worker; None where all make as many.
@@ -341,12 +341,12 @@ class Collector:
         self.policy_version += 1
 
     def get_policy_version(self) -> int:
-        """Give ``policy_version``, where an attribute cannot be read, e.g. through a handle of Ray."""
+        """Return ``policy_version``, where an attribute cannot be read, e.g. through a handle of Ray."""
         return self.policy_version
 
     @property
     def _amounts(self) -> dict[str, int | float | bool]:
-        """Give what `stats` of every kind says."""
+        """Return what `stats` of every kind says."""
         asked = self.requested_frames_per_batch
         told: dict[str, int | float | bool] = {"batches": self.iter}
         told["policy_version"] = self.policy_version
@@ -376,7 +376,7 @@ class Collector:
         raise NotImplementedError
 
     def stats(self) -> dict[str, int | float | bool]:
-        """Give what was collected and where time went, as a flat dict of numbers.
+        """Return what was collected and where time went, as a flat dict of numbers.
 
         Returns:
             ``frames``, ``batches``, ``episodes``, ``policy_version``; ``requested_frames_per_batch``, and with an end
@@ -398,7 +398,7 @@ class Collector:
     # ----------------------------------------------------------------------- envs, policies, buffers
 
     def get_attr(self, name: str, indices: int | Iterable[int] | None = None) -> list[Any]:
-        """Give an attribute of envs, of their wrappers or of their simulators, between two batches.
+        """Return an attribute of envs, of their wrappers or of their simulators, between two batches.
 
         Args:
             name: of the attribute.
@@ -484,7 +484,7 @@ class Collector:
         raise NotImplementedError
 
     def fake_tensordict(self) -> EnvData:
-        """Give zeros that look like a batch: for the storage of a buffer, or to compile what trains.
+        """Return zeros that look like a batch: for the storage of a buffer, or to compile what trains.
 
         No env is stepped. Steps that `set_truncated` marks are marked, and ``split_trajs`` and ``postproc`` are
         applied.
@@ -508,7 +508,7 @@ class Collector:
         )
 
     def getattr_env(self, attr: str) -> object:
-        """Give an attribute of the env; with workers, of that of the first one.
+        """Return an attribute of the env; with workers, of that of the first one.
 
         Args:
             attr: its name.
@@ -523,7 +523,7 @@ class Collector:
         return self._asked_of_first("env", attr)
 
     def getattr_policy(self, attr: str) -> object:
-        """Give an attribute of the policy that acts; with workers, of that of the first one.
+        """Return an attribute of the policy that acts; with workers, of that of the first one.
 
         Args:
             attr: its name.
@@ -540,7 +540,7 @@ class Collector:
         return self._asked_of_first("policy", attr)
 
     def getattr_rb(self, attr: str) -> object:
-        """Give an attribute of the replay buffer.
+        """Return an attribute of the replay buffer.
 
         Args:
             attr: its name.
@@ -558,11 +558,11 @@ class Collector:
         return getattr(self._options.replay_buffer, attr)
 
     def _asked_of_first(self, part: str, attr: str) -> Any:
-        """Give an attribute of "env" or "policy"."""
+        """Return an attribute of "env" or "policy"."""
         raise NotImplementedError
 
     def get_model(self, model_id: str) -> object:
-        """Give "policy", the policy that was passed or made here, or what a path of attributes leads to.
+        """Return "policy", the policy that was passed or made here, or what a path of attributes leads to.
 
         Args:
             model_id: "policy", or a path of attributes of the collector.
@@ -608,7 +608,7 @@ class Collector:
         return executed(self, attr_path, args, kwargs)
 
     def get_distant_attr(self, attr: str) -> object:
-        """Give what a path of attributes and items of the collector leads to; with workers, a list of one for each.
+        """Return what a path of attributes and items of the collector leads to; with workers, a list of one for each.
 
         A worker has ``env``, ``policy``, ``worker_idx``, ``frames`` and ``episodes``.
 
@@ -748,7 +748,7 @@ class Collector:
         return not self.is_finished
 
     def is_running(self) -> bool:
-        """Say whether a thread that `start` has begun collects, paused or not.
+        """Check whether a thread that `start` has begun collects, paused or not.
 
         Example:
             >>> from envkit import Collector, GymEnv
@@ -805,7 +805,7 @@ class Collector:
     # ------------------------------------------------------------------------------------- batches
 
     def iterator(self) -> Iterator[EnvData]:
-        """Give an iterator over the batches, as ``iter(collector)`` does.
+        """Return an iterator over the batches, as ``iter(collector)`` does.
 
         Example:
             >>> from envkit import Collector, GymEnv
@@ -853,7 +853,7 @@ class Collector:
         return total is not None and self.frames >= total
 
     def next(self) -> EnvData | None:
-        """Give the next batch; None at the end, and where batches go into a replay buffer.
+        """Return the next batch; None at the end, and where batches go into a replay buffer.
 
         What a hook, ``postproc`` or the buffer raises loses nothing: the next call delivers the same batch.
 
@@ -894,7 +894,7 @@ class Collector:
             self._user = before
 
     def _gathered(self) -> TensorDictBase:
-        """Give a raw batch, or whole episodes."""
+        """Return a raw batch, or whole episodes."""
         store, wanted = self._episodes, self._options.trajs_per_batch
         if store is None:
             data = self._next_raw().data
@@ -907,7 +907,7 @@ class Collector:
         return store.take(wanted, self._options.traj_format)
 
     def _next_raw(self) -> Batch:
-        """Give a raw batch, which who asks takes out of ``_received`` when it is kept: Ctrl-C may come at any moment."""
+        """Return a raw batch, which who asks takes out of ``_received`` when it is kept: Ctrl-C may come at any moment."""
         if not self._received:
             if self._pending is None:
                 self._begin_next()
@@ -954,7 +954,7 @@ class Collector:
 
     @in_turn
     def state_dict(self) -> dict[str, Any]:
-        """Give all that the batches to come depend on, as tensors, numbers, strings, lists and dicts.
+        """Return all that the batches to come depend on, as tensors, numbers, strings, lists and dicts.
 
         A batch under way is received first, and is part of it. Of the generators there are torch's, here and in the
         workers, and those of the envs.
@@ -1045,7 +1045,7 @@ class Collector:
     """Names of entries that `_runner_states` gives."""
 
     def _runner_states(self) -> dict[str, Any]:
-        """Give the states of policies, runners and generators."""
+        """Return the states of policies, runners and generators."""
         raise NotImplementedError
 
     def _load_runner_states(self, state: Mapping[str, Any], *, strict: bool) -> None:
@@ -1055,7 +1055,7 @@ class Collector:
     # ------------------------------------------------------------------------------------- amounts
 
     def _steps_each(self, rows: int, workers: int = 1, *, stacklevel: int) -> int:
-        """Give how many steps each of the rows of a worker makes in a batch, with a warning where that is more frames."""
+        """Return how many steps each of the rows of a worker makes in a batch, with a warning where that is more frames."""
         frames = self._options.frames_per_batch
         if frames is None:
             return _EPISODE_STEPS

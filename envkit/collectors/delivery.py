@@ -83,7 +83,7 @@ class _BufferFilling:
         return [batch[first:last] for first, last in pairwise(firsts)]
 
     def state_dict(self) -> dict[str, Any]:
-        """Give what the next batches depend on, in plain form; what the buffer holds is the buffer's."""
+        """Return what the next batches depend on, in plain form; what the buffer holds is the buffer's."""
         return {"steps_in": self._parts_in}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -101,7 +101,7 @@ def _require_same_keys(buffer: Any, batch: TensorDictBase) -> None:
 
 
 def _held_keys(buffer: Any) -> set[Key] | None:
-    """Give the entries of the data that a buffer holds; None where there is none, or it cannot be seen."""
+    """Return the entries of the data that a buffer holds; None where there is none, or it cannot be seen."""
     # what transforms of the buffer add is not in there
     storage = getattr(buffer, "storage", buffer)
     if not (hasattr(storage, "__len__") and hasattr(storage, "__getitem__") and len(storage)):
@@ -140,7 +140,7 @@ class Delivery:
             self._buffer.require_room(paths)
 
     def deliver(self) -> TensorDictBase | None:
-        """Give the batch; None where it was put into a buffer. Called again after an error, it goes on from there."""
+        """Return the batch; None where it was put into a buffer. Called again after an error, it goes on from there."""
         if self.formed is None:
             assert self.raw is not None
             self.formed = self.made_of(self.raw)
@@ -172,7 +172,7 @@ class Delivery:
         return made
 
     def state_dict(self) -> dict[str, Any]:
-        """Give what is not delivered yet, and what the buffer and `postproc` depend on, in plain form."""
+        """Return what is not delivered yet, and what the buffer and `postproc` depend on, in plain form."""
         postproc = getattr(self._options.postproc, "state_dict", None)
         return {
             "undelivered": plain(self.raw),

@@ -151,7 +151,7 @@ class MultiCollector(Collector):
         return processes_for(factory, count, count, limits, core_each=own_core)
 
     def _parts(self, makers: list[Any], policy: Any, given: Any) -> list[Parts]:
-        """Say what each worker builds; a policy travels there from the CPU."""
+        """Return what each worker builds; a policy travels there from the CPU."""
         if policy_device(policy) not in (None, torch.device("cpu")):
             policy = copy.deepcopy(policy).cpu()
 
@@ -400,7 +400,7 @@ class MultiCollector(Collector):
     def stats(
         self, workers: Literal["aggregate", "per_worker", "both"] = "aggregate"
     ) -> dict[str, int | float | bool]:
-        """Give what was collected and where time went, as a flat dict of numbers.
+        """Return what was collected and where time went, as a flat dict of numbers.
 
         Args:
             workers: "aggregate" sums over the workers, "per_worker" gives the numbers of each, as ``worker_0/frames``;
@@ -495,7 +495,7 @@ def _makers(given: Any, count: Any) -> list[Any]:
 
 
 def _each(name: str, given: Any, count: int) -> list[Any]:
-    """Give the entry of each worker."""
+    """Return the entry of each worker."""
     if not isinstance(given, list | tuple):
         return [given] * count
     if len(given) != count:

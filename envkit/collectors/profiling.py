@@ -68,7 +68,7 @@ class ProfileConfig:
             )
 
     def get_save_path(self, worker_idx: int) -> Path:
-        """Give the file of a worker's trace.
+        """Return the file of a worker's trace.
 
         Args:
             worker_idx: number of the worker.
@@ -77,14 +77,14 @@ class ProfileConfig:
         return Path(str(given).format(worker_idx=worker_idx))
 
     def get_activities(self) -> list[torch.profiler.ProfilerActivity]:
-        """Give what is recorded on this machine."""
+        """Return what is recorded on this machine."""
         known = torch.profiler.ProfilerActivity
         named = {name.lower() for name in self.activities}
         has_cuda = "cuda" in named and torch.cuda.is_available()
         return [*([known.CPU] if "cpu" in named else []), *([known.CUDA] if has_cuda else [])]
 
     def should_profile_worker(self, worker_idx: int) -> bool:
-        """Say whether a worker is profiled.
+        """Check whether a worker is profiled.
 
         Args:
             worker_idx: number of the worker.
@@ -170,7 +170,7 @@ class Seconds(dict[str, float]):
 
 
 def timed(act: Policy, seconds: Seconds) -> Policy:
-    """Give a policy that does what ``act`` does, in the ways it can, and counts how long it takes."""
+    """Return a policy that does what ``act`` does, in the ways it can, and counts how long it takes."""
     return _TimedInRuns(act, seconds) if isinstance(act, ActsInRuns) else _Timed(act, seconds)
 
 

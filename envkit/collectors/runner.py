@@ -42,7 +42,7 @@ from envkit.rules import RESET
 
 
 def _generator_states() -> dict[str, Any]:
-    """Give the states of torch's generators, of the CPU and of each CUDA device that was used."""
+    """Return the states of torch's generators, of the CPU and of each CUDA device that was used."""
     used = torch.cuda.is_available() and torch.cuda.is_initialized()
     return {
         "cpu": torch.get_rng_state(),
@@ -302,7 +302,7 @@ class EnvRunner:
             self.profiling = Profiling(config, worker_idx)
 
     def shown_root(self) -> TensorDictBase:
-        """Give the root that the next batch begins with, as a batch shows it."""
+        """Return the root that the next batch begins with, as a batch shows it."""
         assert self.root is not None
         root = self.root.exclude(*_private(self.root))
         numbers = self.numbers.current.reshape(self.env.batch_size)
@@ -310,7 +310,7 @@ class EnvRunner:
         return without_device(_with_own_counts(root))
 
     def state_dict(self) -> dict[str, Any]:
-        """Give all that the next batches depend on in plain form, see `envkit.data.plain`.
+        """Return all that the next batches depend on in plain form, see `envkit.data.plain`.
 
         Raises:
             ResumeError: an env cannot say where it is.
@@ -366,11 +366,11 @@ class EnvRunner:
         _set_generators(state["generators"])
 
     def counted(self) -> dict[str, Any]:
-        """Tell frames and episodes collected, and seconds spent in "envs", "policy" and "transfer"."""
+        """Return frames and episodes collected, and seconds spent in "envs", "policy" and "transfer"."""
         return {"frames": self.frames, "episodes": self.episodes, "seconds": dict(self.seconds)}
 
     def fake_batch(self, steps: int) -> TensorDictBase:
-        """Give zeros that look like a batch, and leave env, policy and generators as they are."""
+        """Return zeros that look like a batch, and leave env, policy and generators as they are."""
         env = self.env
         step = env.fake_tensordict().exclude(*unrecorded(env, self.options.record_state))
         acted = self._acted(step.exclude("next", *env.action_keys).clone())

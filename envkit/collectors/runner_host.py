@@ -77,7 +77,7 @@ class Packing(Generic[Name]):
         return found
 
     def fits(self, tensors: Mapping[Name, torch.Tensor]) -> bool:
-        """Say whether tensors are those of the plan."""
+        """Check whether tensors are those of the plan."""
         return self.plan.keys() == tensors.keys() and all(
             (tuple(value.shape), value.dtype) == self.plan[name] for name, value in tensors.items()
         )
@@ -181,7 +181,7 @@ class _RunnerHost:
         return runner
 
     def describe(self) -> Description:
-        """Tell what the env gives and which weights the policy has."""
+        """Return what the env gives and which weights the policy has."""
         env = self._runner.env
         found = {
             path: (tuple(value.shape), value.dtype)
@@ -259,7 +259,7 @@ class _RunnerHost:
         self._runner.profile(config, self._row)
 
     def call_count_envs(self) -> int:
-        """Give how many single envs this worker has."""
+        """Return how many single envs this worker has."""
         return single_envs(self._runner.env)
 
     def call_ask_envs(self, ask: Callable[[Any], Any], rows: list[int]) -> list[Any]:
@@ -267,7 +267,7 @@ class _RunnerHost:
         return ask_single_envs(self._runner.env, ask, rows)
 
     def call_follow(self, path: str) -> Any:
-        """Give what a path leads to; see `envkit.collectors.attribute_paths`."""
+        """Return what a path leads to; see `envkit.collectors.attribute_paths`."""
         return followed(self._seen, path)
 
     def call_execute(self, path: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -310,11 +310,11 @@ class _RunnerHost:
         self.call_set_seed({row: seed for row, seed in seeds.items() if seed is not None})
 
     def call_number_from(self, number: int) -> None:
-        """Give the trajectories that begin now numbers that were not given yet."""
+        """Return the trajectories that begin now numbers that were not given yet."""
         self._runner.numbers.restart(number)
 
     def call_state(self) -> dict[str, Any]:
-        """Give what the next batches of this worker depend on, in plain form."""
+        """Return what the next batches of this worker depend on, in plain form."""
         return self._runner.state_dict()
 
     def call_load_state(self, state: dict[str, Any], strict: bool) -> None:
@@ -327,7 +327,7 @@ class _RunnerHost:
 
 
 def _on_host(data: TensorDictBase) -> TensorDictBase:
-    """Give data in memory of the CPU, through which all batches of workers go, whether there is a place for them or not."""
+    """Return data in memory of the CPU, through which all batches of workers go, whether there is a place for them or not."""
     if all(
         value.device.type == "cpu" for _, value in leaves(data) if isinstance(value, torch.Tensor)
     ):

@@ -427,7 +427,7 @@ def _switch_or_keywords(name: str, value: Any) -> Any:
 
 
 def _as_devices(name: str, given: Any, default: Any) -> Any:
-    """Give a device, or a list of one for each worker."""
+    """Return a device, or a list of one for each worker."""
     given = default if given is None else given
     if isinstance(given, list | tuple):
         return [_as_device(name, entry) for entry in given]
@@ -453,7 +453,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def runner_options(given: Any, own: Callable[[str, Any], Any]) -> RunnerOptions:
-    """Give what concerns a single runner; ``own`` says, by name, which entry of an option is that of the runner."""
+    """Return what concerns a single runner; ``own`` says, by name, which entry of an option is that of the runner."""
     told = {field.name: getattr(given, field.name) for field in fields(RunnerOptions)}
     return RunnerOptions(**told | {name: own(name, told[name]) for name in _OF_EACH})
 
@@ -469,7 +469,7 @@ _KINDS: dict[str | None, tuple[str, str]] = {
 def kind_for(
     backend: str | None, sync: bool, asked: type | None = None, *, has_workers: bool = False
 ) -> Any:
-    """Give the class of collectors with a backend.
+    """Return the class of collectors with a backend.
 
     Args:
         backend: see `Collector`.

@@ -202,7 +202,7 @@ def in_turn(method: Callable[Concatenate[U, P], R]) -> Callable[Concatenate[U, P
 
 
 def asked_for(used: Used) -> int:
-    """Give the ident of this thread, which may take its turn."""
+    """Return the ident of this thread, which may take its turn."""
     require_open(used)
     me = threading.get_ident()
     if used._user is not None and used._user != me:

@@ -67,7 +67,7 @@ class TrajectoryNumbers:
         return numbers[:, :-1].contiguous()
 
     def begin_anew(self, rows: torch.Tensor) -> list[int]:
-        """Give a new number to the rows that a bool mask names, unless theirs was not used yet.
+        """Assign a new number to the rows that a bool mask names, unless theirs was not used yet.
 
         Returns:
             The numbers of trajectories that are not continued.
@@ -89,7 +89,7 @@ class TrajectoryNumbers:
         self._is_unused = torch.ones(rows, dtype=torch.bool, device="cpu")
 
     def state_dict(self) -> dict[str, Any]:
-        """Give what the next numbers depend on."""
+        """Return what the next numbers depend on."""
         return {
             "following": self.following,
             "current": self.current.clone(),
@@ -179,7 +179,7 @@ class EpisodeStore:
         self._pieces, self._whole = self._without(sorted(unfinished))
 
     def _without(self, numbers: Collection[int]) -> tuple[_Pieces, deque[TensorDictBase]]:
-        """Give what is kept when trajectories are ended by truncation."""
+        """Return what is kept when trajectories are ended by truncation."""
         pieces, whole = dict(self._pieces), self._whole.copy()
         for number in numbers:
             episode = _joined(pieces.pop(number))
@@ -192,7 +192,7 @@ class EpisodeStore:
         return pieces, whole
 
     def take(self, count: int, layout: str) -> TensorDictBase:
-        """Give the first ``count`` whole episodes.
+        """Return the first ``count`` whole episodes.
 
         Args:
             count: how many; at most as many as there are.
@@ -207,7 +207,7 @@ class EpisodeStore:
         return data
 
     def state_dict(self) -> dict[str, Any]:
-        """Give the pieces and whole episodes that wait, in plain form."""
+        """Return the pieces and whole episodes that wait, in plain form."""
         pieces = {str(number): pieces for number, pieces in self._pieces.items()}
         return {"pieces": plain(pieces), "whole": plain(list(self._whole))}
 
@@ -296,7 +296,7 @@ class EpisodeMeter:
         self._joins_late = set(range(self._stride))
 
     def state_dict(self) -> dict[str, Any]:
-        """Give what is known of the episodes under way, in plain form."""
+        """Return what is known of the episodes under way, in plain form."""
         return {
             "numbers": list(self._sums),
             "returns": [total for total, _ in self._sums.values()],
@@ -350,7 +350,7 @@ class ProgressBar:
         self._bar.update(frames)
 
     def state_dict(self) -> dict[str, Any]:
-        """Give what is shown of, in plain form."""
+        """Return what is shown of, in plain form."""
         return {"frames": self._bar.n, "meter": self._meter.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any] | None, frames: int) -> None:

@@ -82,12 +82,12 @@ def load_weights(policy: Any, weights: Weights) -> Any:
 
 
 def only_tensors(weights: Mapping[str, Any]) -> Weights:
-    """Give parameters and buffers, and leave out extra state."""
+    """Return parameters and buffers, and leave out extra state."""
     return {name: value for name, value in weights.items() if not _is_extra(name)}
 
 
 def extra_of(weights: Mapping[str, Any]) -> dict[str, Any]:
-    """Give extra state alone."""
+    """Return extra state alone."""
     return {name: value for name, value in weights.items() if _is_extra(name)}
 
 
@@ -121,7 +121,7 @@ def require_same_architecture(held: Weights, weights: Weights) -> None:
 
 
 def tensors_of(policy: Any) -> dict[str, torch.Tensor]:
-    """Give the weights of a policy by name, live where it is a module; none of what has none."""
+    """Return the weights of a policy by name, live where it is a module; none of what has none."""
     if isinstance(policy, HasParams):
         return policy.named_params()
     if not isinstance(policy, nn.Module):

@@ -263,7 +263,7 @@ class WorkerPool:
         self.recovery.unstarted.clear()
 
     def _introduce(self, worker: int) -> None:
-        """Tell a worker that was built again what the others know."""
+        """Send a worker that was built again what the others know."""
         self.call("number_from", self._next_numbers[worker], workers=[worker])
         if self.packings:
             self.call("plan", self.packings[worker], workers=[worker])
@@ -286,7 +286,7 @@ class WorkerPool:
                 self._replace(error)
 
     def _data_of(self, worker: int, reply: Reply) -> TensorDictBase:
-        """Give what a worker has collected, wherever it lies."""
+        """Return what a worker has collected, wherever it lies."""
         batch = torch.Size((*self.batch_size, self._ordered[worker].steps))
         if reply.data is None:
             views = self.packings[worker].views(self._memory[BATCH][worker])
@@ -354,7 +354,7 @@ class WorkerPool:
     # -------------------------------------------------------------------------------------- resume
 
     def state_dict(self) -> dict[str, Any]:
-        """Give what the next batches depend on, in plain form; all workers are free."""
+        """Return what the next batches depend on, in plain form; all workers are free."""
         states = self.call("state", workers=range(self.count))
         while self._introduce_all():  # whom that has found dead
             states = self.call("state", workers=range(self.count))
@@ -396,7 +396,7 @@ class WorkerPool:
 
 
 def _of_length(form: Packing[Path], axis: int, steps: int) -> Packing[Path]:
-    """Give a form with so many steps along an axis."""
+    """Return a form with so many steps along an axis."""
     return Packing(
         {
             name: ((*shape[:axis], steps, *shape[axis + 1 :]), dtype)

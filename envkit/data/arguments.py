@@ -31,7 +31,7 @@ def as_number(
     above: float | None = None,
     most: float | None = None,
 ) -> float:
-    """Give an argument that is one finite number as a float.
+    """Return an argument that is one finite number as a float.
 
     Args:
         name: of the argument.
@@ -130,7 +130,7 @@ def as_bool_or_none(name: str, value: Any) -> bool | None:
 
 
 def as_batch_size(value: Any) -> torch.Size:
-    """Give a batch size as `torch.Size`; None is that of one environment, ``()``.
+    """Return a batch size as `torch.Size`; None is that of one environment, ``()``.
 
     Raises:
         ArgumentTypeError: it is no sequence of ints.
@@ -157,7 +157,7 @@ def as_batch_size(value: Any) -> torch.Size:
 
 
 def as_keywords(name: str, value: Any, example: str) -> dict[str, Any]:
-    """Give an argument that maps keywords to values as a dict; None is an empty one.
+    """Return an argument that maps keywords to values as a dict; None is an empty one.
 
     Args:
         name: of the argument.
@@ -178,7 +178,7 @@ def as_keywords(name: str, value: Any, example: str) -> dict[str, Any]:
 
 
 def as_file(name: str, value: Any) -> Path:
-    """Give an argument that names a file or a folder as a path; nothing is looked up.
+    """Return an argument that names a file or a folder as a path; nothing is looked up.
 
     Raises:
         ArgumentTypeError: it is neither text nor an ``os.PathLike`` of text.

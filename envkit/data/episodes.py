@@ -42,7 +42,7 @@ def split_trajectories(
     done_key: Key | None = None,
     as_nested: bool | torch.layout = False,
 ) -> EnvData:
-    """Give each trajectory of a rollout its own row, zero-padded.
+    """Put each trajectory of a rollout into its own row, zero-padded.
 
     A trajectory ends where its id changes. Data without ids ends it after each set done flag (which
     includes truncation). Padding that a mask beside the ids marks is left out. The end of a row of the data ends it, too, and a root that is not the ``next`` of the step before.
@@ -135,7 +135,7 @@ def split_trajectories(
 
 
 def _nested(data: Any, lengths: list[int], layout: object) -> EnvData:
-    """Give pieces of these lengths, which follow each other in ``data``, as nested tensors."""
+    """Return pieces of these lengths, which follow each other in ``data``, as nested tensors."""
     if not isinstance(layout, torch.layout) and layout != 1:
         raise ArgumentTypeError(
             f"as_nested is {layout!r}, of type {type(layout).__name__}, but must be a bool or a torch.layout. "
@@ -196,7 +196,7 @@ def ended_steps(
 
 
 def _rows(begins: torch.Tensor, is_step: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Give the flat positions of each piece's steps, its last repeated, and which are no repeats."""
+    """Return the flat positions of each piece's steps, its last repeated, and which are no repeats."""
     starts = begins.flatten().nonzero()[:, 0]
     ends = torch.cat([starts[1:], starts.new_tensor([begins.numel()])])
     if is_step is not None:
@@ -273,7 +273,7 @@ class EpisodeNumbers:
         self._last: TensorDictBase | None = None
 
     def number(self, batch: TensorDictBase) -> EpisodeSteps:
-        """Say which episode each step of the next batch belongs to.
+        """Return which episode each step of the next batch belongs to.
 
         Raises:
             ArgumentError: (a ValueError) the data has no time axis, or neither ids nor a last axis named "time".
@@ -342,7 +342,7 @@ class EpisodeNumbers:
 
 
 def _ids(batch: TensorDictBase) -> tuple[torch.Tensor | None, bool]:
-    """Give the trajectory ids of each step, and whether they hold within the batch only."""
+    """Return the trajectory ids of each step, and whether they hold within the batch only."""
     for key, is_whole in ((("collector", "traj_ids"), False), ("traj_ids", True)):
         ids: Any = batch.get(key, None)
         if ids is not None:
@@ -394,7 +394,7 @@ def _frozen(batch: TensorDictBase, ended: torch.Tensor) -> torch.Tensor:
 
 
 def _next_begin(begins: torch.Tensor) -> torch.Tensor:
-    """Give for each step where, after it, the next piece of its row begins."""
+    """Return for each step where, after it, the next piece of its row begins."""
     steps = begins.shape[1]
     at = torch.arange(steps, device="cpu").expand(begins.shape).where(begins, steps)
     after = torch.cat([at[:, 1:], torch.full_like(at[:, :1], steps)], 1)
@@ -412,7 +412,7 @@ def _spread(pieces: list[Piece], shape: torch.Size) -> tuple[torch.Tensor, torch
 
 
 def _same(last: TensorDictBase, root: TensorDictBase, keys: list[Key]) -> torch.Tensor:
-    """Say of each row whether it begins where it ended, NaN included."""
+    """Return of each row whether it begins where it ended, NaN included."""
     same = torch.ones(last.batch_size.numel(), dtype=torch.bool, device="cpu")
     for key in keys:
         was, now = last.get(key), root.get(key)

@@ -190,7 +190,7 @@ def require_place(path: Path) -> None:
 
 
 def file_to_read(path: str | os.PathLike[str]) -> Path:
-    """Give the path of a file that is to be read.
+    """Return the path of a file that is to be read.
 
     Raises:
         MissingFileError: (a FileNotFoundError) there is none of that name.

@@ -79,7 +79,7 @@ class ChecksKeywords:
 
 
 def completed(table: type, given: Mapping[str, Any]) -> Any:
-    """Give the keywords of a table as attributes, those that were not ``given`` at their defaults."""
+    """Return the keywords of a table as attributes, those that were not ``given`` at their defaults."""
     return SimpleNamespace(**{**{one.name: one.default for one in _listed(table)}, **given})
 
 
@@ -182,7 +182,7 @@ def _split(text: str) -> tuple[list[str], dict[str, str], list[str]]:
 
 
 def _table_of(function: Callable[..., Any], parameter: inspect.Parameter) -> type | None:
-    """Give the table that ``**options: Unpack[Table]`` names; None of any other parameter."""
+    """Return the table that ``**options: Unpack[Table]`` names; None of any other parameter."""
     written = parameter.annotation
     if isinstance(written, str) and not written.startswith("Unpack["):
         return None  # it may be made of names that only type checkers know

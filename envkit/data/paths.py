@@ -36,7 +36,7 @@ def leaf_paths(spec: Composite) -> list[Path]:
 
 
 def infos_in(paths: Iterable[Path]) -> frozenset[Path]:
-    """Give the entries that are infos by their place: below a node "info", but not in a stateless env's state."""
+    """Return the entries that are infos by their place: below a node "info", but not in a stateless env's state."""
     return frozenset(path for path in paths if "info" in path[:-1] and path[0] != "state")
 
 
@@ -89,7 +89,7 @@ def tensordict_of(
 
 
 def has_entry(td: TensorDictBase, key: Key) -> bool:
-    """Say whether there is an entry; there is none below what is no TensorDict."""
+    """Check whether there is an entry; there is none below what is no TensorDict."""
     *above, _ = path = as_path(key)
     node: Any = td
     for name in above:
@@ -109,7 +109,7 @@ def node_axes(td: TensorDictBase) -> dict[Path, Axes]:
 
 
 def shaped(td: TensorDict, axes: Mapping[Path, Axes]) -> TensorDict:
-    """Give the nested TensorDicts of ``td`` their own batch axes, in place.
+    """Return the nested TensorDicts of ``td`` their own batch axes, in place.
 
     Args:
         axes: by path, what each has beyond the batch axes of ``td``; paths that are not in it are passed over.

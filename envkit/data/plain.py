@@ -33,7 +33,7 @@ _KIND = "__kind__"
 
 
 def plain(value: object, name: str = "the value") -> Any:
-    """Give a value in plain form; tensors and arrays are copied.
+    """Return a value in plain form; tensors and arrays are copied.
 
     Args:
         value: a plain value; an array or scalar of NumPy, a tuple, a slice, bytes, a torch generator, a

@@ -145,7 +145,7 @@ def _selected(
 
 
 def _is_alike(fresh: torch.Tensor, kept: object) -> bool:
-    """Say whether two tensors have one shape; nested ones tell none."""
+    """Check whether two tensors have one shape; nested ones tell none."""
     if not isinstance(kept, torch.Tensor) or fresh.is_nested or kept.is_nested:
         return False
     return fresh.shape == kept.shape
@@ -203,7 +203,7 @@ def forget(
 
 
 def any_done(td: TensorDictBase, done_levels: Mapping[Path, list[str]]) -> bool:
-    """Say whether a done leaf is set that decides; if so write the `_reset` masks of the levels that do.
+    """Check whether a done leaf is set that decides; if so write the `_reset` masks of the levels that do.
 
     Where a level has flags, these decide for all levels below it. A level's mask is the OR of its done
     leaves, in their shape.
@@ -229,7 +229,7 @@ def _ask_for(td: TensorDictBase, masks: Mapping[Path, torch.Tensor]) -> None:
 def _what_ended(
     td: TensorDictBase, done_levels: Mapping[Path, list[str]]
 ) -> dict[Path, torch.Tensor]:
-    """Give the masks of the levels that decide and have flags in ``td``."""
+    """Return the masks of the levels that decide and have flags in ``td``."""
     if len(done_levels) > 1:
         done_levels = {
             level: names
@@ -241,7 +241,7 @@ def _what_ended(
 
 
 def done_outside(mask: torch.Tensor, td: TensorDictBase, done_keys: Iterable[Key]) -> bool:
-    """Say whether parts of the batch that are not stepped are done, which only their own reset begins again.
+    """Check whether parts of the batch that are not stepped are done, which only their own reset begins again.
 
     Args:
         mask: what is stepped, of the batch size of ``td``.

@@ -103,7 +103,7 @@ def generalized_advantage_estimate(
 
 
 def _by_time(values: torch.Tensor, time_dim: int) -> tuple[torch.Tensor, ...]:
-    """Give the values of each moment; laid out moment by moment, each is read from memory that lies together."""
+    """Return the values of each moment; laid out moment by moment, each is read from memory that lies together."""
     return values.movedim(time_dim, 0).contiguous().unbind(0)
 
 
@@ -199,7 +199,7 @@ def gae(
 def _valued(
     td: TensorDictBase, value: Callable[[TensorDictBase], Any] | None, where: str
 ) -> torch.Tensor:
-    """Give the values of a moment, and write them down."""
+    """Return the values of a moment, and write them down."""
     try:
         found: Any = td if value is None else value(td)
     except (AttributeError, TypeError) as error:
@@ -252,7 +252,7 @@ def minibatches(
     drop_last: bool = False,
     generator: torch.Generator | None = None,
 ) -> Iterator[EnvData]:
-    """Give the steps of a batch in random order, in parts of ``batch_size``, each step once in each epoch.
+    """Return the steps of a batch in random order, in parts of ``batch_size``, each step once in each epoch.
 
     An epoch shuffles all entries at once, and its parts are views of that copy. So leave out what the loss does not read:
     ``batch.select("observation", "action", ...)``. Padding is left out.

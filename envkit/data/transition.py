@@ -52,7 +52,7 @@ def leaves(td: TensorDictBase, prefix: Path = ()) -> Iterator[tuple[Path, Any]]:
 
 
 def is_uneven(node: LazyStackedTensorDict) -> bool:
-    """Say whether the parts of a lazy stack differ in keys or shapes."""
+    """Check whether the parts of a lazy stack differ in keys or shapes."""
     first, *others = (
         {path: getattr(value, "shape", None) for path, value in leaves(part)}
         for part in node.tensordicts
@@ -127,14 +127,14 @@ def _take_own(following: Any, root: Any, path: Path) -> None:
 
 
 def _can_stay(previous: Any, shape: Sequence[int], batch: torch.Size) -> bool:
-    """Say whether a root value can stand in for the value of a step that was not taken."""
+    """Check whether a root value can stand in for the value of a step that was not taken."""
     if is_non_tensor(previous):  # one object stands for each of the axes that it lacks
         return previous.shape[: len(batch)] == batch
     return rules.kept_shape(previous, shape)
 
 
 def _take_forms(following: TensorDictBase, root: TensorDictBase) -> None:
-    """Give nodes of ``following`` the batch size and the tensor class that they have in ``root``, in place."""
+    """Return nodes of ``following`` the batch size and the tensor class that they have in ``root``, in place."""
     for name, node in list(following.items()):
         like = root.get(name, None) if isinstance(node, TensorDictBase) else None
         if _is_object(like):
@@ -205,7 +205,7 @@ def drop_private(td: TensorDictBase, name: str) -> TensorDictBase:
 
 
 def stepped_rows(td: TensorDictBase) -> list[int] | None:
-    """Give the rows that the `_step` mask of a root selects, counted along its flattened batch.
+    """Return the rows that the `_step` mask of a root selects, counted along its flattened batch.
 
     None: all of them, or the mask is where looking at it would wait for a device.
 
@@ -217,7 +217,7 @@ def stepped_rows(td: TensorDictBase) -> list[int] | None:
 
 
 def selected_rows(mask: torch.Tensor) -> list[int] | None:
-    """Give the rows that a mask of a batch selects, see `stepped_rows`."""
+    """Return the rows that a mask of a batch selects, see `stepped_rows`."""
     return mask.flatten().nonzero().squeeze(-1).tolist() if mask.is_cpu else None
 
 
@@ -249,7 +249,7 @@ class Carrying:
     """Earlier answers, by path and ``from_next``."""
 
     def __call__(self, path: Path, *, from_next: bool) -> bool:
-        """Say whether the entry at ``path`` is carried; see `rules.is_carried`."""
+        """Check whether the entry at ``path`` is carried; see `rules.is_carried`."""
         known = self.known.get((path, from_next))
         if known is None:
             known = self.known[path, from_next] = rules.is_carried(
@@ -312,7 +312,7 @@ def _replaces(
     path: Path,
     is_carried: Callable[..., bool],
 ) -> bool:
-    """Say whether ``fresh`` has all of the entries at ``path`` that are carried; tensors and plain nodes alone are looked at."""
+    """Check whether ``fresh`` has all of the entries at ``path`` that are carried; tensors and plain nodes alone are looked at."""
     held = dict(fresh.items())
     for name, value in entries:
         new = held.get(name)
@@ -389,7 +389,7 @@ class _Parts:
             _collect(part, path, is_carried, from_next, entries)
 
     def stacked(self) -> LazyStackedTensorDict:
-        """Give the parts as a stack again."""
+        """Return the parts as a stack again."""
         parts = zip(self.entries, self.model.tensordicts, strict=True)
         rebuilt = [_rebuild(entries, part, part) for entries, part in parts]
         return LazyStackedTensorDict(*rebuilt, stack_dim=self.model.stack_dim)
@@ -427,7 +427,7 @@ def step_mdp(
     done_keys: Key | list[Key] = "done",
     action_keys: Key | list[Key] = "action",
 ) -> EnvData:
-    """Give the root of the next step: `next` entries over root ones, rewards and actions dropped.
+    """Return the root of the next step: `next` entries over root ones, rewards and actions dropped.
 
     Args:
         tensordict: a transition with ``next``, any batch size, lazy stacks included.

@@ -81,7 +81,7 @@ class Actor(nn.Module):
         self.log_std = nn.Parameter(torch.full((action_size,), -0.5))
 
     def distribution(self, observation: torch.Tensor) -> Normal:
-        """Give the distribution of the raw action, shape (*batch, action_size)."""
+        """Return the distribution of the raw action, shape (*batch, action_size)."""
         mean = self.mean(self.normalizer(observation))
         return Normal(mean, self.log_std.exp(), validate_args=False)
 

@@ -209,7 +209,7 @@ def shown_and_infos(
 
 
 def as_tensor(value: Any, key: Key, spec: TensorSpec) -> torch.Tensor:
-    """Give an action of numbers, an array or a tensor as a tensor.
+    """Return an action of numbers, an array or a tensor as a tensor.
 
     Raises:
         ArgumentTypeError: it is none of these.
@@ -226,7 +226,7 @@ def as_tensor(value: Any, key: Key, spec: TensorSpec) -> torch.Tensor:
 
 
 def spelled(value: torch.Tensor, key: Key, spec: TensorSpec) -> torch.Tensor:
-    """Give an action as its spec spells it; of what has its shape, the env decides whether it is one.
+    """Return an action as its spec spells it; of what has its shape, the env decides whether it is one.
 
     Args:
         value: of the shape of the spec, or what it encodes: e.g. an index for a one-hot action.

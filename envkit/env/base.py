@@ -144,7 +144,7 @@ class EnvBase(Stepping, metaclass=EnvMeta):
         return td.update(self._drawn_actions(td, self._action_generator))
 
     def _drawn_into(self, td: TensorDictBase | None) -> TensorDictBase:
-        """Give what random actions are written into: what was given, checked, or a new TensorDict."""
+        """Return what random actions are written into: what was given, checked, or a new TensorDict."""
         if td is None:
             return TensorDict({}, batch_size=self.batch_size, device=self.device)
         require_tensordict("what rand_action() was given", td)
@@ -208,7 +208,7 @@ class EnvBase(Stepping, metaclass=EnvMeta):
         return self.full_action_spec.cardinality()
 
     def fake_tensordict(self) -> TensorDict:
-        """Give zeros in exactly the layout of one rollout step, batch size ``batch_size``.
+        """Return zeros in exactly the layout of one rollout step, batch size ``batch_size``.
 
         Example:
             >>> from envkit import GymEnv
@@ -435,7 +435,7 @@ class EnvBase(Stepping, metaclass=EnvMeta):
     _action_generator: torch.Generator | None = None
 
     def _own_state(self) -> dict[str, Any]:
-        """Give where the random actions of this env are, if it was seeded; classes add what else they hold."""
+        """Return where the random actions of this env are, if it was seeded; classes add what else they hold."""
         if self._action_seed is None and self._action_generator is None:
             return {}
         own = {"seed": self._action_seed, "actions": plain(self._action_generator)}
@@ -478,7 +478,7 @@ class EnvBase(Stepping, metaclass=EnvMeta):
         return super().to(*args, **kwargs)  # type: ignore[return-value]
 
     def _told_first(self) -> list[str]:
-        """Say which simulator this is, as arguments of the constructor, for ``repr``."""
+        """Return which simulator this is, as arguments of the constructor, for ``repr``."""
         return []
 
     def __repr__(self) -> str:
@@ -490,7 +490,7 @@ class EnvBase(Stepping, metaclass=EnvMeta):
         return f"{type(self).__name__}({', '.join(told)})"
 
     def _told(self) -> Told:
-        """Say what a notebook shows."""
+        """Return what a notebook shows."""
         return told_of(self)
 
     def _repr_html_(self) -> str:

@@ -143,7 +143,7 @@ def _found(
 
 
 def _lasting_specs(env: EnvBase) -> Composite:
-    """Give the specs without the options that the data of the last random action allowed."""
+    """Return the specs without the options that the data of the last random action allowed."""
     specs = env.specs
     for action, _ in env.facts.action_masks:
         if (leaf := env.full_action_spec.get(action, None)) is not None:
@@ -289,7 +289,7 @@ def _wide_rewards(env: EnvBase) -> Iterator[str]:
 
 
 def _begun(env: EnvBase, start: TensorDictBase | None) -> TensorDictBase:
-    """Give a root of an env, with an action."""
+    """Return a root of an env, with an action."""
     return env.rand_action(env.reset(None if start is None else start.copy()))
 
 

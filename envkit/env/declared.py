@@ -79,7 +79,7 @@ class Declared:
         self.forget_what_was_read()
 
     def complete(self, side: str, batch: torch.Size, device: torch.device | None) -> Composite:
-        """Give a side, with a Composite for each of its kinds."""
+        """Return a side, with a Composite for each of its kinds."""
         held = self.sides[side]
         for kind in SIDES[side]:
             name = f"full_{kind}_spec"
@@ -134,7 +134,7 @@ class Declared:
             self.sides = {**self.sides, side: Composite(parts, shape=batch, device=device)}
 
     def full(self) -> dict[str, Composite]:
-        """Give the full spec of every kind."""
+        """Return the full spec of every kind."""
         return {
             kind: self.sides[side][f"full_{kind}_spec"]
             for kind in KINDS
@@ -150,7 +150,7 @@ class Declared:
         return self.is_locked and not self.is_reread
 
     def cached(self, name: str, build: Callable[[], Any]) -> Any:
-        """Give what ``build`` reads from the specs: once where they are locked, else each time."""
+        """Return what ``build`` reads from the specs: once where they are locked, else each time."""
         if not self.remembers:
             return build()
         if name not in self.cache:

@@ -88,7 +88,7 @@ def deviations(
 
 
 def _stacked_along(td: TensorDictBase) -> int | None:
-    """Give the batch axis along which a TensorDict, or a node of it, is a lazy stack; None where nothing is."""
+    """Return the batch axis along which a TensorDict, or a node of it, is a lazy stack; None where nothing is."""
     if isinstance(td, LazyStackedTensorDict):
         return td.stack_dim
     nodes = (node for node in td.values() if isinstance(node, TensorDictBase))
@@ -138,12 +138,12 @@ def _entries(td: TensorDictBase) -> Iterator[tuple[tuple[Any, ...], Any]]:
 
 
 def _named(path: tuple[Any, ...]) -> Path:
-    """Give the path in the specs of what has ``path`` in the data."""
+    """Return the path in the specs of what has ``path`` in the data."""
     return tuple(name for name in path if isinstance(name, str))
 
 
 def _declared(specs: Composite) -> dict[Path, TensorSpec]:
-    """Give the spec of every entry of a transition, by path."""
+    """Return the spec of every entry of a transition, by path."""
     return {
         (*place, *as_path(key)): leaf
         for place, kinds in _KINDS.items()
@@ -153,7 +153,7 @@ def _declared(specs: Composite) -> dict[Path, TensorSpec]:
 
 
 def _of_one_part(specs: Composite, path: tuple[Any, ...]) -> TensorSpec:
-    """Give the spec of an entry that only some parts of an uneven stack have."""
+    """Return the spec of an entry that only some parts of an uneven stack have."""
     place, names = (path[:1], path[1:]) if path[0] == "next" else ((), path)
     for side, kind in _KINDS[place]:
         spec: Any = specs[f"{side}_spec", f"full_{kind}_spec"]
@@ -170,7 +170,7 @@ def _of_one_part(specs: Composite, path: tuple[Any, ...]) -> TensorSpec:
 
 
 def _next_states(specs: Composite) -> dict[Path, TensorSpec]:
-    """Give the spec of each state under ``next``: a step may give it, and the next root has it then."""
+    """Return the spec of each state under ``next``: a step may give it, and the next root has it then."""
     states = specs["input_spec", "full_state_spec"]
     return {("next", *as_path(key)): leaf for key, leaf in states.items(True, True)}
 

@@ -67,7 +67,7 @@ def allow_options(actions: Composite, td: TensorDictBase, masks: Iterable[tuple[
 
 
 def _options(td: TensorDictBase, key: Key) -> torch.Tensor | None:
-    """Give the mask under ``key``, with all options in rows that are done and have none."""
+    """Return the mask under ``key``, with all options in rows that are done and have none."""
     mask, done = td.get(key, None), td.get("done", None)
     mask = None if mask is None else as_option_mask(mask)
     if mask is None or done is None or mask.ndim <= td.batch_dims:

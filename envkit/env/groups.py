@@ -34,7 +34,7 @@ class MarlGroupMapType(Enum):
     ONE_GROUP_PER_AGENT = 2
 
     def get_group_map(self, agent_names: Sequence[str]) -> dict[str, list[str]]:
-        """Give the group map of these agents: one group "agents", or one for each, of its name.
+        """Return the group map of these agents: one group "agents", or one for each, of its name.
 
         Example:
             >>> from envkit import MarlGroupMapType
@@ -117,7 +117,7 @@ def complete_group_map(
 
 
 def _agents_of(group: str, agents: Any) -> list[str]:
-    """Give the agents of a group as a list; a string is no list of its letters."""
+    """Return the agents of a group as a list; a string is no list of its letters."""
     if isinstance(agents, str) or not isinstance(agents, Iterable):
         raise ArgumentTypeError(
             f"group_map has {agents!r} for the group {group!r}, but must have a list of agents. Pass [{agents!r}]."

@@ -29,7 +29,7 @@ class Told(NamedTuple):
 
 
 def told_of(env: Any) -> Told:
-    """Say what all envs have."""
+    """Return what all envs have."""
     facts = {
         "env": ", ".join(env._told_first()),
         "kind": "simulator with a fixed batch" if env.batch_locked else "stateless",

@@ -116,7 +116,7 @@ def _global_generators_put_back() -> Iterator[None]:
 
 
 def _held(env: Any) -> tuple[Any, str | None]:
-    """Give the state dict of an env, or None, and why it cannot be put back."""
+    """Return the state dict of an env, or None, and why it cannot be put back."""
     try:
         shown = env.state_dict()
         held = deepcopy(shown)  # of buffers that steps write to
@@ -134,7 +134,7 @@ def _held(env: Any) -> tuple[Any, str | None]:
 
 
 def _held_by_transforms(env: Any) -> Any:
-    """Give what the transforms of an env hold, or None where one cannot say it."""
+    """Return what the transforms of an env hold, or None where one cannot say it."""
     try:
         return env._visit_transforms(_states, ALL)
     except EnvkitError:
@@ -142,7 +142,7 @@ def _held_by_transforms(env: Any) -> Any:
 
 
 def any_learns(env: Any) -> bool:
-    """Say whether a transform of an env learns."""
+    """Check whether a transform of an env learns."""
     return _holds_any(env._visit_transforms(_count, ALL))
 
 
@@ -176,7 +176,7 @@ def _count(transform: Any, given: Any) -> int:
 
 
 def _learnt(transform: Any, given: Any) -> list[Any]:
-    """Give the states of the transforms that learn, or load them."""
+    """Return the states of the transforms that learn, or load them."""
     learners = _learners(transform)
     if given == ALL:
         return [deepcopy(dict(one.state_dict())) for one in learners]
@@ -186,7 +186,7 @@ def _learnt(transform: Any, given: Any) -> list[Any]:
 
 
 def _states(transform: Any, given: Any) -> Any:
-    """Give the states of all transforms, or load them."""
+    """Return the states of all transforms, or load them."""
     if given == ALL:
         return deepcopy(dict(transform.state_dict()))
     transform.load_state_dict(given)

@@ -70,7 +70,7 @@ class EnvModule(OwnState):
         cls._passed_by_override = bool(names & cls._fast_path_bypasses)
 
     def _overrides(self, names: frozenset[str]) -> bool:
-        """Say whether one of these methods was overridden, by a subclass or on this very env."""
+        """Check whether one of these methods was overridden, by a subclass or on this very env."""
         return not (self._defined_since.isdisjoint(names) and vars(self).keys().isdisjoint(names))
 
     @property
@@ -148,7 +148,7 @@ class EnvModule(OwnState):
         return self
 
     def _movable_objects(self) -> Iterator[object]:
-        """Give the objects that steps change, which no two rows of a batch may share: envs and simulators."""
+        """Yield the objects that steps change, which no two rows of a batch may share: envs and simulators."""
         if cast(Any, self).batch_locked:
             yield self
 
@@ -184,7 +184,7 @@ class EnvModule(OwnState):
         """Release what the env holds; see `EnvBase.close`."""
 
     def __enter__(self) -> Self:
-        """Give the env itself; what follows ``with`` closes it in the end."""
+        """Return the env itself; what follows ``with`` closes it in the end."""
         return self
 
     def __exit__(self, *failure: object) -> None:

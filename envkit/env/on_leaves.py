@@ -121,7 +121,7 @@ class ActionWriter:
         return tensordict
 
     def named(self, actions: Any, batch: torch.Size) -> dict[Key, Any]:
-        """Give what a user gave as one action or as a tuple, by key."""
+        """Return what a user gave as one action or as a tuple, by key."""
         if not isinstance(actions, tuple):
             actions = (actions,)
         missing, further = len(self.actions) - len(actions), actions[len(self.actions) :]
@@ -184,7 +184,7 @@ class ActionWriter:
             )
 
     def _advice(self, action: torch.Tensor, spec: TensorSpec, shape: torch.Size) -> str:
-        """Say how an action gets the shape that the env takes."""
+        """Return how an action gets the shape that the env takes."""
         if isinstance(spec, OneHot) and action.shape == shape[:-1]:
             return (
                 f"For option numbers, make the env with categorical_action_encoding=True. {self.cure} "
@@ -287,7 +287,7 @@ _GLOBAL_HOOKS = (
 
 
 def _is_plain(module: TensorDictModule) -> bool:
-    """Say whether calling a module only reads entries, calls the module inside and writes what that gives.
+    """Check whether calling a module only reads entries, calls the module inside and writes what that gives.
 
     Not so with hooks (``select_out_keys`` is one), keywords, another method than the call, strictness,
     outputs in a new TensorDict, its own ``forward``, ``module.compile()``, or where entries that are
@@ -320,7 +320,7 @@ _REPLACEABLE = frozenset(("forward", "_call_module", "_call_impl", "_write_to_te
 
 
 def _own_tensors(out: Any, keys: Sequence[Any]) -> Sequence[Tensor] | None:
-    """Give what a module returned as a tensor for each key, as it may be recorded; None if it is anything else."""
+    """Return what a module returned as a tensor for each key, as it may be recorded; None if it is anything else."""
     found = out if type(out) is tuple else (out,)
     if len(found) != len(keys) or not all(type(value) is Tensor for value in found):
         return None
@@ -330,5 +330,5 @@ def _own_tensors(out: Any, keys: Sequence[Any]) -> Sequence[Tensor] | None:
 
 
 def _given_out(module: TensorDictModule, out: Any) -> TensorDictModule:
-    """Give a module that writes what another was found to return: trees, arrays, too many, ..."""
+    """Return a module that writes what another was found to return: trees, arrays, too many, ..."""
     return TensorDictModule(lambda *_: out, in_keys=module.in_keys, out_keys=module.out_keys)

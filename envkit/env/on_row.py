@@ -26,7 +26,7 @@ class Row(Protocol):
     """The memory that one env is stepped on."""
 
     def fits(self, given: TensorDictBase) -> bool:
-        """Say whether a row holds all that a step is given."""
+        """Check whether a row holds all that a step is given."""
         ...
 
     def step(self, given: TensorDictBase) -> TensorDictBase:
@@ -47,11 +47,11 @@ class OnRow(Stepping):
 
     @abstractmethod
     def _row_key(self) -> Hashable:
-        """Give what a row depends on beside the specs: another one is made when it changes. None: there is no row now."""
+        """Return what a row depends on beside the specs: another one is made when it changes. None: there is no row now."""
 
     @abstractmethod
     def row_core(self) -> Any:
-        """Give the core that steps this env, or None where it cannot be stepped on rows."""
+        """Return the core that steps this env, or None where it cannot be stepped on rows."""
 
     @abstractmethod
     def _row_on(self, core: Any, env: Any) -> Row:

@@ -327,7 +327,7 @@ class OutputChecks:
             out.set(as_key((*level, name)), value)
 
     def _flag(self, key: Key) -> Any:
-        """Give the spec of a done flag."""
+        """Return the spec of a done flag."""
         return next(scalar.spec for scalar in self.table.scalars if scalar.key == key)
 
     def zeros(self, spec: Any, td: TensorDictBase) -> Any:
@@ -377,7 +377,7 @@ class OutputChecks:
         return following
 
     def rows_done(self, following: TensorDictBase) -> torch.Tensor:
-        """Say which rows have ended, shape ``(*batch,)``: by the root's flags when it has some."""
+        """Return which rows have ended, shape ``(*batch,)``: by the root's flags when it has some."""
         batch_ndim = len(following.batch_size)
         levels = [()] if () in self.table.levels else list(self.table.levels)
         ended = None
@@ -389,7 +389,7 @@ class OutputChecks:
         return ended
 
     def _level_done(self, following: TensorDictBase, level: tuple[str, ...]) -> torch.Tensor:
-        """Give where any flag of a level is set: an env may say why an episode ends, and not that it does."""
+        """Return where any flag of a level is set: an env may say why an episode ends, and not that it does."""
         flags = [following.get(as_key((*level, name))) for name in self.table.levels[level]]
         return reduce(torch.logical_or, flags)
 

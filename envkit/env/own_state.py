@@ -30,7 +30,7 @@ _loads_strictly: ContextVar[bool] = ContextVar("loads_strictly", default=True)
 
 
 def loads_strictly() -> bool:
-    """Say whether the state dict that is being loaded must hold all that there is."""
+    """Check whether the state dict that is being loaded must hold all that there is."""
     return _loads_strictly.get()
 
 
@@ -44,7 +44,7 @@ class OwnState(nn.Module):
     """Attributes, no buffers among them, that later calls depend on; held where one of them holds anything."""
 
     def _own_state(self) -> dict[str, Any]:
-        """Give all that the next calls depend on and that no parameter, buffer or argument says."""
+        """Return all that the next calls depend on and that no parameter, buffer or argument says."""
         held = {name: getattr(self, name) for name in self._changes_with_use}
         if all(value is None or _is_empty(value) for value in held.values()):
             return {}

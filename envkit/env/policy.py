@@ -65,7 +65,7 @@ class BindsToEnv(Protocol):
     """A policy that must know the env to act in it."""
 
     def bound_to(self, env: Stepping) -> Policy:
-        """Give the callable that acts in ``env``."""
+        """Return the callable that acts in ``env``."""
         ...
 
 
@@ -74,11 +74,11 @@ class HasParams(Protocol):
     """A policy that is no module and holds its parameters apart from what computes with them; it is never written to."""
 
     def named_params(self, params: Any = None) -> dict[str, torch.Tensor]:
-        """Give parameters by name, copied: its own, or ``params`` in the same form, or those of one like it."""
+        """Return parameters by name, copied: its own, or ``params`` in the same form, or those of one like it."""
         ...
 
     def with_params(self, named: Mapping[str, torch.Tensor]) -> Self:
-        """Give a policy like this one, with parameters as `named_params` gives them, copied."""
+        """Return a policy like this one, with parameters as `named_params` gives them, copied."""
         ...
 
 
@@ -105,7 +105,7 @@ class ActsInRuns(Protocol):
     def __call__(self, td: TensorDictBase, /) -> TensorDictBase: ...
 
     def for_run(self, root: TensorDictBase) -> LeavesPolicy | RowsPolicy | None:
-        """Give what acts on roots like ``root``, and does what it would do on TensorDicts.
+        """Return what acts on roots like ``root``, and does what it would do on TensorDicts.
 
         None where it must see TensorDicts. Ask again for each run: what is given reads the parameters
         where they lie now, and nothing else of the policy is looked at again.
@@ -200,7 +200,7 @@ class RandomPolicy:
             self.action_spec = env.full_action_spec.clone()
 
     def bound_to(self, env: Stepping) -> Policy:
-        """Give what acts in ``env``: this object, or where it was given no spec, random actions of that env."""
+        """Return what acts in ``env``: this object, or where it was given no spec, random actions of that env."""
         return env.rand_action if self._follows_env or self.action_spec is None else self
 
     def __call__(self, tensordict: TensorDictBase) -> TensorDictBase:
@@ -234,7 +234,7 @@ class RandomPolicy:
 
 
 def replay(env: Stepping, actions: Iterable[Any]) -> Policy:
-    """Give the policy that does what was decided before.
+    """Return the policy that does what was decided before.
 
     Args:
         env: says what its actions are called.
@@ -391,7 +391,7 @@ def on_device(act: Policy, there: torch.device | None, back: torch.device | None
 
 
 def takes_tensordict(policy: Any) -> bool:
-    """Say whether a callable takes a TensorDict, by its type, parameter name or annotation."""
+    """Check whether a callable takes a TensorDict, by its type, parameter name or annotation."""
     if isinstance(policy, TensorDictModuleBase):
         return True
     signature = _signature_of(policy)

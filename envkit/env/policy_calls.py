@@ -151,7 +151,7 @@ def _is_node(value: object) -> bool:
 
 
 def versions_of(given: Collection[Any]) -> list[int | None]:
-    """Give how often each tensor was written to; None of what does not tell."""
+    """Return how often each tensor was written to; None of what does not tell."""
     try:
         return [one._version for one in given]
     except (AttributeError, RuntimeError):  # other objects, and tensors made in inference mode

@@ -193,13 +193,13 @@ def rollout(
 
 
 def _kept(step: TensorDictBase, hidden: list[Key], device: Device | None) -> TensorDictBase:
-    """Give a step as it is recorded."""
+    """Return a step as it is recorded."""
     step = step.exclude(*hidden) if hidden else step
     return step if device is None else step.to(device)
 
 
 def _is_moved(env: Stepping, device: Device | None) -> bool:
-    """Say whether steps are copied to another device when they are kept."""
+    """Check whether steps are copied to another device when they are kept."""
     here = "cpu" if env.device is None else env.device.type
     return device is not None and torch.device(device).type != here
 
@@ -219,7 +219,7 @@ def _require_arguments(
 
 
 def _between_checks(env: Stepping, check_every: int, callback: object, actions: object) -> int:
-    """Give how many steps are made before a stop rule is asked, and check that some of them may be dropped."""
+    """Return how many steps are made before a stop rule is asked, and check that some of them may be dropped."""
     every = as_int(
         "check_every", check_every, least=1, meaning="after how many steps flags are read"
     )
@@ -247,7 +247,7 @@ def _between_checks(env: Stepping, check_every: int, callback: object, actions: 
 
 
 def _number_of(actions: Iterable[Any], max_steps: int, policy: PolicyLike) -> int:
-    """Give the number of steps that actions are there for, ``max_steps`` at most."""
+    """Return the number of steps that actions are there for, ``max_steps`` at most."""
     if policy is not None:
         raise ArgumentError(
             "policy and actions are both given, but they say the same thing: what to do. Pass one of them."
@@ -374,7 +374,7 @@ def steps_of(
     callback: Callback | None,
     check_every: int,
 ) -> Iterator[TensorDictBase]:
-    """Give the transitions of a rollout; a stop rule is asked after ``check_every`` steps."""
+    """Return the transitions of a rollout; a stop rule is asked after ``check_every`` steps."""
     if check_every == 1 or stop == "never":
         return LOOPS[stop](env, td, act, steps, callback)
     return _checked_now_and_then(env, td, act, steps, stop, check_every)

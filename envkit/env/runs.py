@@ -29,11 +29,11 @@ class InPlace(Protocol):
     """Steps of an env; the env may be used in any other way between them."""
 
     def is_current(self) -> bool:
-        """Say whether these are still steps of the env, as it delivers its data; else ask it for others."""
+        """Check whether these are still steps of the env, as it delivers its data; else ask it for others."""
         ...
 
     def root(self) -> TensorDictBase:
-        """Give what is known now, as its own TensorDict."""
+        """Return what is known now, as its own TensorDict."""
         ...
 
     def advance(

@@ -29,7 +29,7 @@ def next_seed(seed: int | None) -> int:
 
 
 def seed_chain(seed: int | None, count: int, *, static: bool = False) -> tuple[list[int], int]:
-    """Give ``count`` seeds that start with ``seed``, and the one that follows them.
+    """Return ``count`` seeds that start with ``seed``, and the one that follows them.
 
     With ``static`` all of them, the follower included, are ``seed`` itself.
     """
@@ -74,7 +74,7 @@ def reset_keywords(keywords: Mapping[str, Any], first_rows: Iterable[int]) -> li
 
 
 def checked_seed(seed: Any) -> int:
-    """Give a seed as a Python int.
+    """Return a seed as a Python int.
 
     Raises:
         ArgumentError: it is no integer, negative, or too large.
@@ -104,7 +104,7 @@ def drawn_seed() -> int:
 
 
 def restart_seed(seed: int, row: int, count: int) -> int:
-    """Give the seed of row ``row`` of a batch seeded with ``seed`` after its ``count``-th restart.
+    """Return the seed of row ``row`` of a batch seeded with ``seed`` after its ``count``-th restart.
 
     The first word of ``numpy.random.SeedSequence([seed, row, count])``.
     """

@@ -78,7 +78,7 @@ def _check_flags(level: Path, leaves: dict[str, TensorSpec]) -> None:
 
 
 def _with_truncated(spec: Composite) -> Composite:
-    """Give a done spec in which every level has ``truncated``; a copy, completed."""
+    """Return a done spec in which every level has ``truncated``; a copy, completed."""
     spec, _ = _complete_done_spec(spec)
     paths = leaf_paths(spec)
     for level in {path[:-1] for path in paths}:
@@ -137,7 +137,7 @@ class _LeafKeys(property):
 
 
 def _only_key(kind: str, keys: list[Key]) -> Key:
-    """Give the only one of the keys of a kind.
+    """Return the only one of the keys of a kind.
 
     Raises:
         MissingKeyError: (a KeyError) there are several, or none.
@@ -151,13 +151,13 @@ def _only_key(kind: str, keys: list[Key]) -> Key:
 
 
 def _only_leaf(spec: Composite, ignore: tuple[Path, ...] = ()) -> TensorSpec:
-    """Give the leaf of a composite that has only one, those to ``ignore`` apart; else the composite."""
+    """Return the leaf of a composite that has only one, those to ``ignore`` apart; else the composite."""
     leaves = [path for path in leaf_paths(spec) if path not in ignore]
     return spec[as_key(leaves[0])] if len(leaves) == 1 else spec
 
 
 def _varies_in_size(spec: TensorSpec) -> bool:
-    """Say whether a leaf leaves a size open, -1; composites in a stack may differ from each other."""
+    """Check whether a leaf leaves a size open, -1; composites in a stack may differ from each other."""
     if isinstance(spec, StackedComposite):
         return any(map(_varies_in_size, spec.members))
     if isinstance(spec, Composite):
@@ -458,7 +458,7 @@ class SpecNames(EnvModule):
     ndim = batch_dims
 
     def ndimension(self) -> int:
-        """Give the number of batch axes, as `batch_dims` does."""
+        """Return the number of batch axes, as `batch_dims` does."""
         return self.batch_dims
 
     def numel(self) -> int:

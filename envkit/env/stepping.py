@@ -201,7 +201,7 @@ class Stepping(SpecNames, ABC):
         return merge_reset(tensordict, fresh, masks, keeps_last=self.keeps_last_output)
 
     def _is_left_alone(self, masks: dict[tuple[str, ...], torch.Tensor]) -> bool:
-        """Say whether masks ask nothing of an env that could not reset in part by itself."""
+        """Check whether masks ask nothing of an env that could not reset in part by itself."""
         if self.resets_on_empty_mask or not self.batch_locked or len(self.batch_size):
             return False
         governing = [rules.governing_level(level, masks) for level in self._table.levels]
@@ -261,7 +261,7 @@ class Stepping(SpecNames, ABC):
         return ticket
 
     def _may_restart(self, ticket: Ticket) -> bool:
-        """Say whether the work of a step may begin new episodes where some end: it alone decides what ends."""
+        """Check whether the work of a step may begin new episodes where some end: it alone decides what ends."""
         td, mask = ticket.td, ticket.mask
         if not ticket.advance or td.get("next", None) is not None:
             return False
@@ -281,7 +281,7 @@ class Stepping(SpecNames, ABC):
         return self._computed_next(td) if mask is None else self._masked_next(td, mask)
 
     def _fresh_root(self, ticket: Ticket, data: TensorDictBase) -> TensorDictBase:
-        """Give the root that follows a step whose work has restarted what ended."""
+        """Return the root that follows a step whose work has restarted what ended."""
         raise NotImplementedError(f"steps of {type(self).__name__} restart nothing.")
 
     def _stepped(self, ticket: Ticket) -> TensorDictBase:
@@ -348,7 +348,7 @@ class Stepping(SpecNames, ABC):
         return self._checks.skipped_next(td)
 
     def _rows_done(self, following: TensorDictBase) -> torch.Tensor:
-        """Say which rows have ended, shape ``(*batch,)``; see `OutputChecks`."""
+        """Return which rows have ended, shape ``(*batch,)``; see `OutputChecks`."""
         return self._checks.rows_done(following)
 
     def _masked_next(self, td: TensorDictBase, mask: torch.Tensor) -> TensorDictBase:
@@ -379,7 +379,7 @@ class Stepping(SpecNames, ABC):
     # ---------------------------------------------------------------------------- the next input
 
     def step_mdp(self, next_tensordict: TensorDictBase) -> EnvData:
-        """Give the root of the next step: ``next`` over root, rewards and actions dropped.
+        """Return the root of the next step: ``next`` over root, rewards and actions dropped.
 
         Example:
             >>> from envkit import PendulumEnv
@@ -392,7 +392,7 @@ class Stepping(SpecNames, ABC):
         return carry(next_tensordict, (self._declared.table or self._table).carrying)
 
     def any_done(self, tensordict: TensorDictBase) -> bool:
-        """Say whether anything is done, and if so write the `_reset` masks into ``tensordict``.
+        """Check whether anything is done, and if so write the `_reset` masks into ``tensordict``.
 
         Where the flags of a level decide for levels below it, what is done there alone does not count.
 
@@ -462,7 +462,7 @@ class Stepping(SpecNames, ABC):
         return data, root
 
     def _root_after(self, data: TensorDictBase, remembered: Iterable[Path]) -> TensorDictBase:
-        """Give the root that follows a transition, fresh where an episode has ended.
+        """Return the root that follows a transition, fresh where an episode has ended.
 
         ``remembered`` are the entries under ``next`` that the policy alone knows.
         """

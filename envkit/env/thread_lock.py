@@ -63,7 +63,7 @@ class InUse:
             use.lock.release()
 
     def refuse(self) -> NoReturn:
-        """Say which thread uses the env.
+        """Return which thread uses the env.
 
         Raises:
             BusyError: always.

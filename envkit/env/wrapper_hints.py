@@ -35,7 +35,7 @@ _MEMBERS = {
 
 
 def called_here(name: str) -> str:
-    """Say what is called so in other libraries and otherwise here, as the end of a message; else nothing."""
+    """Return what is called so in other libraries and otherwise here, as the end of a message; else nothing."""
     return f"; here it is env.{_MEMBERS[name]}" if name in _MEMBERS else ""
 
 
@@ -62,19 +62,19 @@ def require_env(name: str, env: object, fix: str = "") -> None:
 
 
 def known_wrapping_of(env: object) -> str | None:
-    """Say how to wrap an env of another library, as code; None of what comes from none that is known."""
+    """Return how to wrap an env of another library, as code; None of what comes from none that is known."""
     libraries = [kind.__module__.partition(".")[0] for kind in type(env).__mro__]
     known = [_WRAPPERS[library] for library in libraries if library in _WRAPPERS]
     return f"{known[0]}(env)" if known else None
 
 
 def wrapping_of(env: object) -> str:
-    """Say how to wrap what is no env of envkit, as code; as one of Gymnasium's where its library is not known."""
+    """Return how to wrap what is no env of envkit, as code; as one of Gymnasium's where its library is not known."""
     return known_wrapping_of(env) or "GymWrapper(env)"
 
 
 def fix_of_result(result: object) -> str:
-    """Say how a create function returns an env of envkit, in place of what it returned."""
+    """Return how a create function returns an env of envkit, in place of what it returned."""
     if result is None:
         return "End the function with return env."
     if isinstance(result, str):

@@ -47,15 +47,15 @@ class Tokenizer(Protocol):
         ...
 
     def __call__(self, text: object, /) -> Any:
-        """Give the tokens of a string, or of each string of a list."""
+        """Return the tokens of a string, or of each string of a list."""
         ...
 
     def decode(self, tokens: object, /) -> Any:
-        """Give the string of some tokens."""
+        """Return the string of some tokens."""
         ...
 
     def batch_decode(self, rows: object, /) -> Any:
-        """Give the strings of rows of tokens."""
+        """Return the strings of rows of tokens."""
         ...
 
 

@@ -149,7 +149,7 @@ class ModelBasedEnvBase(Undrawn, EnvBase):
 def _by_name(
     what: str, given: TensorDictBase | Sequence[torch.Tensor] | None, own: Mapping[str, Any]
 ) -> dict[str, torch.Tensor]:
-    """Give tensors by the names they have in the module."""
+    """Return tensors by the names they have in the module."""
     if given is None:
         return {}
     if isinstance(given, TensorDictBase):
@@ -180,7 +180,7 @@ class _NeverEnding(ModelBasedEnvBase):
         return False
 
     def maybe_reset(self, tensordict: TensorDictBase) -> EnvData:
-        """Give the root back."""
+        """Return the root back."""
         return tensordict
 
 
@@ -282,7 +282,7 @@ class ImaginedEnv(_NeverEnding):
         return TensorDict({"observation": belief.clone()}, shape, device=self.device)
 
     def _certain(self, seen: torch.Tensor, shape: torch.Size) -> TensorDict:
-        """Give the belief that an observation is what it is."""
+        """Return the belief that an observation is what it is."""
         mean = seen.clone()
         var = mean.new_zeros(*mean.shape, mean.shape[-1])
         return TensorDict({"mean": mean, "var": var}, shape, device=self.device)

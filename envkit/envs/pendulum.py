@@ -90,7 +90,7 @@ class PendulumEnv(SeededEnv):
     def gen_params(
         g: float = 10.0, batch_size: BatchSize | None = None, device: Device | None = None
     ) -> EnvData:
-        """Give the default parameters under ``params``, with this gravity, one set for each element of a batch.
+        """Return the default parameters under ``params``, with this gravity, one set for each element of a batch.
 
         Args:
             g: gravitational acceleration in m/s^2.

@@ -68,7 +68,7 @@ class SeededEnv(Undrawn, EnvBase):
         return {"generator": self._noise, "dtype": torch.float32, "device": self.device}
 
     def _shape_of(self, td: TensorDictBase | None) -> torch.Size:
-        """Give the batch size that a reset of ``td`` has."""
+        """Return the batch size that a reset of ``td`` has."""
         return self.batch_size if td is None else td.batch_size
 
     def to(self, *args: Destination, **kwargs: Destination) -> Self:
@@ -91,7 +91,7 @@ class SeededEnv(Undrawn, EnvBase):
 
 
 def default_parameters(given: TensorDictBase | None, defaults: TensorDictBase) -> TensorDictBase:
-    """Give the parameters of rows that bring none: those ``given`` to the constructor over the defaults.
+    """Return the parameters of rows that bring none: those ``given`` to the constructor over the defaults.
 
     Raises:
         DataTypeError: something else than a TensorDict was given.
@@ -138,7 +138,7 @@ def parameters_in(
     shape: torch.Size,
     device: torch.device | None,
 ) -> TensorDictBase:
-    """Give the parameters of the rows of ``td``, batch size ``shape``, in their own memory on ``device``.
+    """Return the parameters of the rows of ``td``, batch size ``shape``, in their own memory on ``device``.
 
     Raises:
         InputError: (a ValueError) those that ``td`` brings are not one number for each row.

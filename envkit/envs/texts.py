@@ -34,7 +34,7 @@ def strings_in(td: TensorDictBase, key: str) -> list[str] | None:
 
 
 def written(strings: Sequence[str], shape: torch.Size) -> Any:
-    """Give strings as an entry of data of batch size ``shape``."""
+    """Return strings as an entry of data of batch size ``shape``."""
     if not shape:
         return NonTensorData(strings[0])
     size = prod(shape[1:])
@@ -64,7 +64,7 @@ class Repertoire:
         return torch.stack(numbers).reshape(shape)
 
     def found(self, hashes: torch.Tensor) -> list[str]:
-        """Give the strings that hashes were made of.
+        """Return the strings that hashes were made of.
 
         Raises:
             MissingKeyError: (a KeyError) one was not made here.

@@ -144,7 +144,7 @@ class _Move:
         return cls(seen, 1 - turn, won, done)
 
     def unless(self, before: _Move) -> _Move:
-        """Give this move, and in games that were over ``before`` that one."""
+        """Return this move, and in games that were over ``before`` that one."""
         cells = torch.where(before.done, before.cells, self.cells)
         turn = torch.where(before.done, before.turn, self.turn)
         won = torch.where(before.done, before.won, self.won)

@@ -105,7 +105,7 @@ class FinancialRegimeEnv(SeededEnv):
         batch_size: BatchSize | None = None,
         device: Device | None = None,
     ) -> EnvData:
-        """Give parameters under ``params``, one set for each element of a batch.
+        """Return parameters under ``params``, one set for each element of a batch.
 
         Args:
             window_size: days of prices that are shown; None is 50.

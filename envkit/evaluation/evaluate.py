@@ -103,7 +103,7 @@ class Tally:
         self.stale[:] = False
 
     def _next_end(self, ended: torch.Tensor, begun: int) -> int:
-        """Give the number of the step after the next one at which an episode that counts ends, or the last."""
+        """Return the number of the step after the next one at which an episode that counts ends, or the last."""
         counts = self.open_rows & ~self.stale
         ends = ended[counts, begun:].any(0).nonzero()
         stop = begun + int(ends[0]) + 1 if len(ends) else ended.shape[1]
@@ -137,7 +137,7 @@ class Tally:
         self.stale |= cut
 
     def last(self) -> TensorDictBase:
-        """Give what each episode led to, batch size ``(rows * quota,)``."""
+        """Return what each episode led to, batch size ``(rows * quota,)``."""
         order = torch.cat([numbers for numbers, _ in self._ends]).argsort()
         ends = [TensorDict(dict(end.items()), end.batch_size) for _, end in self._ends]
         return torch.cat(ends)[order]  # type: ignore[arg-type]
@@ -304,7 +304,7 @@ class _Playing:
         tally.add(reward, ended, terminated, shown)
 
     def _terminated(self, following: TensorDictBase) -> torch.Tensor:
-        """Say which rows have ended by themselves: by the root's flag, or else by those of all agents."""
+        """Return which rows have ended by themselves: by the root's flag, or else by those of all agents."""
         levels = self.env.done_levels
         found = []
         for level in [()] if () in levels else list(levels):
@@ -381,7 +381,7 @@ def _warn_of_learnt(reward: Key, changes: Mapping[str, bool]) -> None:
 
 
 def _reward(env: EnvBase, key: Key | None, agents: Agents) -> Key:
-    """Say which reward makes returns; refuse several that are not told apart."""
+    """Return which reward makes returns; refuse several that are not told apart."""
     checked_agents(agents)
     sizes = {
         one: env.full_reward_spec[one].shape[env.batch_dims :].numel() for one in env.reward_keys

@@ -83,7 +83,7 @@ class Evaluation:
 
     @cached_property
     def ci95(self) -> tuple[float, float]:
-        """Give the 95 % interval of the mean return: Student's, from 8 episodes on widened by a bootstrap over them."""
+        """Return the 95 % interval of the mean return: Student's, from 8 episodes on widened by a bootstrap over them."""
         return _interval_of_mean(self.returns)
 
     @property
@@ -92,7 +92,7 @@ class Evaluation:
         return int(self.is_cut.sum())
 
     def scalars(self) -> dict[str, float]:
-        """Give what a logger is told of this evaluation: numbers by name.
+        """Return what a logger is told of this evaluation: numbers by name.
 
         ``return`` is the mean, ``return_low`` and ``return_high`` its interval of 95 %, ``length`` the mean length in steps,
         ``terminated`` a share, ``episodes`` and ``cut`` are counts.
@@ -256,7 +256,7 @@ class Comparison(Mapping[str, Evaluation]):
         return len(self._evaluations)
 
     def difference(self, first: str, second: str) -> Difference:
-        """Say how much more ``first`` gets than ``second``, paired by row and by number of the episode.
+        """Return how much more ``first`` gets than ``second``, paired by row and by number of the episode.
 
         The first episode of a row begins alike for both. Later ones do where the env fixes the order of its episodes,
         and need not where they depend on when the one before ended; the interval is right in either case.
@@ -302,7 +302,7 @@ class Comparison(Mapping[str, Evaluation]):
 
 
 def _interval_of_mean(values: torch.Tensor) -> tuple[float, float]:
-    """Give the interval of 95 % for the mean of some values; the same ones give the same interval."""
+    """Return the interval of 95 % for the mean of some values; the same ones give the same interval."""
     count = len(values)
     if count < 2:
         return math.nan, math.nan
@@ -315,7 +315,7 @@ def _interval_of_mean(values: torch.Tensor) -> tuple[float, float]:
 
 
 def _student(freedom: int) -> float:
-    """Give the number that a t of so many degrees of freedom exceeds in 2.5 % of all cases.
+    """Return the number that a t of so many degrees of freedom exceeds in 2.5 % of all cases.
 
     Beyond the table it is expanded around the normal distribution. Source: Abramowitz and Stegun, 26.7.5.
     """
@@ -334,7 +334,7 @@ _STUDENT = (12.7062, 4.3027, 3.1824, 2.7764)
 
 
 def _studentised(values: torch.Tensor) -> tuple[float, float]:
-    """Give the ends of the middle 95 % of t in samples drawn, with replacement, from values that are not all equal."""
+    """Return the ends of the middle 95 % of t in samples drawn, with replacement, from values that are not all equal."""
     count = len(values)
     generator, at_once = torch.Generator().manual_seed(0), max(1, _AT_ONCE // count)
     found = []
@@ -403,7 +403,7 @@ def episode_stats(
     reward_key: Key = ("next", "reward"),
     agents: Agents = None,
 ) -> EpisodeStats:
-    """Give returns and lengths of the episodes in a rollout, in a batch of a collector, or in several of them.
+    """Return returns and lengths of the episodes in a rollout, in a batch of a collector, or in several of them.
 
     An episode that goes on in the next batch is one episode: by the trajectory ids of a collector, or else in the same
     row, where that goes on from where it had ended (see `envkit.data.episodes.EpisodeNumbers`). Steps of an episode
@@ -497,7 +497,7 @@ def _by_step(batch: TensorDictBase, key: Key, shape: torch.Size, agents: Agents)
 
 
 def _flags(batch: TensorDictBase, shape: torch.Size) -> torch.Tensor:
-    """Give where an episode has ended by itself; data that does not say why it ended has ended so."""
+    """Return where an episode has ended by itself; data that does not say why it ended has ended so."""
     following = batch.get("next")
     flags: Any = following.get("terminated", None)
     if flags is None:

@@ -109,7 +109,7 @@ class Episodic(EnvWrapper):
         return self.again(self.origin(key))
 
     def origin(self, key: jax.Array) -> Origin:
-        """Give what the first episode of a row is made of."""
+        """Return what the first episode of a row is made of."""
         return key, {} if self.randomization is None else self.randomization.draw(self.env, key)
 
     def again(self, origin: Origin) -> tuple[EpisodeState, Timestep]:
@@ -127,11 +127,11 @@ class Episodic(EnvWrapper):
         return EpisodeState(inner, state.key, state.model), timestep
 
     def env_with(self, drawn: Drawn) -> StatelessEnv:
-        """Give the env that a row with these leaves of a model is stepped by."""
+        """Return the env that a row with these leaves of a model is stepped by."""
         return self.randomization.applied(self.env, drawn) if self.randomization else self.env
 
     def _keys(self, key: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Give the key to carry, and that of the episode that begins now."""
+        """Return the key to carry, and that of the episode that begins now."""
         if self.reset_mode == "cached":
             return key, key
         carried, episode = jax.random.split(key)
@@ -159,11 +159,11 @@ class Chunks:
     branches: bool = True
 
     def size(self, num_rows: int) -> int:
-        """Give the number of rows that are reset together in a batch."""
+        """Return the number of rows that are reset together in a batch."""
         return min(num_rows, max(self.least, -(-num_rows // self.most)))
 
     def where_any(self, mask: jax.Array, begun: Callable[[], S], unchanged: Callable[[], S]) -> S:
-        """Give what ``begun`` does where a row of ``mask`` is set, which ``unchanged`` gives where none is."""
+        """Return what ``begun`` does where a row of ``mask`` is set, which ``unchanged`` gives where none is."""
         return jax.lax.cond(mask.any(), begun, unchanged) if self.asks_first else begun()
 
 
@@ -295,11 +295,11 @@ class BatchedEnv:
         return {"env": self.env, "axis": self.axis, "chunks": self.chunks}
 
     def with_model(self, model: PyTree) -> BatchedEnv:
-        """Give the same rows stepped with another model of the same structure; see `ModelledEnv`."""
+        """Return the same rows stepped with another model of the same structure; see `ModelledEnv`."""
         return self._like_this(env=self.env.with_model(model))
 
     def with_chunks(self, chunks: Chunks) -> BatchedEnv:
-        """Give the same rows, of which others begin again together."""
+        """Return the same rows, of which others begin again together."""
         return self._like_this(chunks=chunks)
 
     def _like_this(self, **changed: Any) -> BatchedEnv:
@@ -344,7 +344,7 @@ class BatchedEnv:
         return self.reset(self.row_keys(key, num_rows))
 
     def first_origins(self, keys: jax.Array) -> Origin:
-        """Give what first episodes are made of where every row still carries the one key that `init` is given.
+        """Return what first episodes are made of where every row still carries the one key that `init` is given.
 
         ``again`` of them is what `init` gives.
 
@@ -360,7 +360,7 @@ class BatchedEnv:
         return row_keys(key, num_rows, self._first(num_rows))
 
     def _first(self, num_rows: int) -> int | jax.Array:
-        """Give the number of the first row that is seen here."""
+        """Return the number of the first row that is seen here."""
         return 0 if self.axis is None else jax.lax.axis_index(self.axis) * num_rows
 
     def reset(self, keys: jax.Array) -> tuple[EpisodeState, Timestep]:

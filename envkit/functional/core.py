@@ -126,7 +126,7 @@ class ModelledEnv(StatelessEnv, Protocol):
         ...
 
     def with_model(self, model: PyTree) -> Self:
-        """Give the same environment with ``model``, whose leaves may be traced; this one stays as it is."""
+        """Return the same environment with ``model``, whose leaves may be traced; this one stays as it is."""
         ...
 
 
@@ -169,7 +169,7 @@ class EnvWrapper:
         return getattr(self.env, "model_name", "model")
 
     def with_model(self, model: PyTree) -> Self:
-        """Give the same wrapper around the env with ``model``."""
+        """Return the same wrapper around the env with ``model``."""
         return replace(self, env=self.env.with_model(model))
 
 
@@ -203,28 +203,28 @@ def outcome_of(given: Any, method: str) -> tuple[Any, Timestep]:
 
 
 def done_of(timestep: Timestep) -> jax.Array:
-    """Say whether the episode is over for any reason, bool of the shape of ``terminated``."""
+    """Check whether the episode is over for any reason, bool of the shape of ``terminated``."""
     return rules.done_from(timestep.terminated, timestep.truncated)
 
 
 def reward_shape_of(env: object) -> RewardShape:
-    """Give the shape of the rewards of an env, () if it declares none."""
+    """Return the shape of the rewards of an env, () if it declares none."""
     shape = getattr(env, "reward_shape", ())
     return shape if isinstance(shape, Mapping) else tuple(shape)
 
 
 def action_masks_of(env: object) -> tuple[tuple[Path, Path], ...]:
-    """Give the actions of an env that have a mask, each with the path of that mask; none if it declares none."""
+    """Return the actions of an env that have a mask, each with the path of that mask; none if it declares none."""
     return tuple(getattr(env, "action_masks", ()))
 
 
 def groups_of(env: object) -> Mapping[str, int]:
-    """Give the number of agents in each group of an env; empty where it has none."""
+    """Return the number of agents in each group of an env; empty where it has none."""
     return getattr(env, "groups", {})
 
 
 def normalize(timestep: Timestep, reward_shape: RewardShape = ()) -> Timestep:
-    """Give every field of one environment's ``timestep`` its fixed dtype and shape.
+    """Cast every field of one environment's ``timestep`` to its fixed dtype and shape.
 
     A reward that is a single number counts for every component, and for every name.
 

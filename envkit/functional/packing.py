@@ -125,7 +125,7 @@ class StatePacking:
         return jax.tree.unflatten(self._treedef, leaves)
 
     def blank(self, num_rows: int) -> PyTree:
-        """Give states of nothing but zeros, leaves ``(num_rows, *event)``."""
+        """Return states of nothing but zeros, leaves ``(num_rows, *event)``."""
         widths = {"floats": self.float_width, "words": self.word_width}
         return self.unpack(
             {
@@ -135,7 +135,7 @@ class StatePacking:
         )
 
     def leaves(self, tree: PyTree) -> dict[tuple[str, ...], jax.Array]:
-        """Give the leaves of a state by name; typed keys as their uint32 words."""
+        """Return the leaves of a state by name; typed keys as their uint32 words."""
         found, _ = self._checked_leaves(tree)
         return {
             field.name: jax.random.key_data(leaf) if field.is_key else leaf

@@ -84,7 +84,7 @@ class Randomization:
         )
 
     def applied(self, env: Any, drawn: Drawn) -> StatelessEnv:
-        """Give ``env`` with what a row has drawn in its model."""
+        """Return ``env`` with what a row has drawn in its model."""
         if not self.changed:
             return env
         paths, treedef = jax.tree_util.tree_flatten_with_path(env.model)
@@ -94,7 +94,7 @@ class Randomization:
         return env.with_model(jax.tree.unflatten(treedef, leaves))
 
     def drawn_bytes(self, env: ModelledEnv) -> dict[str, int]:
-        """Say by how many bytes each leaf that is drawn makes the state of a row larger."""
+        """Return by how many bytes each leaf that is drawn makes the state of a row larger."""
         paths = jax.tree_util.tree_flatten_with_path(env.model)[0]
         found = {".".join(_name(paths[i][0])): strong(paths[i][1]) for i in self.changed}
         return {
@@ -166,7 +166,7 @@ def _changed_by(randomize: Randomizer, model: PyTree) -> tuple[int, ...]:
 
 @contextlib.contextmanager
 def _tracing_explained(randomize: Randomizer) -> Iterator[None]:
-    """Say what a function may do that is traced, where it asked for the value of something it was given."""
+    """Return what a function may do that is traced, where it asked for the value of something it was given."""
     try:
         yield
     except _ASKS_FOR_VALUES as error:

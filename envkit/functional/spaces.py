@@ -169,7 +169,7 @@ class AgentsDiscrete(MultiDiscrete):
 
     @classmethod
     def of(cls, n: int, agents: int) -> Self:
-        """Give the space of so many agents, each with ``n`` options."""
+        """Return the space of so many agents, each with ``n`` options."""
         return cls((n,) * agents)
 
     @property

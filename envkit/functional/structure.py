@@ -25,7 +25,7 @@ PyTree = Any
 
 
 def strong(value: jax.typing.ArrayLike) -> jax.Array:
-    """Give ``value`` as an array that is not weakly typed.
+    """Return ``value`` as an array that is not weakly typed.
 
     Python numbers become 32 bits wide, also when JAX has 64-bit types enabled; arrays keep their
     dtype. So no float64 appears unless you ask for it.
@@ -70,7 +70,7 @@ def name_of(path: tuple[Any, ...]) -> tuple[str, ...]:
 
 
 def is_typed_key(dtype: jax.typing.DTypeLike) -> bool:
-    """Say whether arrays of this dtype are typed PRNG keys (``jax.random.key``)."""
+    """Check whether arrays of this dtype are typed PRNG keys (``jax.random.key``)."""
     return jnp.issubdtype(dtype, jax.dtypes.prng_key)
 
 

@@ -131,7 +131,7 @@ def _unknown(device: object) -> DeviceNameError:
 
 
 def reading_waits(tensor: torch.Tensor) -> bool:
-    """Say whether the host waits for a device where it reads a tensor's values."""
+    """Check whether the host waits for a device where it reads a tensor's values."""
     return not tensor.is_cpu
 
 

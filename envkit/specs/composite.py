@@ -298,7 +298,7 @@ class Composite(_Batched):
         return True
 
     def _is_kind(self, value: object) -> bool:
-        """Say whether data is of the class that the spec makes."""
+        """Check whether data is of the class that the spec makes."""
         kind = self.data_cls
         return kind is None or issubclass(kind, TensorDictBase) or isinstance(value, kind)
 

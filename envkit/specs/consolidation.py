@@ -36,7 +36,7 @@ _DRAWN_IN_ORDER = (Binary, Bounded, Categorical, MultiCategorical, MultiOneHot, 
 
 
 def draws_in_order(spec: TensorSpec) -> bool:
-    """Say whether ``rand((n,))`` gives the very numbers that ``rand()`` gives in n calls.
+    """Check whether ``rand((n,))`` gives the very numbers that ``rand()`` gives in n calls.
 
     Not so for normal values, which torch draws in blocks, nor for several leaves, whose draws take
     turns.
@@ -105,7 +105,7 @@ def _describe(td: TensorDictBase, value: Any, options: dict[str, bool]) -> Tenso
 
 
 def check_no_exclusive_keys(spec: TensorSpec, recurse: bool = True) -> bool:
-    """Tell whether in every stack within a spec all members have the same keys.
+    """Check whether in every stack within a spec all members have the same keys.
 
     Args:
         spec: any spec.
@@ -146,7 +146,7 @@ def exclusive_paths(spec: TensorSpec) -> set[tuple[str, ...]]:
 
 
 def contains_lazy_spec(spec: TensorSpec) -> bool:
-    """Tell whether a spec is or holds a stack of unlike specs.
+    """Check whether a spec is or holds a stack of unlike specs.
 
     Args:
         spec: any spec.
@@ -170,7 +170,7 @@ def contains_lazy_spec(spec: TensorSpec) -> bool:
 def consolidate_spec(
     spec: S, recurse_through_entries: bool = True, recurse_through_stack: bool = True
 ) -> S:
-    """Give the unlike members of all stacks in a spec one set of keys.
+    """Return the unlike members of all stacks in a spec one set of keys.
 
     A member that lacks an entry gets a placeholder: the spec that others have for it, each of its
     feature axes cut to size 0, or kept at -1 where it is dynamic. Where the others' specs differ, an

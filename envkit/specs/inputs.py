@@ -46,7 +46,7 @@ _NOT_IN_NUMPY = (torch.bfloat16, torch.complex32, torch.complex64, torch.complex
 
 
 def action_inputs(actions: Composite) -> dict[Any, ActionInput]:
-    """Give the rule of each action by key; those of varying size or without a dtype have none."""
+    """Return the rule of each action by key; those of varying size or without a dtype have none."""
     return {
         key: ActionInput(leaf, key)
         for key, leaf in actions.items(True, True)
@@ -89,7 +89,7 @@ class ActionInput:
         rows: Sequence[int] | None = None,
         first: int | None = None,
     ) -> Tensor:
-        """Give an action in the form of its spec; ``value`` itself where it has that.
+        """Return an action in the form of its spec; ``value`` itself where it has that.
 
         Args:
             value: shape ``(*lead, *spec.shape)``, on any device, which stays; a gradient flows
@@ -173,13 +173,13 @@ class ActionInput:
             )
 
     def _may_change(self, value: Tensor) -> bool:
-        """Say whether a cast to or from integers could give another number."""
+        """Check whether a cast to or from integers could give another number."""
         if value.dtype == self.dtype:
             return False
         return not value.is_floating_point() or not (self.dtype.is_floating_point or self._sizes)
 
     def _holds(self, rows: np.ndarray) -> bool:
-        """Say whether all rows are values of the spec, or become such by a cast that changes none."""
+        """Check whether all rows are values of the spec, or become such by a cast that changes none."""
         own_kind = self._in_own_kind(rows)
         return own_kind is not None and self._test(own_kind)
 
@@ -272,7 +272,7 @@ def _row_named(number: int) -> str:
 
 
 def counted_from(first: int, error: InputError) -> InputError:
-    """Give an error that speaks of a row as the error of a batch in which row 0 is row ``first``."""
+    """Return an error that speaks of a row as the error of a batch in which row 0 is row ``first``."""
     assert error.row is not None
     told = str(error).replace(_row_named(error.row), _row_named(error.row + first), 1)
     counted = InputError(told)
@@ -304,7 +304,7 @@ def array_of(value: Tensor) -> np.ndarray:
 
 
 def has_array(value: Tensor) -> bool:
-    """Say whether NumPy has the dtype of a tensor."""
+    """Check whether NumPy has the dtype of a tensor."""
     return not value.is_floating_point() or value.dtype in _FLOATS
 
 
@@ -312,7 +312,7 @@ _FLOATS = (torch.float16, torch.float32, torch.float64)
 
 
 def sizes_of(spec: TensorSpec) -> list[int]:
-    """Give how many options lie side by side in each part of a one-hot spelling; [] for others."""
+    """Return how many options lie side by side in each part of a one-hot spelling; [] for others."""
     if isinstance(spec, OneHot):
         return [spec.n]
     if isinstance(spec, MultiOneHot):

@@ -25,7 +25,7 @@ def lasting() -> Generator[None]:
 
 
 def is_traced() -> bool:
-    """Say whether tensors that are made now stand for others, as in ``torch.export`` and in fake modes.
+    """Check whether tensors that are made now stand for others, as in ``torch.export`` and in fake modes.
 
     Example:
         >>> from envkit.specs.lasting import is_traced

@@ -79,7 +79,7 @@ def as_shape(shape: Any) -> torch.Size:
 
 
 def lead(shape: object) -> tuple[int, ...]:
-    """Give the axes that a caller puts in front of those of a spec; an int is one axis, ``None`` none.
+    """Return the axes that a caller puts in front of those of a spec; an int is one axis, ``None`` none.
 
     Raises:
         SpecTypeError: they are neither an int nor a sequence of ints.
@@ -99,17 +99,17 @@ def lead(shape: object) -> tuple[int, ...]:
 
 
 def known(shape: Iterable[int]) -> torch.Size:
-    """Give the shape that data gets: a dynamic axis has size 1."""
+    """Return the shape that data gets: a dynamic axis has size 1."""
     return torch.Size(1 if size == -1 else size for size in shape)
 
 
 def with_dynamic(shape: torch.Size, axis: int) -> torch.Size:
-    """Give the shape with a dynamic axis."""
+    """Return the shape with a dynamic axis."""
     return torch.Size((*shape[:axis], -1, *shape[axis + 1 :]))
 
 
 def shape_after(op: ShapeOp, shape: torch.Size) -> torch.Size:
-    """Tell the shape of ``op(tensor)`` for a tensor of ``shape``, dynamic axes included."""
+    """Return the shape of ``op(tensor)`` for a tensor of ``shape``, dynamic axes included."""
     probe = torch.empty((), dtype=torch.bool, device="cpu")
     if -1 in shape:
         probed = op(probe.expand([_UNKNOWN if size == -1 else size for size in shape])).shape
@@ -123,7 +123,7 @@ def shape_after(op: ShapeOp, shape: torch.Size) -> torch.Size:
 
 
 def refined_names(names: Sequence[str | None], given: Sequence[Any]) -> list[str | None]:
-    """Give axes without a name one; ``...`` keeps those of the axes in between.
+    """Return axes without a name one; ``...`` keeps those of the axes in between.
 
     Raises:
         AxisNameError: an axis has another name already.
@@ -143,7 +143,7 @@ def refined_names(names: Sequence[str | None], given: Sequence[Any]) -> list[str
 
 
 def names_after(op: ShapeOp, names: Names, shape: torch.Size) -> Names:
-    """Tell the names of the axes of ``op(tensor)``, ``None`` for axes that the operation makes.
+    """Return the names of the axes of ``op(tensor)``, ``None`` for axes that the operation makes.
 
     Args:
         op: one of the three operations.

@@ -587,7 +587,7 @@ class Stacked(Stack):
         return self._join(picked, self._stack_dim + self._extra_axes(index))
 
     def update_mask(self, mask: Tensor | Sequence[Numbers] | None) -> None:
-        """Give each member its part of a mask.
+        """Return the part of a mask that each member has.
 
         Args:
             mask: bool, the members along the stack axis; a list of masks if they have unlike
@@ -827,7 +827,7 @@ def refuse_ragged(specs: Composite, kind: str, holder: str) -> None:
 def _ragged(
     node: Composite, path: tuple[str, ...] = ()
 ) -> Iterator[tuple[tuple[str, ...], Stacked]]:
-    """Give the leaves that stack unlike shapes; below a stack of nodes each row has its own leaf."""
+    """Yield the leaves that stack unlike shapes; below a stack of nodes each row has its own leaf."""
     if isinstance(node, StackedComposite):
         return
     for name, spec in node.items():

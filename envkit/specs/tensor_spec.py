@@ -315,12 +315,12 @@ def on_torch_function(function: Callable[..., Any], of_specs: Callable[..., Any]
 
 
 def checks_values() -> bool:
-    """Tell whether ``CHECK_SPEC_ENCODE`` asks `encode` and `to_numpy` to check their values."""
+    """Check whether ``CHECK_SPEC_ENCODE`` asks `encode` and `to_numpy` to check their values."""
     return os.environ.get("CHECK_SPEC_ENCODE", "0").lower() not in ("", "0", "false", "no")
 
 
 def require_dtype(dtype: object) -> torch.dtype:
-    """Give the dtype back.
+    """Return the dtype back.
 
     Raises:
         SpecTypeError: it is something else.
@@ -333,7 +333,7 @@ def require_dtype(dtype: object) -> torch.dtype:
 
 
 def type_and_fix(given: object, fix: str) -> str:
-    """Say of what type something is that is no spec, and the fix: for a spec of TorchRL, how it becomes one."""
+    """Return of what type something is that is no spec, and the fix: for a spec of TorchRL, how it becomes one."""
     kind = type(given)
     if kind.__module__.startswith("torchrl."):
         return (
@@ -546,7 +546,7 @@ class TensorSpec(_Reshapable):
     # -- testing and repairing ---------------------------------------------------------
 
     def is_in(self, value: object) -> bool:
-        """Tell whether a value belongs to the spec, extra leading axes allowed; never raise.
+        """Check whether a value belongs to the spec, extra leading axes allowed; never raise.
 
         Example:
             >>> import torch
@@ -563,7 +563,7 @@ class TensorSpec(_Reshapable):
         return self.is_in(value)
 
     def contains(self, value: object) -> bool:
-        """Tell whether a value belongs to the spec; the same as `is_in`."""
+        """Check whether a value belongs to the spec; the same as `is_in`."""
         return self.is_in(value)
 
     def assert_is_in(self, value: object) -> None:
@@ -584,7 +584,7 @@ class TensorSpec(_Reshapable):
             )
 
     def _complaint(self, value: object) -> str:
-        """Say what keeps a value out of the spec."""
+        """Return what keeps a value out of the spec."""
         return f"got {value!r}"
 
     def type_check(self, value: object, key: Key | None = None) -> None:

@@ -36,7 +36,7 @@ IsLeaf = Callable[[type], bool] | None
 
 
 def is_key(index: object) -> TypeGuard[Key]:
-    """Tell whether an index names an entry rather than axes."""
+    """Check whether an index names an entry rather than axes."""
     if isinstance(index, str):
         return True
     return isinstance(index, tuple) and len(index) > 0 and all(is_key(part) for part in index)
@@ -221,7 +221,7 @@ class _Lockable:
             yield from child._nodes()
 
     def _has_locked_parent(self, among: Sequence[Any]) -> bool:
-        """Say whether a locked parent is none of these nodes."""
+        """Check whether a locked parent is none of these nodes."""
         parents = (ref() for ref in self._lock_parents)
         known = {id(node) for node in among}
         return any(p is not None and p._locked and id(p) not in known for p in parents)
@@ -409,7 +409,7 @@ class Branch(_Lockable, TensorSpec):
         return spec
 
     def _spread(self, name: str, spec: TensorSpec) -> TensorSpec:
-        """Give a child whose shape begins this one's all of this one's axes."""
+        """Return a child whose shape begins this one's all of this one's axes."""
         if spec.ndim >= self.ndim or spec.shape != self.shape[: spec.ndim]:
             return spec
         copy: Any = spec.clone()
@@ -495,7 +495,7 @@ class Branch(_Lockable, TensorSpec):
         raise NotImplementedError
 
     def is_empty(self, recurse: bool = False) -> bool:
-        """Tell whether there are no children, or with ``recurse`` no leaves at any depth."""
+        """Check whether there are no children, or with ``recurse`` no leaves at any depth."""
         children = self._children().values()
         if not recurse:
             return not children
@@ -565,7 +565,7 @@ class Branch(_Lockable, TensorSpec):
         return iter(self._children())
 
     def __contains__(self, value: Any) -> bool:
-        """Tell whether a key is there, at any depth, or whether a TensorDict is in the spec."""
+        """Check whether a key is there, at any depth, or whether a TensorDict is in the spec."""
         return value in self.keys(include_nested=True) if is_key(value) else self.is_in(value)
 
     def __len__(self) -> int:

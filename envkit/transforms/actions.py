@@ -158,7 +158,7 @@ class _Choosing(Transform):
 
 
 def _chosen(value: torch.Tensor) -> torch.Tensor:
-    """Give the place of the largest entry, of bools too."""
+    """Return the place of the largest entry, of bools too."""
     return (value.byte() if value.dtype == torch.bool else value).argmax(-1)
 
 
@@ -354,7 +354,7 @@ class ActionDiscretizer(_Choosing):
         return self.low + width * (value + self._place(value)).to(self.low.dtype)
 
     def _place(self, value: torch.Tensor) -> torch.Tensor | float:
-        """Give the place within each bin, from 0 to 1."""
+        """Return the place within each bin, from 0 to 1."""
         if self.sampling == SamplingStrategy.RANDOM:
             return torch.rand(value.shape, generator=self._generator).to(value.device)
         places = {
@@ -400,7 +400,7 @@ class ActionDiscretizer(_Choosing):
         return action_spec
 
     def _cut_one(self, leaf: TensorSpec, bins: int) -> TensorSpec:
-        """Give the spec of the bins of an action that is one number."""
+        """Return the spec of the bins of an action that is one number."""
         if self.categorical:
             return Categorical(bins, leaf.shape, leaf.device)
         return OneHot(bins, (*leaf.shape, bins), leaf.device)
@@ -445,7 +445,7 @@ class _ActionForm(Transform):
         return self._convert(tensordict, self.in_keys, self.out_keys, self._apply_transform)
 
     def _leaf_given(self, key: Key, leaf: TensorSpec, batch_dims: int) -> TensorSpec:
-        """Say which actions the user gives, for those of ``leaf`` that the env takes."""
+        """Return which actions the user gives, for those of ``leaf`` that the env takes."""
         raise NotImplementedError
 
     def transform_action_spec(self, action_spec: Composite) -> Composite:
@@ -678,13 +678,13 @@ class ActionScaling(_ActionForm):
 
 
 def _fits(shape: torch.Size, action: torch.Size) -> bool:
-    """Say whether numbers of a shape broadcast to an action, and leave its shape as it is."""
+    """Check whether numbers of a shape broadcast to an action, and leave its shape as it is."""
     pairs = zip(reversed(shape), reversed(action), strict=False)
     return len(shape) <= len(action) and all(size in (1, of_action) for size, of_action in pairs)
 
 
 def _finite_box(leaf: TensorSpec) -> BoundedContinuous | None:
-    """Give a leaf that is a box with finite bounds; None where it is not."""
+    """Return a leaf that is a box with finite bounds; None where it is not."""
     if not isinstance(leaf, BoundedContinuous):
         return None
     largest = torch.finfo(leaf.dtype).max
@@ -693,7 +693,7 @@ def _finite_box(leaf: TensorSpec) -> BoundedContinuous | None:
 
 
 def _of_one_row(number: torch.Tensor, batch_dims: int) -> torch.Tensor:
-    """Give the numbers of one row where all rows have the same, so that they fit any batch."""
+    """Return the numbers of one row where all rows have the same, so that they fit any batch."""
     rows = number.flatten(0, batch_dims - 1) if batch_dims else number[None]
     return rows[0].clone() if bool((rows == rows[:1]).all()) else number
 

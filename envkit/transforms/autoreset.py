@@ -64,7 +64,7 @@ class _AutoReset(Transform):
         return container.base_env
 
     def _ended(self, td: TensorDictBase, next_td: TensorDictBase) -> torch.Tensor:
-        """Say which rows have ended in this step."""
+        """Return which rows have ended in this step."""
         rows = self._base()._rows_done(next_td)
         stepped = td.get(rules.STEP, None)
         return rows if stepped is None else rows & stepped
@@ -94,7 +94,7 @@ class _AutoReset(Transform):
         return rows & asked, first
 
     def _asked(self, td: TensorDictBase) -> torch.Tensor | None:
-        """Say which rows a reset is asked for; None when it is for all, without a mask."""
+        """Return which rows a reset is asked for; None when it is for all, without a mask."""
         env = self._base()
         masks = collect_reset_masks(td, env.done_levels, env.full_done_spec)
         rows = None

@@ -73,7 +73,7 @@ class EpisodeTransform(Transform):
         )
 
     def _read_once(self, name: str, build: Callable[[], Any]) -> Any:
-        """Give what ``build`` reads of the env before this transform: once where specs are locked."""
+        """Return what ``build`` reads of the env before this transform: once where specs are locked."""
         holder = self.container
         return build() if holder is None else holder._declared.cached(f"{name}_{id(self)}", build)
 
@@ -94,7 +94,7 @@ class EpisodeTransform(Transform):
         }
 
     def _first_flag(self, leaves: Leaves) -> Any:
-        """Give the first done leaf, which is like the others of the batch."""
+        """Return the first done leaf, which is like the others of the batch."""
         return leaves[next(iter(self._levels().values())).flag]
 
     def _declare(
@@ -114,7 +114,7 @@ class EpisodeTransform(Transform):
         }
 
     def _reset_mask(self, td: TensorDictBase, level: Path) -> torch.Tensor | None:
-        """Give the mask that decides for ``level`` in a reset; None resets all of it."""
+        """Return the mask that decides for ``level`` in a reset; None resets all of it."""
         env = self.container
         if env is None:
             raise self._missing_env()
@@ -123,7 +123,7 @@ class EpisodeTransform(Transform):
         return None if governing is None else masks[governing]
 
     def _level_of(self, key: Key, reset_key: Key | None = None) -> Path:
-        """Give the level whose reset an entry obeys: that of ``reset_key``, or found by place.
+        """Return the level whose reset an entry obeys: that of ``reset_key``, or found by place.
 
         Raises:
             ResetMaskError: the entry is at no level, and there are several.
@@ -467,7 +467,7 @@ class TrajCounter(EpisodeTransform):
         return td_reset
 
     def _draw(self, begins: torch.Tensor) -> torch.Tensor:
-        """Give each set element of ``begins`` its own number; the others get any."""
+        """Return each set element of ``begins`` its own number; the others get any."""
         place = begins.flatten().cumsum(0).reshape(begins.shape)
         with self.shared_lock:
             first = int(self.next_number)

@@ -106,13 +106,13 @@ class SteppingTransform(EpisodeTransform):
         return self._env()._step_inverted(root)
 
     def _stepped(self, td: TensorDictBase) -> torch.Tensor:
-        """Say which elements a step is for."""
+        """Return which elements a step is for."""
         given = td.get(rules.STEP, None)
         everywhere = torch.ones(td.batch_size, dtype=torch.bool, device=td.device)
         return everywhere if given is None else given
 
     def _begun(self, td: TensorDictBase, batch: torch.Size) -> torch.Tensor:
-        """Say which elements a reset begins again."""
+        """Return which elements a reset begins again."""
         rows = torch.zeros(batch, dtype=torch.bool, device=td.device)
         for level in self._levels():
             mask = self._reset_mask(td, level)
@@ -296,7 +296,7 @@ class NoopResetEnv(SteppingTransform):
         self._parts: list[_Part] | None = None
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Give recorded data as it is."""
+        """Return recorded data as it is."""
         return tensordict
 
     def _set_seed(self, seed: int | None) -> None:
@@ -338,7 +338,7 @@ class NoopResetEnv(SteppingTransform):
         return root.update(actions)
 
     def _lengths(self, begun: torch.Tensor, parts: list[_Part]) -> torch.Tensor:
-        """Say how many actions each element takes, 0 where no episode has begun."""
+        """Return how many actions each element takes, 0 where no episode has begun."""
         lengths = torch.full(begun.shape, self.noops)
         for part, generator in parts if self.random and self.noops else ():
             if bool(begun[part].any()):
@@ -526,14 +526,14 @@ class MultiAction(SteppingTransform):
         return self._stacked(next_td, moments, axis)
 
     def _skipped(self, last: TensorDictBase) -> TensorDictBase:
-        """Give what a step shows that moves no row: what was shown, and no reward."""
+        """Return what a step shows that moves no row: what was shown, and no reward."""
         skipped = last.copy()
         for key in self._env().reward_keys:
             skipped.set(key, torch.zeros_like(last.get(key)))
         return skipped
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Give recorded data as it is."""
+        """Return recorded data as it is."""
         return tensordict
 
     def _stacked(

@@ -404,7 +404,7 @@ class CatFrames(_Windowed):
         self.count = as_int("N", value, least=1, meaning="how many frames to join")
 
     def make_rb_transform_and_sampler(self, batch_size: int, **sampler_kwargs: Any) -> tuple:
-        """Give a transform and a sampler for a buffer of TorchRL that stores frames one by one.
+        """Return a transform and a sampler for a buffer of TorchRL that stores frames one by one.
 
         ``sample(n)`` joins ``n`` windows of ``N`` steps of an episode, at the root and below ``next``; out_keys are
         not stored, so they need their own names.

@@ -175,7 +175,7 @@ class Hash(UnaryTransform):
         return found
 
     def get_input_from_hash(self, hash_tensor: torch.Tensor) -> Any:
-        """Give the value that a hash was made of.
+        """Return the value that a hash was made of.
 
         Args:
             hash_tensor: of a value that was hashed.
@@ -216,7 +216,7 @@ class Hash(UnaryTransform):
 
     @staticmethod
     def reproducible_hash(string: object, seed: Any | None = None) -> torch.Tensor:
-        """Give the SHA-256 of a string, after a seed: uint8, shape (32,).
+        """Return the SHA-256 of a string, after a seed: uint8, shape (32,).
 
         None counts as an empty string, any other object as what ``str`` makes of it.
 
@@ -234,7 +234,7 @@ class Hash(UnaryTransform):
         return torch.tensor(list(hashlib.sha256(text.encode()).digest()), dtype=torch.uint8)
 
     def get_extra_state(self) -> dict[Any, Any] | None:
-        """Give the repertoire, for `state_dict`, in the form that `plain` gives it."""
+        """Return the repertoire, for `state_dict`, in the form that `plain` gives it."""
         return plain(self.repertoire, "the repertoire of Hash")
 
     def set_extra_state(self, state: dict[Any, Any] | None) -> None:

@@ -54,7 +54,7 @@ def _paths(keys: Iterable[Key]) -> list[Path]:
 
 
 def _spares_done(transform: Transform, keys: Iterable[Key]) -> bool:
-    """Say whether no done flag of the env before is one of some entries, or below one."""
+    """Check whether no done flag of the env before is one of some entries, or below one."""
     parent, heads = transform.parent, _paths(keys)
     return parent is None or not any(_is_below(path, heads) for path in _paths(parent.done_keys))
 
@@ -168,7 +168,7 @@ class RenameTransform(MomentTransform):
         return {**gone, **{new: leaves[old] for old, new in moved.items()}}
 
     def _moved_levels(self) -> dict[Path, Path]:
-        """Say where the levels went whose done leaves were all renamed."""
+        """Return where the levels went whose done leaves were all renamed."""
         parent = self.parent
         moved: dict[Path, Path] = {}
         for level, names in {} if parent is None else parent.done_levels.items():

@@ -357,7 +357,7 @@ class Crop(_ImageTransform):
         self.left = as_int("left", left, least=None, meaning="its first column")
 
     def _corner(self, rows: int, columns: int) -> tuple[int, int]:
-        """Say where the rectangle begins in an image of this size."""
+        """Return where the rectangle begins in an image of this size."""
         return self.top, self.left
 
     def _apply_transform(self, value: torch.Tensor) -> torch.Tensor:
@@ -406,7 +406,7 @@ class CenterCrop(Crop):
 
 
 def _first_of_middle(size: int, wanted: int) -> int:
-    """Say where the middle of an axis begins; an odd number of zeros around it leaves one more at the end."""
+    """Return where the middle of an axis begins; an odd number of zeros around it leaves one more at the end."""
     return round((size - wanted) / 2) if wanted <= size else -((wanted - size) // 2)
 
 
@@ -582,7 +582,7 @@ class VideoRecorder(EpisodeTransform, LeafTransform):
 
 
 def _as_images(value: torch.Tensor) -> torch.Tensor:
-    """Give bytes with three channels before the last two axes, and one batch axis at least."""
+    """Return bytes with three channels before the last two axes, and one batch axis at least."""
     if value.shape[-1] == 3 or value.shape[-3] not in (1, 3):
         value = value.movedim(-1, -3)
     if value.shape[-3] == 1:

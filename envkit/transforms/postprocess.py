@@ -86,7 +86,7 @@ class RandomCropTensorDict(RecordedTransform):
         self.mask_key = mask_key
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Give stretches, batch size ``(*batch, sub_seq_len)``; the input is not written to.
+        """Return stretches, batch size ``(*batch, sub_seq_len)``; the input is not written to.
 
         Args:
             tensordict: sequences; batch axis ``sample_dim`` is time.
@@ -171,7 +171,7 @@ class BurnInTransform(RecordedTransform):
         self.burn_in = burn_in
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Give the rest, batch size ``(*batch, T - burn_in)``; the input is not written to.
+        """Return the rest, batch size ``(*batch, T - burn_in)``; the input is not written to.
 
         Args:
             tensordict: sequences, batch size ``(*batch, T)``.
@@ -276,7 +276,7 @@ class MultiStep(nn.Module):
         self.done_keys = None if done_keys is None else as_keys(done_keys)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Give data with n-step returns, batch size ``(*batch, T)``; the input is not written to.
+        """Return data with n-step returns, batch size ``(*batch, T)``; the input is not written to.
 
         Args:
             tensordict: transitions, batch size ``(*batch, T)``.
@@ -362,7 +362,7 @@ class MultiStep(nn.Module):
 
 
 def _later(value: torch.Tensor, steps: int, axis: int = -1) -> torch.Tensor:
-    """Give at each time the value of ``steps`` steps later; zero (False) beyond the end."""
+    """Return at each time the value of ``steps`` steps later; zero (False) beyond the end."""
     rest = value.narrow(axis, steps, value.shape[axis] - steps)
     return torch.cat([rest, torch.zeros_like(value.narrow(axis, 0, steps))], axis)
 
@@ -441,7 +441,7 @@ class MultiStepTransform(RecordedTransform):
         self._windows.n_steps = _number_of_steps(value)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Give sampled data as it is."""
+        """Return sampled data as it is."""
         return tensordict
 
     def _inv_call(self, td: TensorDictBase) -> TensorDictBase | None:  # type: ignore[override]
@@ -504,7 +504,7 @@ class Reward2GoTransform(Transform):
         self.done_key = done_key
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Give sampled data as it is."""
+        """Return sampled data as it is."""
         return tensordict
 
     def _inv_call(self, td: TensorDictBase) -> TensorDictBase:
@@ -518,7 +518,7 @@ class Reward2GoTransform(Transform):
         return td
 
     def _ended(self, td: TensorDictBase) -> torch.Tensor:
-        """Say which steps ended an episode, shape ``(*batch, T)``."""
+        """Return which steps ended an episode, shape ``(*batch, T)``."""
         path = as_path(self.done_key)
         ended = td.get(("next", *path), None)
         if ended is None or not bool(ended.any()):
@@ -546,7 +546,7 @@ class Reward2GoTransform(Transform):
 
 
 def windows_ahead(ended: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Give the next ``count`` steps from each step on, with its episode's last one repeated, and which are repeats.
+    """Return the next ``count`` steps from each step on, with its episode's last one repeated, and which are repeats.
 
     Args:
         ended: where an episode ends, bool ``(*batch, T)``.

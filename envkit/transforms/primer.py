@@ -129,7 +129,7 @@ class TensorDictPrimer(FusableTransform, EpisodeTransform):
     # --------------------------------------------------------------------------------------- specs
 
     def _sized(self, batch: torch.Size) -> dict[Path, TensorSpec]:
-        """Give the spec of each entry for an env of batch size ``batch``."""
+        """Return the spec of each entry for an env of batch size ``batch``."""
         specs = self.primers
         found = {as_path(key): leaf for key, leaf in specs.items(True, True)}
         if tuple(specs.shape) == tuple(batch):
@@ -183,7 +183,7 @@ class TensorDictPrimer(FusableTransform, EpisodeTransform):
         return {path: leaf[(0,) * len(batch)] if batch else leaf for path, leaf in sized.items()}
 
     def _specs_of_one(self, like: TensorDictBase) -> dict[Path, TensorSpec]:
-        """Give the spec of each entry for one element of ``like``; without an env, specs may begin with its batch."""
+        """Return the spec of each entry for one element of ``like``; without an env, specs may begin with its batch."""
         batch, specs = like.batch_size, self._element_specs()
         if self.container is not None or self.expand_specs or not batch:
             return specs
@@ -392,7 +392,7 @@ _OF_A_PRIMER = ("primers", "default_value", "random", "expand_specs", "single_de
 
 
 def get_env_transforms_from_module(module: nn.Module, init_key: str = "is_init") -> Compose:
-    """Give the transforms an env needs for a policy, for wiring by hand.
+    """Return the transforms an env needs for a policy, for wiring by hand.
 
     Args:
         module: a policy; all its submodules are searched.

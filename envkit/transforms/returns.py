@@ -56,7 +56,7 @@ class _RewardTransform(FusableTransform, EpisodeTransform):
         raise NotImplementedError
 
     def _first(self, constants: Mapping[str, Any]) -> Any:
-        """Give the number every value begins with; None: zero."""
+        """Return the number every value begins with; None: zero."""
         return None
 
     def _pairs(self) -> list[tuple[Path, Path]]:
@@ -114,7 +114,7 @@ class _RewardTransform(FusableTransform, EpisodeTransform):
         }
 
     def _found_forms(self) -> dict[Path, tuple[torch.Size, str]]:
-        """Give shape and dtype of each running value, without batch axes."""
+        """Return shape and dtype of each running value, without batch axes."""
         env = self._env()
         specs = {
             target: self._value_leaf(env.full_reward_spec[source])
@@ -139,7 +139,7 @@ class _RewardTransform(FusableTransform, EpisodeTransform):
         raise self._missing_env()
 
     def _reset_key_of(self, number: int) -> Key | None:
-        """Give the `_reset` entry that a value obeys; None finds it by place."""
+        """Return the `_reset` entry that a value obeys; None finds it by place."""
         return None if self.reset_keys is None else self.reset_keys[number]
 
     def _add_to(self, spec: Composite, values: list[tuple[Path, Path]] | None = None) -> Composite:

@@ -308,7 +308,7 @@ class VecNormV2(_Running, EpisodeTransform):
         return own
 
     def _zero_of(self, key: Key, td: TensorDictBase) -> torch.Tensor:
-        """Give a value of an entry that is absent, a reward at a reset say."""
+        """Return a value of an entry that is absent, a reward at a reset say."""
         env = self._env()
         spec = next(
             spec
@@ -351,7 +351,7 @@ class VecNormV2(_Running, EpisodeTransform):
     # --------------------------------------------------------------------------------------- specs
 
     def _free_prefix(self) -> str:
-        """Say what the names in the data begin with: another one where an earlier VecNormV2 has taken it."""
+        """Return what the names in the data begin with: another one where an earlier VecNormV2 has taken it."""
         if self.container is None:
             return "_vecnorm"
         taken = set(self._env().full_observation_spec.keys())
@@ -492,7 +492,7 @@ class VecNormV2(_Running, EpisodeTransform):
         return twin
 
     def frozen_copy(self) -> VecNormV2:
-        """Give a clone that standardises by the averages of this moment, and updates nothing.
+        """Return a clone that standardises by the averages of this moment, and updates nothing.
 
         Example:
             >>> import torch
@@ -507,7 +507,7 @@ class VecNormV2(_Running, EpisodeTransform):
         return self.clone().freeze()
 
     def to_observation_norm(self) -> Transform:
-        """Give a transform by the averages of this moment.
+        """Return a transform by the averages of this moment.
 
         Example:
             >>> import torch
@@ -523,7 +523,7 @@ class VecNormV2(_Running, EpisodeTransform):
 
 
 def _as_observation_norm(norm: VecNorm | VecNormV2, eps: float | None = None) -> Transform:
-    """Give a transform by the statistics of this moment, which does not follow them."""
+    """Return a transform by the statistics of this moment, which does not follow them."""
     loc, scale = norm.loc, norm.scale
     fixed = [
         ObservationNorm(loc[key], scale[key], [key], [out], standard_normal=True, eps=eps)
@@ -568,7 +568,7 @@ class _Moments(LateBuffers):
             tensor.copy_(value)
 
     def loc_and_scale(self, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
-        """Give mean and standard deviation; 0 and 1 before anything was seen."""
+        """Return mean and standard deviation; 0 and 1 before anything was seen."""
         return statistics.loc_and_scale_of_moments(self.now, eps)
 
 
@@ -688,7 +688,7 @@ class RunningMoments(_Running, FusableTransform):
         )
 
     def frozen_copy(self) -> Self:
-        """Give a clone that follows these statistics and counts nothing itself.
+        """Return a clone that follows these statistics and counts nothing itself.
 
         Raises:
             StatisticsError: (a RuntimeError) there are none to follow yet.
@@ -894,7 +894,7 @@ class VecNorm(RunningMoments, CoupledTransform, ArrayTransform):
         )
 
     def to_observation_norm(self) -> Transform:
-        """Give a transform by the statistics of this moment, which does not follow them.
+        """Return a transform by the statistics of this moment, which does not follow them.
 
         Example:
             >>> import torch

@@ -39,7 +39,7 @@ class _ShapeTransform(ArrayTransform):
     """Base of transforms that view a value in another shape; the way in is the opposite view."""
 
     def _view(self, value: Array, batch_dims: int) -> Array:
-        """Give ``value``, with ``batch_dims`` batch axes, in the other shape."""
+        """Return ``value``, with ``batch_dims`` batch axes, in the other shape."""
         raise NotImplementedError
 
     def _view_back(self, value: Array, batch_dims: int) -> Array:
@@ -167,7 +167,7 @@ class UnsqueezeTransform(_ShapeTransform):
         return super().fuses and not self._reads_nodes()
 
     def _reads_nodes(self) -> bool:
-        """Say whether an entry is a TensorDict; programs know leaves alone."""
+        """Check whether an entry is a TensorDict; programs know leaves alone."""
         parent = self.parent
         specs = [] if parent is None else [getattr(parent, f"full_{kind}_spec") for kind in OUTPUTS]
         return any(isinstance(spec.get(k, None), Composite) for spec in specs for k in self.in_keys)

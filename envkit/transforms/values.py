@@ -499,7 +499,7 @@ class _Affine(ArrayTransform):
 def make_room(
     module: nn.Module, names: Sequence[str], state_dict: Mapping[str, Any], prefix: str
 ) -> None:
-    """Give buffers the shapes of what is about to be loaded: torch loads into those that are there, of one shape."""
+    """Return buffers the shapes of what is about to be loaded: torch loads into those that are there, of one shape."""
     for name in names:
         loaded, own = state_dict.get(prefix + name), getattr(module, name)
         if loaded is not None and (own is None or own.shape != loaded.shape):
@@ -763,7 +763,7 @@ class ObservationNorm(_Affine):
         return self.parent
 
     def _time_axis(self, key: Key) -> tuple[int, int]:
-        """Give the axis of time in what a rollout records of an entry, and how many axes that has."""
+        """Return the axis of time in what a rollout records of an entry, and how many axes that has."""
         env = self._stood_in()
         fake = env.fake_tensordict()
         return fake.batch_dims, cast(torch.Tensor, fake.get(key)).ndim + 1
@@ -779,7 +779,7 @@ class ObservationNorm(_Affine):
 
 
 def _stays(numbers: Sequence[int], shape: tuple[int, ...]) -> bool:
-    """Say whether data of ``shape`` keeps it when it is combined with an array of ``numbers``."""
+    """Check whether data of ``shape`` keeps it when it is combined with an array of ``numbers``."""
     try:
         return torch.broadcast_shapes(tuple(numbers), shape) == shape
     except RuntimeError:

@@ -72,7 +72,7 @@ def call_host(host: Host, method: str, arguments: bytes) -> object:
 def read_answer(
     message: bytes | memoryview, *, worker: int, rows: range, command: str
 ) -> tuple[Any, list[Failure]]:
-    """Give the result in a message, and what failed instead or beside."""
+    """Return the result in a message, and what failed instead or beside."""
     try:
         result, failures = pickle.loads(message)
     except Exception as error:  # of a class that only the worker can import, for example

@@ -42,7 +42,7 @@ class MovingRows:
         return None if name is None else int(self._arrays[name][self._own.start])
 
     def inputs(self, request: int | str, moment: int | None) -> list[np.ndarray]:
-        """Give the parts that the host reads. They may be views: the caller copies them."""
+        """Return the parts that the host reads. They may be views: the caller copies them."""
         return self._parts(self._layout.moved_by(request).reads, moment, None)
 
     def take_inputs(
@@ -52,7 +52,7 @@ class MovingRows:
         self._take(self._layout.moved_by(request).reads, moment, None, parts)
 
     def outputs(self, request: int | str, moment: int | None, rows: Rows) -> list[np.ndarray]:
-        """Give the parts that the host has written in some rows. They may be views."""
+        """Return the parts that the host has written in some rows. They may be views."""
         return self._parts(self._layout.moved_by(request).writes, moment, rows)
 
     def take_outputs(
@@ -62,7 +62,7 @@ class MovingRows:
         self._take(self._layout.moved_by(request).writes, moment, rows, parts)
 
     def everything(self) -> list[np.ndarray]:
-        """Give all there is of the worker's rows."""
+        """Return all there is of the worker's rows."""
         return self._parts(tuple(self._fields), None, None)
 
     def take_everything(self, parts: Sequence[np.ndarray]) -> None:
@@ -81,7 +81,7 @@ class MovingRows:
             self._slots(name, moment)[chosen] = part
 
     def _slots(self, name: str, moment: int | None) -> np.ndarray:
-        """Give an array with its rows in front: of one slot, or with the axis of slots behind them."""
+        """Return an array with its rows in front: of one slot, or with the axis of slots behind them."""
         field, array = self._fields[name], self._arrays[name]
         if field.slots is None:
             return array

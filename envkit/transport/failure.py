@@ -77,7 +77,7 @@ class Failure:
             return self
 
     def headline(self, num_workers: int | None, seeds: Mapping[int, int]) -> str:
-        """Say in one or two sentences what happened and what to do about it.
+        """Return in one or two sentences what happened and what to do about it.
 
         ``num_workers`` is None where this process itself is the worker.
         """

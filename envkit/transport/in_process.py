@@ -108,7 +108,7 @@ class _InProcess(Backend[H]):
         return dict(self._arrays)
 
     def bind(self, worker: H, request: Request) -> None:
-        """Give the arrays to the host of a worker."""
+        """Hand the arrays to the host of a worker."""
         arrays = self._arrays
 
         def bind() -> None:
@@ -275,7 +275,7 @@ class Threads(_InProcess["ThreadWorker"]):
         return worker
 
     def is_stuck(self, worker: ThreadWorker) -> bool:
-        """Say whether a thread still works, and would write beside its successor."""
+        """Check whether a thread still works, and would write beside its successor."""
         return worker.is_busy
 
     def _have(self, worker: ThreadWorker, request: Request, task: Task) -> None:

@@ -47,7 +47,7 @@ class WorkerProcess(Protocol):
 
 
 def usable_cores() -> list[int]:
-    """Give the numbers of the cores this process may run on."""
+    """Return the numbers of the cores this process may run on."""
     if hasattr(os, "sched_getaffinity"):
         return sorted(os.sched_getaffinity(0))
     return list(range(os.cpu_count() or 1))
@@ -233,5 +233,5 @@ def _fork(fds: Sequence[int], close: Sequence[int]) -> int:
 
 
 def _starter_pid() -> int:
-    """Give this process as the one to end with, or 0: threads other than the main one may end."""
+    """Return this process as the one to end with, or 0: threads other than the main one may end."""
     return os.getpid() if threading.current_thread() is threading.main_thread() else 0

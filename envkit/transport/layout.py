@@ -41,11 +41,11 @@ class Field:
     ahead: int = 0
 
     def full_shape(self, rows: int) -> tuple[int, ...]:
-        """Give the shape of the array over ``rows`` rows."""
+        """Return the shape of the array over ``rows`` rows."""
         return (*(() if self.slots is None else (self.slots,)), rows, *self.shape)
 
     def size_bytes(self, rows: int) -> int:
-        """Give the bytes of the array over ``rows`` rows."""
+        """Return the bytes of the array over ``rows`` rows."""
         return math.prod(self.full_shape(rows)) * np.dtype(self.dtype).itemsize
 
     def __post_init__(self) -> None:
@@ -109,7 +109,7 @@ class Layout:
             )
 
     def moved_by(self, request: int | str) -> Traffic:
-        """Give the traffic of a command or method."""
+        """Return the traffic of a command or method."""
         if self.traffic is None:
             names = tuple(field.name for field in self.fields)
             return Traffic(names, names)

@@ -149,7 +149,7 @@ class Backend(ABC, Generic[W]):
         """Ask a new worker whether its process is there; only where `arrival_s` is not None."""
 
     def arrival_s(self, count: int) -> float | None:
-        """Give the seconds that so many workers may take in any case until they are there; None where none is waited for."""
+        """Return the seconds that so many workers may take in any case until they are there; None where none is waited for."""
         return None
 
     @abstractmethod
@@ -165,7 +165,7 @@ class Backend(ABC, Generic[W]):
         """Have the host of a worker bind the arrays that were allocated, as they are now."""
 
     def packed(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Give arguments of a call the form in which `call` takes them.
+        """Bring arguments of a call into the form in which `call` takes them.
 
         Raises:
             ArgumentError: something among them cannot be sent.
@@ -208,7 +208,7 @@ class Backend(ABC, Generic[W]):
             self.pending.pop(worker.reply, None)
 
     def is_stuck(self, worker: W) -> bool:
-        """Say whether a lost worker still works on the bound arrays, and so can have no successor."""
+        """Check whether a lost worker still works on the bound arrays, and so can have no successor."""
         return False
 
     def require_alive(self) -> None:
@@ -463,7 +463,7 @@ class Pool:
         return Job(worker, request)
 
     def begun_since(self, worker: int, requests: int) -> Job | None:
-        """Give the job that a worker was given since there were so many requests; None where there is none.
+        """Return the job that a worker was given since there were so many requests; None where there is none.
 
         After Ctrl-C in `begin` it is known here alone.
         """
@@ -493,7 +493,7 @@ class Pool:
                 return done
 
     def outcome(self, job: Job) -> Any:
-        """Give what a job has returned, once it is done; None for a command.
+        """Return what a job has returned, once it is done; None for a command.
 
         Raises:
             WorkerError: it failed.
@@ -506,7 +506,7 @@ class Pool:
         return request.answers.get(job.worker)
 
     def _free(self, worker: int, name: str, limit: Limit) -> tuple[Worker, Request]:
-        """Give a worker that is free, and what it is asked from now on."""
+        """Return a worker that is free, and what it is asked from now on."""
         self._require_open()
         asked = self.backend.workers[worker]
         self._make_room([asked])
@@ -573,7 +573,7 @@ class Pool:
                 self._expire()
 
     def _expire(self) -> None:
-        """Give up every worker that did not answer in time."""
+        """Abandon every worker that did not answer in time."""
         now, stuck = time.monotonic(), list[tuple[Any, Failure]]()
         for worker in list(self.backend.pending.values()):
             request = worker.request

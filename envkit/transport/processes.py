@@ -529,7 +529,7 @@ def _still_running(handles: Sequence[WorkerProcess], timeout_s: float) -> list[W
 
 @contextmanager
 def _within_open_files(num_workers: int) -> Generator[None]:
-    """Tell which limit it was, where too many files are open for a pool of so many workers.
+    """Return which limit it was, where too many files are open for a pool of so many workers.
 
     Raises:
         OpenFilesError: the system refused a descriptor.

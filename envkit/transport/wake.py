@@ -39,7 +39,7 @@ if hasattr(os, "eventfd"):
     write, read = os.eventfd_write, os.eventfd_read
 
     def encode(code: int) -> Any:
-        """Give a code the form that `write` takes, ahead of time."""
+        """Bring a code into the form that `write` takes, ahead of time."""
         return code
 
     def open_pair() -> tuple[int, int]:
@@ -54,7 +54,7 @@ if hasattr(os, "eventfd"):
 else:
 
     def encode(code: int) -> Any:
-        """Give a code the form that `write` takes, ahead of time."""
+        """Bring a code into the form that `write` takes, ahead of time."""
         return code.to_bytes(_WORD_BYTES, "little")
 
     def open_pair() -> tuple[int, int]:

@@ -242,7 +242,7 @@ _REGISTERED: dict[str, Found] = {}
 
 
 def register(id: str, factory: Factory, *, kind: Kind = "stateful") -> None:
-    """Give an env of one's own an id, by which `make` builds it and `list_envs` lists it.
+    """Register an env of one's own under an id, by which `make` builds it and `list_envs` lists it.
 
     Args:
         id: "library/name", with a library name that no other package has.
@@ -294,7 +294,7 @@ def register(id: str, factory: Factory, *, kind: Kind = "stateful") -> None:
 
 @lru_cache(maxsize=1)
 def _all_worlds() -> Mapping[str, World]:
-    """Give envkit's worlds and those of installed packages, whose entry points are imported when they are needed."""
+    """Return envkit's worlds and those of installed packages, whose entry points are imported when they are needed."""
     found = dict(WORLDS)
     for point in metadata.entry_points(group="envkit.worlds"):
         owner = point.dist.name if point.dist else point.module
@@ -309,7 +309,7 @@ def _all_worlds() -> Mapping[str, World]:
 
 
 def find(id: str) -> Found:
-    """Say what an id means.
+    """Return what an id means.
 
     Raises:
         ArgumentTypeError: (a TypeError) it is no string.
@@ -436,7 +436,7 @@ def _require_text(name: str, value: object, meant: str) -> None:
 
 
 def _ids(world: World, *, strict: bool) -> Iterator[EnvId]:
-    """Give the ids of one world; unless ``strict``, none where its library is missing or broken."""
+    """Yield the ids of one world; unless ``strict``, none where its library is missing or broken."""
     names = _names(world)
     if strict and not names:
         if world.library is not None:
@@ -465,7 +465,7 @@ def world_names() -> list[str]:
 
 
 def worlds() -> list[WorldInfo]:
-    """Say of every library whether it is installed, and how many envs it has here.
+    """Return of every library whether it is installed, and how many envs it has here.
 
     Example:
         >>> from envkit import worlds

@@ -118,7 +118,7 @@ def make(
 
 
 def made_by(env: EnvBase) -> dict[str, Any] | None:
-    """Give the keywords by which `make` makes one env like those of ``env``; None where it did not make it.
+    """Return the keywords by which `make` makes one env like those of ``env``; None where it did not make it.
 
     Neither is there what transforms that were given to `make` are.
     """
@@ -175,7 +175,7 @@ class _Request:
         return self.num_envs, partial(self.found.build, **self.keywords)
 
     def _of_pools(self) -> str:
-        """Say how a pool is given the keywords that are its own."""
+        """Return how a pool is given the keywords that are its own."""
         own = [name for name in known_to(ParallelEnv) or () if name in self.keywords]
         if not own:
             return ""

@@ -126,7 +126,7 @@ class RowOwners:
         return iter(self._owners)
 
     def get_attr(self, name: str, indices: object = None) -> list[Any]:
-        """Give an attribute of each of some rows.
+        """Return an attribute of each of some rows.
 
         Raises:
             AttributeError: one of them has none of this name.
@@ -185,7 +185,7 @@ class RowOwners:
         return self._in_order(found, indices)
 
     def is_wrapped(self, kind: type, indices: object = None) -> list[bool]:
-        """Say for each of some rows whether a wrapper of a class is around its simulator."""
+        """Return for each of some rows whether a wrapper of a class is around its simulator."""
         found = {}
         for owner, rows in self._chosen(indices):
             if owner.pool is None:
@@ -195,7 +195,7 @@ class RowOwners:
         return self._in_order(found, indices)
 
     def _chosen(self, indices: object) -> Iterator[tuple[_Owner, list[int]]]:
-        """Give the owners of some rows, each with its rows among them."""
+        """Yield the owners of some rows, each with its rows among them."""
         rows = list(dict.fromkeys(chosen_rows(indices, self._count)))
         for owner in self._owners:
             if own := [row for row in rows if row in owner.rows]:
@@ -223,7 +223,7 @@ def _asked(owner: _Owner, ask: Callable[[Any], Any], rows: list[int]) -> dict[in
 
 
 def _by_row(owner: _Owner, value: Any, rows: list[int]) -> dict[int, Any]:
-    """Give each row its own of a list with one value a row; anything else is the same for each."""
+    """Return for each row its own of a list with one value a row; anything else is the same for each."""
     is_list = isinstance(value, list | tuple) and len(value) == len(owner.rows)
     return {row: value[row - owner.rows[0]] if is_list else value for row in rows}
 
@@ -329,7 +329,7 @@ class BatchView:
         return inner if isinstance(inner, BatchedEnv) else None
 
     def get_attr(self, name: str, indices: object = None) -> list[Any]:
-        """Give an attribute of each of some rows; see `RowOwners`."""
+        """Return an attribute of each of some rows; see `RowOwners`."""
         if name == "render_mode":  # SB3 asks, and warns of envs that say nothing
             return [self.render_mode] * len(chosen_rows(indices, self.num_envs))
         return self.owners.get_attr(name, indices)
@@ -337,7 +337,7 @@ class BatchView:
     # ------------------------------------------------------------------------------------- calls
 
     def seed(self, seeds: Mapping[int, int | None]) -> None:
-        """Give single rows a seed each, of their `set_seed`, for the reset that follows.
+        """Return single rows a seed each, of their `set_seed`, for the reset that follows.
 
         Raises:
             ArgumentError: (a ValueError) one is no seed, or all rows are one object.
@@ -358,7 +358,7 @@ class BatchView:
         return {row: checked_seed(seed) for row, seed in seeds.items() if seed is not None}
 
     def _begun_with(self, seeds: Mapping[int, int | None]) -> dict[int, dict[str, int]]:
-        """Give the keywords with which simulators of Gymnasium begin with a seed; others are seeded now."""
+        """Return the keywords with which simulators of Gymnasium begin with a seed; others are seeded now."""
         self._require_single(seeds)
         checked = self._checked(seeds)
         rows = list(checked)
@@ -513,7 +513,7 @@ class BatchView:
         return torch.from_numpy(mask).to(self.env.device)
 
     def _acted(self, action: object, mask: np.ndarray | None = None) -> dict[Path, torch.Tensor]:
-        """Give actions as the specs spell them; numbers that are none of them are refused there or by the env."""
+        """Return actions as the specs spell them; numbers that are none of them are refused there or by the env."""
         self._require_begun()
         acted: dict[Path, torch.Tensor] = {}
 
@@ -583,7 +583,7 @@ class BatchView:
         return dict(found) if isinstance(found, Mapping) else {}
 
     def common(self, name: str) -> Any:
-        """Give an attribute that all rows have in common; None where there is none, or rows differ."""
+        """Return an attribute that all rows have in common; None where there is none, or rows differ."""
         try:
             values = self.owners.get_attr(name)
         except AttributeError:
@@ -644,7 +644,7 @@ class BatchView:
         return shown
 
     def flags(self, at: Moment) -> tuple[Any, Any]:
-        """Give ``terminated`` and ``truncated``, bool ``(num_envs,)``; what is done and neither is terminated."""
+        """Return ``terminated`` and ``truncated``, bool ``(num_envs,)``; what is done and neither is terminated."""
         truncated = at.get("truncated")
         terminated = at.get("terminated")
         if truncated is None:
@@ -658,7 +658,7 @@ class BatchView:
         return terminated.squeeze(-1), truncated.squeeze(-1)
 
     def ended(self, at: Moment) -> np.ndarray:
-        """Give the rows whose episode has ended, as an array."""
+        """Return the rows whose episode has ended, as an array."""
         return _array(at.get("done")).squeeze(-1)
 
     def _value(self, value: Any) -> Any:
@@ -686,7 +686,7 @@ def row_of(tree: Any, row: int) -> Any:
 
 
 def _action_names(env: EnvBase) -> dict[Path, Path]:
-    """Give actions by path with their names in the action space: none of the only one, without a common "action"."""
+    """Return actions by path with their names in the action space: none of the only one, without a common "action"."""
     paths = [as_path(key) for key in env.action_keys]
     if len(paths) == 1:
         return {paths[0]: ()}

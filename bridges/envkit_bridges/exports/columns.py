@@ -136,7 +136,7 @@ class Layout:
 
 
 def read_batches(data: object) -> Iterator[tuple[TensorDictBase, Layout]]:
-    """Give the batches of a rollout or an iterable of rollouts, each checked to be like the first.
+    """Yield the batches of a rollout or an iterable of rollouts, each checked to be like the first.
 
     Raises:
         ArgumentTypeError: (a TypeError) it is, or gives, something else than TensorDicts.
@@ -203,7 +203,7 @@ def _told(entry: tuple[str, tuple[int, ...]] | None) -> str:
 
 
 def layout_of(batch: TensorDictBase) -> Layout:
-    """Say which entries a batch has.
+    """Return which entries a batch has.
 
     Raises:
         ArgumentError: (a ValueError) no column can hold one of them.
@@ -265,7 +265,7 @@ RESERVED = frozenset({"episode", "step", "row", "time", "cut"})
 
 
 def arrays_of(batch: TensorDictBase, layout: Layout) -> dict[Path, np.ndarray]:
-    """Give the columns of a batch by path.
+    """Return the columns of a batch by path.
 
     Raises:
         ArgumentError: (a ValueError) data that is no tensor is no text.

@@ -81,7 +81,7 @@ def register_gym(
 
 
 def _accepted(library: ModuleType, options: dict[str, Any], *, to_numpy: bool) -> dict[str, Any]:
-    """Give the options that the library's ``register`` has.
+    """Return the options that the library's ``register`` has.
 
     Its own checker looks at arrays, so it is left out where tensors are given.
 

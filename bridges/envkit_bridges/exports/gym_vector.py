@@ -176,7 +176,7 @@ class GymVectorView(VectorEnv):
         return self.view.observations(root), infos
 
     def _has_begun(self) -> np.ndarray:
-        """Say which rows have begun an episode that was not shown yet: those that ended in the last step of "next_step"."""
+        """Return which rows have begun an episode that was not shown yet: those that ended in the last step of "next_step"."""
         resets_later = self.autoreset_mode == AutoresetMode.NEXT_STEP and self.view.is_begun
         if not resets_later or not self._ended.any():
             return ~self._all
@@ -277,7 +277,7 @@ class GymVectorView(VectorEnv):
             return tuple(self.view.owners.call(name, *args, **kwargs))
 
     def get_attr(self, name: str) -> tuple[Any, ...]:
-        """Give an attribute of each row's env, wrapper or simulator."""
+        """Return an attribute of each row's env, wrapper or simulator."""
         with self._errors():
             return tuple(self.view.get_attr(name))
 
@@ -404,7 +404,7 @@ class _MisuseError(ArgumentError, AssertionError):
 
 
 def _as_theirs(error: Exception) -> Exception:
-    """Give an error that is of its class and of the one of Gymnasium as well."""
+    """Return an error that is of its class and of the one of Gymnasium as well."""
     kind = type(error)
     [theirs] = {theirs for ours, theirs in _THEIRS.items() if issubclass(kind, ours)}
     both = _both(kind, theirs)(*error.args)

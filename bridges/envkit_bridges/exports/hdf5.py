@@ -298,7 +298,7 @@ def append(group: Any, name: str, values: np.ndarray, axis: int = 0) -> None:
 
 
 def quoted(path: Path) -> Path:
-    """Give names of groups for a path: "/", and names of dots alone, are quoted as in URLs."""
+    """Return names of groups for a path: "/", and names of dots alone, are quoted as in URLs."""
     return tuple(
         part.replace("%", "%25").replace("/", "%2F")
         if part.strip(".")

@@ -61,7 +61,7 @@ class Choice:
     is_single: bool
 
     def indices(self, codes: np.ndarray, path: Path) -> np.ndarray:
-        """Give the index of each code.
+        """Return the index of each code.
 
         Raises:
             ArgumentError: (a ValueError) a code has not one entry that is set.
@@ -137,7 +137,7 @@ class Roles:
 
 
 def roles_of(layout: Layout, env: EnvBase | None) -> Roles:
-    """Say what each entry is: as the env declares it, or without one as it is named and carried.
+    """Return what each entry is: as the env declares it, or without one as it is named and carried.
 
     Raises:
         MissingKeyError: (a KeyError) the data lacks an observation, an action, a reward or a done flag.
@@ -241,7 +241,7 @@ def _choices(env: EnvBase, paths: Iterable[Path]) -> dict[Path, Choice]:
 
 
 def _starts(env: EnvBase, observations: set[Path], actions: set[Path]) -> dict[Path, Any]:
-    """Give the first option of each entry whose space in Gymnasium does not count from 0."""
+    """Return the first option of each entry whose space in Gymnasium does not count from 0."""
     inside = spaces_inside(env)
     found = {}
     for space, key, paths in zip(
@@ -262,7 +262,7 @@ def _spec_of(env: EnvBase, path: Path) -> TensorSpec:
 
 
 def kept_layout(layout: Layout, roles: Roles) -> Layout:
-    """Give the layout of what Minari holds: one row, without what is left out."""
+    """Return the layout of what Minari holds: one row, without what is left out."""
     carried = {*roles.observations, *roles.infos}
     kept = {*carried, *(("next", *path) for path in carried), *roles.actions, *roles.alone}
     kept |= {("next", *roles.reward), *_FLAGS, *(("next", *path) for path in _FLAGS)}
@@ -284,7 +284,7 @@ def kept_layout(layout: Layout, roles: Roles) -> Layout:
 def spaces_of(
     layout: Layout, roles: Roles, env: EnvBase | None, spaces: ModuleType
 ) -> tuple[Any, Any]:
-    """Give the spaces of observations and of actions, which contain what is written."""
+    """Return the spaces of observations and of actions, which contain what is written."""
     columns = {column.path: column for column in layout.columns}
 
     def space(path: Path) -> Any:
@@ -306,7 +306,7 @@ def spaces_of(
 
 
 def _from(start: np.ndarray, counted: Any, spaces: ModuleType) -> Any:
-    """Give a space of options that counts from ``start`` instead of 0."""
+    """Return a space of options that counts from ``start`` instead of 0."""
     if isinstance(counted, spaces.Discrete):
         return spaces.Discrete(int(counted.n), start=int(start.reshape(-1)[0]))
     return spaces.MultiDiscrete(
@@ -322,7 +322,7 @@ def _tree(members: Mapping[Path, Any], spaces: ModuleType) -> Any:
 
 
 def _space_of_data(column: Column, spaces: ModuleType) -> Any:
-    """Give the space of all values that a column can have."""
+    """Return the space of all values that a column can have."""
     if column.dtype == TEXT:
         return spaces.Text(max_length=4096)
     dtype, shape = column.held_dtype, column.held_shape
@@ -485,7 +485,7 @@ def _require_spaces(data: File) -> None:
 
 
 def _place(dataset_id: str) -> tuple[str | None, File]:
-    """Give the namespace of an id, and the folder of its dataset.
+    """Return the namespace of an id, and the folder of its dataset.
 
     Raises:
         ArgumentTypeError, ArgumentError: (a TypeError, a ValueError) the id is malformed.
@@ -519,7 +519,7 @@ _LISTS = ("author", "author_email", "requirements")
 
 
 def _listed(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Give the metadata in the form that Minari asks for: sets of authors.
+    """Return the metadata in the form that Minari asks for: sets of authors.
 
     Raises:
         OptionError: (a TypeError) Minari has no such metadata.
@@ -704,7 +704,7 @@ def _data_of(dataset: Any) -> EnvData:
 
 
 def _own(episode: Any, layout: Layout, roles: Roles) -> Iterator[tuple[Path, np.ndarray]]:
-    """Give the columns of one episode that `to_minari` wrote."""
+    """Yield the columns of one episode that `to_minari` wrote."""
     columns = {column.path: column for column in layout.columns}
     steps = len(episode.rewards)
     for paths, tree in ((roles.observations, episode.observations), (roles.infos, episode.infos)):
@@ -736,7 +736,7 @@ def _coded(roles: Roles, column: Column, values: Any) -> np.ndarray:
 
 
 def _text(values: Any) -> np.ndarray:
-    """Give an array; text, of which some readers give bytes, as objects."""
+    """Return an array; text, of which some readers give bytes, as objects."""
     array = values if isinstance(values, np.ndarray) else np.array(values, dtype=object)
     if array.dtype != object:
         return array
@@ -773,7 +773,7 @@ def _foreign(dataset: Any) -> EnvData:
 
 
 def _columns_named(episode: Any) -> Iterator[tuple[Path, np.ndarray]]:
-    """Give the columns of one episode by the names of its spaces."""
+    """Yield the columns of one episode by the names of its spaces."""
     steps = len(episode.rewards)
     yield from _carried((), episode.observations, "observation", steps)
     for path, values in _leaves(episode.actions):
@@ -808,7 +808,7 @@ def _carried(above: Path, tree: Any, name: str, steps: int) -> Iterator[tuple[Pa
 
 
 def _leaves(tree: Any, path: Path = ()) -> Iterator[tuple[Path, np.ndarray]]:
-    """Give the arrays of a tree; members of a tuple are named by their place."""
+    """Yield the arrays of a tree; members of a tuple are named by their place."""
     if isinstance(tree, tuple):
         tree = {str(place): part for place, part in enumerate(tree)}
     if isinstance(tree, dict):

@@ -37,12 +37,12 @@ class Painter(Protocol):
         ...
 
     def frames(self) -> list[torch.Tensor]:
-        """Give what was seen, for each row: uint8 (T, 3, H, W)."""
+        """Return what was seen, for each row: uint8 (T, 3, H, W)."""
         ...
 
 
 def painter_of(env: EnvBase, rows: Sequence[int], options: Mapping[str, Any]) -> Painter:
-    """Give what draws these rows.
+    """Return what draws these rows.
 
     Raises:
         UnsupportedError: (a NotImplementedError) the env draws nothing; the message says what to pass.
@@ -63,12 +63,12 @@ def without_transforms(env: EnvBase) -> EnvBase:
 
 
 def draws_states(env: EnvBase) -> bool:
-    """Say whether an env draws stored states."""
+    """Check whether an env draws stored states."""
     return callable(getattr(type(env), "render_rollout", None))
 
 
 def pace_of(env: EnvBase) -> float:
-    """Say how many steps an env makes in a second of simulated time, at most 60; 15 where it has none."""
+    """Return how many steps an env makes in a second of simulated time, at most 60; 15 where it has none."""
     env = without_transforms(env)
     if isinstance(env, MixedEnv):
         return pace_of(env.members[0].env)
@@ -81,7 +81,7 @@ def pace_of(env: EnvBase) -> float:
 
 
 def _seconds_of(env: EnvBase) -> float | None:
-    """Give the time that a step takes in the env: ``dt`` of Brax and Playground, ``control_timestep()`` of dm_control."""
+    """Return the time that a step takes in the env: ``dt`` of Brax and Playground, ``control_timestep()`` of dm_control."""
     seconds = _of_one(getattr(env, "dt", None))
     if seconds is None and callable(asked := getattr(env, "control_timestep", None)):
         seconds = _of_one(asked())
@@ -90,7 +90,7 @@ def _seconds_of(env: EnvBase) -> float | None:
 
 
 def _of_one(value: Any) -> Any:
-    """Give an attribute of an env; of a pool that of the first sub-env."""
+    """Return an attribute of an env; of a pool that of the first sub-env."""
     return value[0] if isinstance(value, list | WorkerAttribute) else value
 
 

@@ -169,7 +169,7 @@ class _Table:
         return done
 
     def rest(self) -> Any:
-        """Give what was not written yet; open episodes are cut."""
+        """Return what was not written yet; open episodes are cut."""
         at = self.schema.get_field_index("cut")
         cut = self._arrow.array(self._is_open())
         return self._waiting.set_column(at, self.schema.field("cut"), cut)
@@ -216,7 +216,7 @@ def _type(arrow: ModuleType, column: Column) -> Any:
 
 
 def _listed(arrow: ModuleType, column: Column, held: np.ndarray) -> Any:
-    """Give a column as an arrow array: a number, or a list of numbers, for each step."""
+    """Return a column as an arrow array: a number, or a list of numbers, for each step."""
     kind = _type(arrow, column)
     if _size(column) == 1:
         return arrow.array(held.reshape(-1), type=kind)

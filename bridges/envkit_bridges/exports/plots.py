@@ -168,7 +168,7 @@ def _row_of(td: TensorDictBase, row: int) -> Any:
 
 
 def _plotted(run: TensorDictBase) -> Iterator[tuple[str, np.ndarray]]:
-    """Give the entries with few numbers a step: rewards, actions, then what changes of the rest of the root."""
+    """Yield the entries with few numbers a step: rewards, actions, then what changes of the rest of the root."""
     following = run.get("next", None)
     for path, value in [] if following is None else _stacked(following):
         if path[-1] == "reward":
@@ -200,7 +200,7 @@ def _actions_first(leaf: tuple[Any, Any]) -> bool:
 
 
 def _numbers(value: Any) -> np.ndarray:
-    """Give what is at each step: float64, shape (T, n)."""
+    """Return what is at each step: float64, shape (T, n)."""
     return value.detach().cpu().double().reshape(len(value), -1).numpy()
 
 

@@ -48,7 +48,7 @@ def _only_entry(env: Any) -> Any:
 
 
 def spaces_inside(env: EnvBase) -> tuple[Any, Any] | None:
-    """Give the spaces of the env of Gymnasium that an env, or each of a pool, is around; None where it is around none.
+    """Return the spaces of the env of Gymnasium that an env, or each of a pool, is around; None where it is around none.
 
     No transforms may be between both.
     """
@@ -75,7 +75,7 @@ def _is_around_one(env: EnvBase) -> bool:
 
 
 def env_spec_of(env: EnvBase, observation_space: object, action_space: object) -> Any:
-    """Give the spec by which Gymnasium makes an env with these spaces; None where there is none.
+    """Return the spec by which Gymnasium makes an env with these spaces; None where there is none.
 
     There is one for envs of Gymnasium, single or in a pool, and for what `make` made, unless transforms are
     between them and the data. No second env is made to find out: there may be room for one alone.
@@ -88,7 +88,7 @@ def env_spec_of(env: EnvBase, observation_space: object, action_space: object) -
 
 
 def _candidates(env: EnvBase) -> Iterator[tuple[Any, tuple[Any, Any]]]:
-    """Give specs, each with the spaces of the env that is made by it."""
+    """Yield specs, each with the spaces of the env that is made by it."""
     kind = require("gymnasium.envs.registration").EnvSpec
     inside = spaces_inside(env)
     if inside is not None:
@@ -111,7 +111,7 @@ def _candidates(env: EnvBase) -> Iterator[tuple[Any, tuple[Any, Any]]]:
 
 
 def _can_be_made(spec: Any) -> bool:
-    """Say whether a spec can be written as JSON, and its wrappers take the arguments that it keeps of them."""
+    """Check whether a spec can be written as JSON, and its wrappers take the arguments that it keeps of them."""
     try:
         spec.to_json()
         for wrapper in spec.additional_wrappers:
@@ -126,7 +126,7 @@ def _can_be_made(spec: Any) -> bool:
 
 
 def _spaces_of_recovered(env: EnvBase) -> tuple[Any, Any]:
-    """Give the spaces of what `recovered_env` makes, from an env that `make` has made in the same way."""
+    """Return the spaces of what `recovered_env` makes, from an env that `make` has made in the same way."""
     spaces = require("gymnasium.spaces")
     hidden = env.facts.infos | private_entries(env)
     shown = Composite()
@@ -141,7 +141,7 @@ def _spaces_of_recovered(env: EnvBase) -> tuple[Any, Any]:
 
 
 def _alike(one: Any, other: Any) -> bool:
-    """Say whether values of two spaces have the same structure, shapes and dtypes."""
+    """Check whether values of two spaces have the same structure, shapes and dtypes."""
     if type(one).__name__ != type(other).__name__:
         return False
     if hasattr(one, "spaces"):

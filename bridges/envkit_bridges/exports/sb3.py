@@ -150,7 +150,7 @@ class SB3View(VecEnv):
         return spaces.Dict([(name, leaves[path]) for path, name in self._names.items()])
 
     def _shown(self, at: Moment) -> Any:
-        """Give the observation of a moment, nested ones under their flat names."""
+        """Return the observation of a moment, nested ones under their flat names."""
         tree = self.view.observations(at)
         if self._names is None:
             return tree
@@ -176,7 +176,7 @@ class SB3View(VecEnv):
     # --------------------------------------------------------------------------------- attributes
 
     def get_attr(self, attr_name: str, indices: object = None) -> list[Any]:
-        """Give an attribute of each of some rows: of its env, its wrappers or its simulator.
+        """Return an attribute of each of some rows: of its env, its wrappers or its simulator.
 
         Raises:
             AttributeError: there is none of this name.
@@ -208,11 +208,11 @@ class SB3View(VecEnv):
     def env_is_wrapped(
         self, wrapper_class: type[gymnasium.Wrapper], indices: object = None
     ) -> list[bool]:
-        """Say for each of some rows whether a wrapper of this class is around its simulator."""
+        """Return for each of some rows whether a wrapper of this class is around its simulator."""
         return self.view.owners.is_wrapped(wrapper_class, self._rows(indices))
 
     def get_images(self) -> Sequence[np.ndarray | None]:
-        """Give a picture of each row."""
+        """Return a picture of each row."""
         return self.view.render() or []
 
     def _rows(self, indices: Any) -> list[int]:

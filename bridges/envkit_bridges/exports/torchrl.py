@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 def to_torchrl(env: EnvBase) -> TorchRLEnv:
-    """Give an env as one of TorchRL's: for its collectors, transforms, modules and losses.
+    """Return an env as one of TorchRL's: for its collectors, transforms, modules and losses.
 
     Specs, masks, batch size (of any length; an unlocked env stays unlocked) and device are those of ``env``, and so are
     seeds, random actions and the state dict. The state of a stateless env is in the data, as in TorchRL's own
@@ -78,7 +78,7 @@ def to_torchrl(env: EnvBase) -> TorchRLEnv:
 
 
 def for_replay_buffer(transform: Transform) -> TorchRLTransform:
-    """Give a transform as one that TorchRL's replay buffers run both ways.
+    """Return a transform as one that TorchRL's replay buffers run both ways.
 
     Pass the result as ``ReplayBuffer(transform=...)``, to ``append_transform`` or to
     ``insert_transform``. Data that is added goes through `Transform.inv`, what is sampled through
@@ -112,7 +112,7 @@ def for_replay_buffer(transform: Transform) -> TorchRLTransform:
 
 
 def from_torchrl_transform(theirs: object) -> Transform:
-    """Give a primer of TorchRL's as one of envkit's.
+    """Return a primer of TorchRL's as one of envkit's.
 
     Raises:
         ArgumentTypeError: (a TypeError) it is another transform.

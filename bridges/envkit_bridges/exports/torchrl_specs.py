@@ -24,7 +24,7 @@ _Build = Callable[[Any, Any], Any]  # from a spec, with the classes of the libra
 
 
 def from_torchrl_spec(spec: TorchRLSpec) -> TensorSpec:
-    """Give a spec of TorchRL's as one of envkit's: same kind, shape, dtype, device, bounds and masks.
+    """Return a spec of TorchRL's as one of envkit's: same kind, shape, dtype, device, bounds and masks.
 
     A `Choice` of TorchRL's does not say which of its axes are rows, so one option is drawn for all.
 
@@ -45,7 +45,7 @@ def from_torchrl_spec(spec: TorchRLSpec) -> TensorSpec:
 
 
 def to_torchrl_spec(spec: TensorSpec) -> TorchRLSpec:
-    """Give a spec as one of TorchRL's: same kind, shape, dtype, device, bounds and masks.
+    """Return a spec as one of TorchRL's: same kind, shape, dtype, device, bounds and masks.
 
     Args:
         spec: any spec of envkit.

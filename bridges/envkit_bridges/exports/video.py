@@ -198,7 +198,7 @@ def as_video_path(path: str | os.PathLike[str]) -> Path:
 
 
 def require_pace(fps: float) -> float:
-    """Give frames per second.
+    """Return frames per second.
 
     Raises:
         ArgumentError: (a ValueError) it is no number above 0.
@@ -208,7 +208,7 @@ def require_pace(fps: float) -> float:
 
 
 def _encoded(frames: torch.Tensor, format: str, fps: float) -> bytes:
-    """Give the bytes of a file."""
+    """Return the bytes of a file."""
     pictures = frames.permute(0, 2, 3, 1).cpu().numpy()
     if format == "gif":
         writer: Any = require("imageio.v3")

@@ -123,7 +123,7 @@ class set_gym_backend:
 
 
 def gym_library(backend: str | ModuleType | None) -> ModuleType:
-    """Give the gym library asked for, the current one by default."""
+    """Return the gym library asked for, the current one by default."""
     if backend is None:
         return gym_backend()
     with set_gym_backend(backend):
@@ -131,7 +131,7 @@ def gym_library(backend: str | ModuleType | None) -> ModuleType:
 
 
 def library_of(thing: object) -> ModuleType:
-    """Give the gym library that an env or a space is an object of; if of none, the current one."""
+    """Return the gym library that an env or a space is an object of; if of none, the current one."""
     for base in type(thing).__mro__:
         name = base.__module__.partition(".")[0]
         if name in _NAMES:
@@ -197,7 +197,7 @@ def _unpacked(id: str, packed: bytes) -> object:
 
 
 def _sent(id: str, point: object) -> object:
-    """Give an entry point the form in which it travels; a name outside the script stays as it is."""
+    """Return an entry point the form in which it travels; a name outside the script stays as it is."""
     if isinstance(point, str) and point.startswith(_SCRIPT):
         point = pkgutil.resolve_name(point)
     return point if point is None or isinstance(point, str) else _Sent(id, by_value.dumps(point))

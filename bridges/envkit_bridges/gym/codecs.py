@@ -86,7 +86,7 @@ class RowLeaf:
         return tuple(self.spec.shape), numpy_dtype(self.spec.dtype)
 
     def writer(self, row: np.ndarray) -> Callable[[Any], None]:
-        """Give the function that writes a value into ``row``, always the same one."""
+        """Return the function that writes a value into ``row``, always the same one."""
         write = self.write
         return write.into(row) if isinstance(write, CopyIn) else partial(write, row)
 
@@ -250,7 +250,7 @@ class CopyIn:
     key: Any
 
     def into(self, row: np.ndarray) -> Callable[[Any], None]:
-        """Give the function that writes into ``row``, which must be contiguous."""
+        """Return the function that writes into ``row``, which must be contiguous."""
         if row.ndim != 1:
             return partial(self, row)
         view = row.data
@@ -289,7 +289,7 @@ class CopyIn:
 
 
 def holds_numbers(found: np.ndarray, dtype: np.dtype) -> bool:
-    """Say whether an array holds real numbers alone, of any library, that ``dtype`` may take.
+    """Check whether an array holds real numbers alone, of any library, that ``dtype`` may take.
 
     A cast of NumPy would make NaN of None, 1.5 of ``"1.5"``, and drop imaginary parts.
     """
@@ -302,7 +302,7 @@ _CURE = "Correct the env or its space: gymnasium.utils.env_checker.check_env(env
 
 
 def misshapen(key: object, found: tuple[int, ...], wanted: tuple[int, ...]) -> EncodingError:
-    """Say that a value has another shape than its space."""
+    """Return an error that says that a value has another shape than its space."""
     return EncodingError(
         f"cannot put {key!r} of shape {found} into shape {wanted}, which its space declares. {_CURE}"
     )
@@ -349,7 +349,7 @@ def _lacking_path(space: GymSpace, value: SpaceValue) -> tuple[Any, ...] | None:
 
 
 def outside(key: object, value: SpaceValue, space: GymSpace) -> EncodingError:
-    """Say that a value is not in its space."""
+    """Return an error that says that a value is not in its space."""
     return EncodingError(f"{key!r} is {_shown(value)}, which is not in its space {space}. {_CURE}")
 
 
@@ -358,7 +358,7 @@ def _shown(value: SpaceValue) -> str:
 
 
 def numpy_dtype(dtype: torch.dtype) -> np.dtype:
-    """Give the NumPy dtype that is spelled like a torch dtype."""
+    """Return the NumPy dtype that is spelled like a torch dtype."""
     return torch.empty(0, dtype=dtype, device="cpu").numpy().dtype
 
 
@@ -485,7 +485,7 @@ def _discrete(space: GymSpace, categorical: bool, key: object) -> RowLeaf:
 
 
 def _whole(value: SpaceValue, space: GymSpace, key: object) -> np.ndarray:
-    """Give the integers that ``value`` spells: 1.0 is one, and 1.5, ``"1"`` and None are none."""
+    """Return the integers that ``value`` spells: 1.0 is one, and 1.5, ``"1"`` and None are none."""
     found = np.asarray(value)
     if found.dtype.kind in "biu":
         return found.astype(np.int64)
@@ -599,7 +599,7 @@ class Codec:
         return all(isinstance(leaf, RowLeaf) for leaf, _ in self.leaves.values())
 
     def spec(self, device: Device | None = None) -> Composite:
-        """Give the leaves' specs as one Composite."""
+        """Return the leaves' specs as one Composite."""
         tree = Composite(device=device)
         for path, (leaf, _) in self.leaves.items():
             tree[path] = leaf.spec.to(device) if device is not None else leaf.spec
@@ -648,7 +648,7 @@ class Codec:
     # --------------------------------------------------------------------------- rows of many envs
 
     def writer(self, rows: ArraysByPath, method: str = "step") -> Callable[[Any], None]:
-        """Give the function that writes a value of the space, which ``method`` returned, into one environment's rows.
+        """Return the function that writes a value of the space, which ``method`` returned, into one environment's rows.
 
         It raises `EncodingError` where a value lacks a member of the space, has another shape than its space
         says, or does not fit its dtype.
@@ -794,7 +794,7 @@ _TAKEN = frozenset(("action", "next", "reward", "done", "terminated", "truncated
 
 
 def _clash(observation: Codec, action: Codec) -> bool:
-    """Say whether an observation and an action have one name, or the one is called like a node above the other."""
+    """Check whether an observation and an action have one name, or the one is called like a node above the other."""
     return any(
         seen[: len(acted)] == acted[: len(seen)]
         for seen in observation.leaves
@@ -958,7 +958,7 @@ def _series(leaf: Leaf) -> ObjectLeaf:
 
 
 def space_of(spec: TensorSpec) -> GymSpace:
-    """Give the gymnasium space of a spec; the inverse of `codec_of` up to the encoding.
+    """Return the gymnasium space of a spec; the inverse of `codec_of` up to the encoding.
 
     Raises:
         SpecError: the spec has no gymnasium counterpart.
@@ -995,14 +995,14 @@ NO_SPACE = (torch.bfloat16, torch.complex32, torch.complex64, torch.complex128)
 
 
 def dict_space(tree: Any, spaces: ModuleType) -> GymSpace:
-    """Give a nested dict of spaces as one space, names in order; a space is given as it is."""
+    """Return a nested dict of spaces as one space, names in order; a space is given as it is."""
     if not isinstance(tree, dict):
         return tree
     return spaces.Dict({name: dict_space(part, spaces) for name, part in sorted(tree.items())})
 
 
 def shown_space(spec: TensorSpec, spaces: ModuleType) -> GymSpace:
-    """Give the space of what is shown: it contains the arrays a spec holds, shape and dtype."""
+    """Return the space of what is shown: it contains the arrays a spec holds, shape and dtype."""
     if isinstance(spec, Composite):
         members = {name: shown_space(spec[name], spaces) for name in sorted(spec.keys())}
         return spaces.Dict(members)
@@ -1015,7 +1015,7 @@ def shown_space(spec: TensorSpec, spaces: ModuleType) -> GymSpace:
 
 
 def asked_space(spec: TensorSpec, spaces: ModuleType) -> GymSpace:
-    """Give the space of what is asked for: indices where a spec holds one-hot codes."""
+    """Return the space of what is asked for: indices where a spec holds one-hot codes."""
     if isinstance(spec, Composite):
         members = {name: asked_space(spec[name], spaces) for name in sorted(spec.keys())}
         return spaces.Dict(members)

@@ -222,7 +222,7 @@ def require_render_mode(library: ModuleType, env_name: object, mode: object) -> 
 
 
 def _made_by(library: ModuleType, env_name: object) -> Any:
-    """Give what makes an env; None where the library does not say."""
+    """Return what makes an env; None where the library does not say."""
     made_by = getattr(env_name, "entry_point", None)
     with contextlib.suppress(Exception):
         made_by = made_by or library.spec(env_name).entry_point

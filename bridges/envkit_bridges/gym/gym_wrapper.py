@@ -321,7 +321,7 @@ class GymWrapper(OnRow, GymLikeEnv):
     # --------------------------------------------------------------------------------- fast ways
 
     def row_core(self) -> GymCore | None:
-        """Give the core that steps this env on NumPy rows.
+        """Return the core that steps this env on NumPy rows.
 
         None where the core is not the whole story: entries without a form in rows, readers of infos
         that are not ours, data that goes to another device, or a subclass that changes how a step is made.
@@ -396,7 +396,7 @@ class GymWrapper(OnRow, GymLikeEnv):
 
 
 def _writes_rows(reader: object) -> bool:
-    """Say whether a reader of infos can write into rows of memory."""
+    """Check whether a reader of infos can write into rows of memory."""
     return (
         type(reader) is default_info_dict_reader
         and reader.is_complete
@@ -439,7 +439,7 @@ def _require_gym_env(env: Any) -> None:
 
 
 def _space_of_one(env: Simulator, name: str) -> GymSpace:
-    """Give a space of a single env, or that of one row of a vector env."""
+    """Return a space of a single env, or that of one row of a vector env."""
     return getattr(env, f"single_{name}" if is_vector(env) else name)
 
 
@@ -456,7 +456,7 @@ def _expanded(spec: Composite, batch: torch.Size) -> Composite:
 
 
 def _forms(spec: Composite) -> dict[Key, tuple[torch.Size, type]]:
-    """Give the shape and the kind of each leaf; bounds and dtypes may differ."""
+    """Return the shape and the kind of each leaf; bounds and dtypes may differ."""
     boxes = (Bounded, Unbounded)
     return {
         key: (leaf.shape, Bounded if isinstance(leaf, boxes) else type(leaf))

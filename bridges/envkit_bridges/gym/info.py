@@ -162,7 +162,7 @@ class default_info_dict_reader:
         return tensordict.update(_read(info, self.info_spec, ()))
 
     def writer(self, rows: Mapping[Path, np.ndarray]) -> Callable[[Mapping[str, Any]], None]:
-        """Give the function that writes the entries of an info into the rows of one env.
+        """Return the function that writes the entries of an info into the rows of one env.
 
         It writes what a call of the reader gives, and raises what that raises. The reader is complete.
         """
@@ -182,7 +182,7 @@ class default_info_dict_reader:
 
 
 def _put_into(row: np.ndarray, leaf: TensorSpec, path: Path) -> Callable[[Any], None]:
-    """Give the function that writes one value; None is written as zeros."""
+    """Return the function that writes one value; None is written as zeros."""
     zero = leaf.zero().numpy()
     is_any = isinstance(leaf, Unbounded)
     numbers = _SCALARS.get(row.dtype.name, ()) if is_any and not row.shape else ()
@@ -227,7 +227,7 @@ def _encoded(value: object, leaf: TensorSpec, path: tuple[str, ...]) -> Any:
 
 
 def _as_array(value: object) -> np.ndarray | None:
-    """Give numbers, arrays and tensors as an array that torch can hold; None for the rest."""
+    """Return numbers, arrays and tensors as an array that torch can hold; None for the rest."""
     if isinstance(value, torch.Tensor):
         return value.detach().cpu().numpy()
     if isinstance(value, bool | int | float | np.generic) or hasattr(value, "__array__"):
@@ -237,7 +237,7 @@ def _as_array(value: object) -> np.ndarray | None:
 
 
 def _given_specs(names: list[str] | None, spec: Any) -> Composite:
-    """Give the specs that were passed, by name.
+    """Return the specs that were passed, by name.
 
     Raises:
         ArgumentError: they do not belong to the names.

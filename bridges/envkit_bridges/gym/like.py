@@ -477,7 +477,7 @@ class GymLikeEnv(InfoReading):
             self._gave_up = False
 
     def _truncated_next(self, td: TensorDictBase) -> TensorDictBase:
-        """Tell that an episode was given up: what was known, truncated."""
+        """Report that an episode was given up: what was known, truncated."""
         self._has_told()
         following = self._skipped_next(td)
         for key in self.done_keys:

@@ -51,15 +51,15 @@ class SimulatorCore(Protocol):
     writes_flags: bool
 
     def is_like(self, other: object) -> bool:
-        """Say whether another core takes its actions, and writes what comes out, in the same form."""
+        """Check whether another core takes its actions, and writes what comes out, in the same form."""
         ...
 
     def read(self, inputs: Rows) -> Sequence[Any]:
-        """Give one action for each of some rows."""
+        """Return one action for each of some rows."""
         ...
 
     def resetter(self, masks: Rows) -> Callable[..., tuple[Any, Any]]:
-        """Give the reset of the simulator, which gives (observation, info).
+        """Return the reset of the simulator, which gives (observation, info).
 
         Args:
             masks: `_reset` masks of the row by path, which later resets look at.
@@ -67,7 +67,7 @@ class SimulatorCore(Protocol):
         ...
 
     def writer(self, rows: Rows) -> Put:
-        """Give the function that writes an observation and an info into the rows of a moment.
+        """Return the function that writes an observation and an info into the rows of a moment.
 
         Those of a `next` are without its reward and flags.
         """
@@ -325,18 +325,18 @@ class GymCore:
         self.step = step if self.listener is None else partial(self.listener.step, step)
 
     def is_like(self, other: object) -> bool:
-        """Say whether another core takes its actions in the same form."""
+        """Check whether another core takes its actions in the same form."""
         return isinstance(other, GymCore) and self.action.space == other.action.space
 
     def resetter(self, masks: Rows) -> Callable[..., tuple[Any, Any]]:
-        """Give the reset of the env: a mask of one row selects all of it."""
+        """Return the reset of the env: a mask of one row selects all of it."""
         reset = self.env.reset
         if self.listener is not None:
             reset = partial(self.listener.reset, reset)
         return lambda **kwargs: reset_answer(reset(**kwargs))
 
     def writer(self, rows: Rows) -> Put:
-        """Give the function that writes an observation, and the frame and infos if asked for, into rows."""
+        """Return the function that writes an observation, and the frame and infos if asked for, into rows."""
         method = "reset" if DONE[0] in rows else "step"  # roots have flags
         write = None if self.observation is None else self.observation.writer(rows, method)
         write_frame = CopyIn("pixels").into(rows[("pixels",)]) if self.pixels else None

@@ -82,7 +82,7 @@ _FRESH = {"_has_reset": False, "_elapsed_steps": None}
 
 
 def is_fresh(env: Simulator) -> bool:
-    """Say whether an env was never reset, as its wrappers tell."""
+    """Check whether an env was never reset, as its wrappers tell."""
     told = [vars(wrapper) for wrapper in chain_of(env)]
     return any(name in own and own[name] is value for own in told for name, value in _FRESH.items())
 
@@ -217,7 +217,7 @@ def _state_of(numbers: np.random.Generator | np.random.RandomState) -> Any:
 
 
 def generator_in(env: Simulator) -> Generator:
-    """Give the random numbers of an env: its ``np_random``, a generator of NumPy's or a tuple of some.
+    """Return the random numbers of an env: its ``np_random``, a generator of NumPy's or a tuple of some.
 
     Raises:
         ResumeError: it has none that is known.
@@ -320,7 +320,7 @@ class EpisodeLog:
     # ------------------------------------------------------------------------------- saved and played
 
     def state(self) -> dict[str, Any]:
-        """Give the log in plain form, see `envkit.data.plain`.
+        """Return the log in plain form, see `envkit.data.plain`.
 
         Raises:
             ResumeError: the episode under way was not written down from its beginning, or something in the
@@ -441,7 +441,7 @@ def _copied(action: SpaceValue) -> SpaceValue:
 
 
 def _packed(actions: list[Any]) -> Any:
-    """Give actions in plain form, those of one kind as one tensor."""
+    """Return actions in plain form, those of one kind as one tensor."""
     kinds = {type(action) for action in actions}
     if kinds == {int} and all(abs(action) < 2**63 for action in actions):
         return {"ints": torch.tensor(actions, dtype=torch.int64)}
@@ -474,12 +474,12 @@ def _differs(env: Simulator, what: str) -> str:
 
 
 def bare(env: Simulator) -> Simulator:
-    """Give the env itself where a log may be in its place."""
+    """Return the env itself where a log may be in its place."""
     return env.env if isinstance(env, EpisodeLog) else env
 
 
 def recorded(env: Simulator, mode: bool) -> Simulator:
-    """Give what takes the resets and steps of an env: a log of it, or with ``mode`` False the env itself.
+    """Return what takes the resets and steps of an env: a log of it, or with ``mode`` False the env itself.
 
     An env that cannot be saved, or needs no log for that, is given as it is; `saved` tells.
     """
@@ -496,7 +496,7 @@ def recorded(env: Simulator, mode: bool) -> Simulator:
 
 
 def saved(env: Simulator) -> dict[str, Any]:
-    """Give the state of an env, in plain form.
+    """Return the state of an env, in plain form.
 
     Raises:
         ResumeError: it cannot be restored exactly, or was not written down.
@@ -570,7 +570,7 @@ class HoldsSimulator(Protocol):
     _env: Any
 
     def __getstate__(self) -> Any:
-        """Give what a copy starts from."""
+        """Return what a copy starts from."""
         ...
 
 
@@ -621,13 +621,13 @@ def _revived(twin: Any, state: Any, kept: list[dict[str, Any]]) -> HoldsSimulato
 
 
 def _kept(simulator: Simulator) -> list[dict[str, Any]]:
-    """Give what a copy keeps of each simulator that is rebuilt."""
+    """Return what a copy keeps of each simulator that is rebuilt."""
     inner = [vars(chain[-1]) for chain in _rebuilt(simulator)]
     return [{name: own[name] for name in _KEPT if name in own} for own in inner]
 
 
 def _rebuilt(simulator: Simulator) -> Iterator[list[Any]]:
-    """Give each simulator that is rebuilt, its wrappers before it in a list."""
+    """Yield each simulator that is rebuilt, its wrappers before it in a list."""
     for env in getattr(simulator, "envs", None) or [simulator]:
         chain = [env]
         while not _is_easy(chain[-1]) and (inner := _inside(chain[-1])) is not None:
@@ -637,7 +637,7 @@ def _rebuilt(simulator: Simulator) -> Iterator[list[Any]]:
 
 
 def _inside(wrapper: Simulator) -> Simulator:
-    """Give the env in a wrapper; those of PettingZoo that change the API call it otherwise."""
+    """Return the env in a wrapper; those of PettingZoo that change the API call it otherwise."""
     inner = getattr(wrapper, "env", None)
     return getattr(wrapper, "aec_env", None) if inner is None else inner
 
@@ -648,7 +648,7 @@ def _is_easy(env: Simulator) -> bool:
 
 
 def _order_enforcing(chain: list[Any]) -> Simulator:
-    """Give the wrapper that refuses a step before the first reset; None where there is none."""
+    """Return the wrapper that refuses a step before the first reset; None where there is none."""
     return next((wrapper for wrapper in chain if "_has_reset" in vars(wrapper)), None)
 
 

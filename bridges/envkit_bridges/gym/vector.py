@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 def is_vector(env: Simulator) -> bool:
-    """Say whether a gymnasium env is a vector env."""
+    """Check whether a gymnasium env is a vector env."""
     return hasattr(env, "num_envs") and hasattr(env, "single_observation_space")
 
 
@@ -204,7 +204,7 @@ class VectorCore:
         )
 
     def _blank(self) -> list[Any]:
-        """Give an observation for each row that its space holds: zeros, and the first of discrete options."""
+        """Return an observation for each row that its space holds: zeros, and the first of discrete options."""
         space, count = self.env.single_observation_space, self.batch_size[0]
         if self.observation is None:
             return self._split(self._utils.create_empty_array(space, count), "reset")
@@ -261,7 +261,7 @@ class VectorCore:
         return _filled(observations), infos
 
     def _given(self, rows: np.ndarray) -> np.ndarray:
-        """Say which of the rows to reset have done so already, and their first observation kept."""
+        """Return which of the rows to reset have done so already, and their first observation kept."""
         kept = np.zeros_like(rows)
         kept[list(self._first)] = True
         given = rows & kept & ~self._went_on
@@ -296,7 +296,7 @@ class VectorCore:
             self.env.envs = [recorded(env, mode) for env in self.env.envs]
 
     def state(self) -> dict[str, Any]:
-        """Give the states of all rows, and which of them have ended, in plain form.
+        """Return the states of all rows, and which of them have ended, in plain form.
 
         Raises:
             ResumeError: a row cannot be saved, or the rows cannot be reached.
@@ -382,7 +382,7 @@ class _StandIn:
 
 
 def frame_skipping(library: ModuleType, repeats: int) -> Any:
-    """Give a gymnasium wrapper that repeats actions: rewards summed, stopping at the end."""
+    """Return a gymnasium wrapper that repeats actions: rewards summed, stopping at the end."""
 
     class FrameSkip(library.Wrapper):
         def step(self, action: SpaceValue) -> Any:
@@ -392,7 +392,7 @@ def frame_skipping(library: ModuleType, repeats: int) -> Any:
 
 
 def _merged(infos: dict[str, Any], others: dict[str, Any], rows: np.ndarray) -> dict[str, Any]:
-    """Give infos in which some rows are those of ``others``; what those lack is zero there."""
+    """Return infos in which some rows are those of ``others``; what those lack is zero there."""
     merged = {}
     for name in {**infos, **others}:
         mine, theirs = infos.get(name), others.get(name)

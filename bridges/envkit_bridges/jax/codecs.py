@@ -77,7 +77,7 @@ def reward_composite(
 
 
 def action_path(path: Path) -> Path:
-    """Say where an action lies that has this path in a tree of spaces or actions: below "action", or below its group."""
+    """Return where an action lies that has this path in a tree of spaces or actions: below "action", or below its group."""
     return path if len(path) > 1 else ("action", *path)
 
 
@@ -95,7 +95,7 @@ def _flat(tree: PyTree, path: Path) -> Iterator[tuple[Path, Any]]:
 
 
 def action_tree(by_path: Mapping[Path, Any]) -> PyTree:
-    """Give actions by where they lie as the env takes them; the inverse of `actions_by_path`."""
+    """Return actions by where they lie as the env takes them; the inverse of `actions_by_path`."""
     if ("action",) in by_path:
         return by_path["action",]
     return nest({path[1:] if path[0] == "action" else path: leaf for path, leaf in by_path.items()})
@@ -164,7 +164,7 @@ def _action_leaf(
 
 
 def is_choice(space: object) -> bool:
-    """Say whether actions of a space are one choice, or several."""
+    """Check whether actions of a space are one choice, or several."""
     return isinstance(space, Discrete | MultiDiscrete)
 
 

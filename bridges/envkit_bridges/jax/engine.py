@@ -139,7 +139,7 @@ class ProgramEngine:
         shown: Iterable[Path],
         wide: Mapping[Path, torch.dtype],
     ) -> ProgramEngine:
-        """Give an engine whose programs run transforms too."""
+        """Return an engine whose programs run transforms too."""
         own = self.programs
         programs = Programs(own.env, transforms, packed=own.packed, shards=own.shards)
         return ProgramEngine(programs, self.settings, self.device, shown, wide)
@@ -150,7 +150,7 @@ class ProgramEngine:
         return self
 
     def state_like(self) -> dict[Path, Any]:
-        """Give the leaves of one row's state in form, in the layout that programs give out."""
+        """Return the leaves of one row's state in form, in the layout that programs give out."""
         packing = self.programs.env.packing
         if self.programs.packed:
             like = jax.eval_shape(packing.pack, packing.template)
@@ -187,7 +187,7 @@ class ProgramEngine:
         return self.named(shape, to_torch(self.without_shared(outputs)))
 
     def reseed(self, td: TensorDictBase, key: np.ndarray) -> TensorDict:
-        """Give the state of ``td`` with new keys, under "state"."""
+        """Return the state of ``td`` with new keys, under "state"."""
         reseeded = self._start(self.programs.reseed, (self.state(td),), (self.key(key),))
         named = {("state", *path): leaf for path, leaf in reseeded.result().items()}
         return self._tensordict(td.batch_size, named)
@@ -245,11 +245,11 @@ class ProgramEngine:
     # ----------------------------------------------------------------- what programs take beside rows
 
     def key(self, key: np.ndarray) -> np.ndarray | jax.Array:
-        """Give a key as an argument of programs."""
+        """Return a key as an argument of programs."""
         return to_jit(torch.from_numpy(key).to(self.device), copy=False)
 
     def constants(self, shape: torch.Size, mask: torch.Tensor | None = None) -> Constants:
-        """Give what the transforms compute with, as arguments of a program.
+        """Return what the transforms compute with, as arguments of a program.
 
         Args:
             shape: batch of the data.
@@ -270,7 +270,7 @@ class ProgramEngine:
         return each, to_jit(self._mask(mask), copy=True), model
 
     def _constant(self, value: object) -> Any:
-        """Give a constant as an argument; single numbers do not decide about dtypes."""
+        """Return a constant as an argument; single numbers do not decide about dtypes."""
         if not isinstance(value, torch.Tensor):
             is_number = isinstance(value, bool | int | float)
             return number_to_jit(value, self.device) if is_number else value
@@ -285,7 +285,7 @@ class ProgramEngine:
         return number_to_jit(number, self.device)
 
     def _shared(self, value: torch.Tensor) -> Any:
-        """Give a tensor that a program changes as an argument, in the dtype it has there."""
+        """Return a tensor that a program changes as an argument, in the dtype it has there."""
         after = self.kept.find(value) if reading_waits(value) else None
         return to_jit(value.detach() if after is None else after, copy=True)
 
@@ -305,7 +305,7 @@ class ProgramEngine:
     # ------------------------------------------------------------------------------ torch -> JAX
 
     def size(self, rows: int) -> int:
-        """Give the compiled size for so many rows."""
+        """Return the compiled size for so many rows."""
         shards, own = self.programs.shards, self.settings.batch_size.numel()
         return padded_size(rows, own, 1 if shards is None else len(shards.devices))
 
@@ -321,7 +321,7 @@ class ProgramEngine:
         return {path: self.rows(batch, value) for path, value in values.items()}
 
     def own_rows(self, batch: torch.Size, value: torch.Tensor) -> torch.Tensor:
-        """Give the same in memory that is not shared with ``value``."""
+        """Return the same in memory that is not shared with ``value``."""
         rows = self.rows(batch, value)
         padded = batch != self.settings.batch_size and rows.shape[0] != batch.numel()
         return rows if padded else rows.clone()
@@ -342,7 +342,7 @@ class ProgramEngine:
         return torch.cat([rows, rows.new_zeros(missing)])
 
     def _first(self, rows: int, constants: Constants, key: np.ndarray) -> tuple[Rows, Any, Rows]:
-        """Give state, action and memory where no episode has begun: all that is in them is the key, in every row."""
+        """Return state, action and memory where no episode has begun: all that is in them is the key, in every row."""
 
         def blank(like: jax.ShapeDtypeStruct) -> torch.Tensor:
             shape = (rows, *like.shape[1:])
@@ -392,7 +392,7 @@ class ProgramEngine:
         return rows
 
     def _state(self, td: TensorDictBase) -> Rows:
-        """Give the leaves of the state as they lie in ``td``, in the env's own layout."""
+        """Return the leaves of the state as they lie in ``td``, in the env's own layout."""
         state = td.get("state", None)
         if not isinstance(state, TensorDictBase):
             raise MissingKeyError(
@@ -575,7 +575,7 @@ class ProgramEngine:
         )
 
     def _told_actions(self, root: TensorDictBase, where: str) -> str:
-        """Say what one row chose, and what it might have chosen if its data shows that."""
+        """Return what one row chose, and what it might have chosen if its data shows that."""
         told = []
         for action, shown in self.programs.env.action_masks:
             key = as_key(action_path(action))
@@ -624,7 +624,7 @@ class ProgramEngine:
         }
 
     def _narrow(self, wide: torch.Tensor) -> torch.Tensor:
-        """Give the values that ``wide`` was made of, in a dtype JAX has, where looking at them would wait."""
+        """Return the values that ``wide`` was made of, in a dtype JAX has, where looking at them would wait."""
         narrow = self.kept.find(wide) if reading_waits(wide) else None
         return wide if narrow is None else narrow
 
@@ -661,7 +661,7 @@ class ProgramEngine:
         return self.grouped(tensordict_of(entries, shape, self.device))
 
     def grouped(self, data: TensorDict) -> TensorDict:
-        """Give the nodes of groups of agents their batch size, in place."""
+        """Set the batch size of the nodes of groups of agents, in place."""
         for name, agents in self.groups.items():
             if (node := data.get(name, None)) is not None:
                 node.batch_size = (*data.batch_size, agents)
@@ -669,7 +669,7 @@ class ProgramEngine:
 
 
 def _told_place(place: tuple[int, ...], data: TensorDictBase) -> str:
-    """Say which row of a step or a run an index means; the last axis of a run is time."""
+    """Return which row of a step or a run an index means; the last axis of a run is time."""
     is_run = bool(data.names) and data.names[-1] == "time"
     rows = place[:-1] if is_run else place
     row = f" of row {rows[0] if len(rows) == 1 else rows}" if rows else ""

@@ -115,7 +115,7 @@ class NamedRows:
         return RowState(inner, memory, self._given)
 
     def unstepped(self, state: RowState, rows: int) -> tuple[RowState, Timestep]:
-        """Give what `step` gives in form, but no step is made: the state stays, what is shown means nothing."""
+        """Return what `step` gives in form, but no step is made: the state stays, what is shown means nothing."""
         blank = _named(self._blank(rows)) | self._unpaid(rows)
         following, shared = self._stepped(state.memory, blank, state.shared)
         following |= {path: state.memory[path] for path in self._carried}
@@ -146,7 +146,7 @@ class NamedRows:
     # ------------------------------------------------------------------------- other ways to begin
 
     def blank_inputs(self, rows: int) -> tuple[Any, ByPath]:
-        """Give an action and the memory of a step in form; what they hold means nothing."""
+        """Return an action and the memory of a step in form; what they hold means nothing."""
         shown, shared = self._begun(_named(self._blank(rows)), self._given)
         action = sample_space(self.env.action_space, jnp.zeros(2, jnp.uint32), (rows,))
         return action, self._moment(None, shown, shared)[0].memory
@@ -310,7 +310,7 @@ class NamedRows:
 
 
 def _overwritten(leaves: ByPath, written: ByPath) -> ByPath:
-    """Give ``leaves``, those that are in ``written`` from there, in their own dtypes."""
+    """Return ``leaves``, those that are in ``written`` from there, in their own dtypes."""
     return {
         path: written[path].astype(leaf.dtype) if path in written else leaf
         for path, leaf in leaves.items()

@@ -123,7 +123,7 @@ class Running:
 
 
 def is_wanted(tree: PyTree) -> bool:
-    """Say whether autograd records, and some tensor of a tree requires grad."""
+    """Check whether autograd records, and some tensor of a tree requires grad."""
     return torch.is_grad_enabled() and any(leaf.requires_grad for leaf in jax.tree.leaves(tree))
 
 

@@ -265,7 +265,7 @@ class JaxEnv(EnvBase):
     # ------------------------------------------------------------------------------ resets
 
     def _next_key(self) -> np.ndarray:
-        """Give a key that no program was given before."""
+        """Return a key that no program was given before."""
         key = self._key
         if key is None:
             key = key_of(drawn_seed())
@@ -295,7 +295,7 @@ class JaxEnv(EnvBase):
         return self._engine.restart(td, mask)
 
     def _wholly_selected(self, masks: Mapping[Path, torch.Tensor]) -> torch.Tensor:
-        """Say which rows the masks of groups select, all agents of each.
+        """Return which rows the masks of groups select, all agents of each.
 
         Raises:
             ResetMaskError: they select some agents of a row.
@@ -452,7 +452,7 @@ class JaxEnv(EnvBase):
         return run.begin(steps, record_state=record_state, draws=draws or Draws())
 
     def _gives_gradients(self, td: TensorDictBase, policy: PolicyLike) -> bool:
-        """Say whether a run from ``td`` must be made of steps with a graph."""
+        """Check whether a run from ``td`` must be made of steps with a graph."""
         if not (self.requires_grad and torch.is_grad_enabled()):
             return False
         given = [leaf for _, leaf in leaves(td) if isinstance(leaf, torch.Tensor)]
@@ -485,7 +485,7 @@ class JaxEnv(EnvBase):
         self._key = None if key is None else key.cpu().numpy().copy()
 
     def reseed(self, td: TensorDictBase) -> EnvData:
-        """Give the rows of ``td`` new keys, so that copies of one state part ways; returns ``td``."""
+        """Draw new keys for the rows of ``td``, so that copies of one state part ways; returns ``td``."""
         return td.update(self._engine.reseed(td, self._next_key()))
 
     @property
@@ -495,7 +495,7 @@ class JaxEnv(EnvBase):
         return {} if rows.randomization is None else rows.randomization.drawn_bytes(rows)
 
     def unpack(self, state: TensorDictBase) -> TensorDict:
-        """Give a packed state as named views: writing a view writes the state.
+        """Return a packed state as named views: writing a view writes the state.
 
         Args:
             state: ``td["state"]`` in the packed layout, batch size (*batch,).
@@ -767,13 +767,13 @@ def _plan_fusion(
 
 
 def _runs(engine: ProgramEngine, transform: FusableTransform) -> bool:
-    """Say whether programs can take the state of a transform along, if it has any."""
+    """Check whether programs can take the state of a transform along, if it has any."""
     keeps = engine.programs.shards is None and not engine.settings.requires_grad
     return keeps or not transform.state()
 
 
 def _fits(env: EnvBase, engine: ProgramEngine, inputs: Composite, outputs: Composite) -> bool:
-    """Say whether programs of ``env`` can take and give what these specs declare."""
+    """Check whether programs of ``env`` can take and give what these specs declare."""
     shown, states = outputs["full_observation_spec"], inputs["full_state_spec"]
     kept = [] if engine.settings.illegal is None else [engine.settings.illegal]
     state = [key for key in env.full_state_spec.keys(True, True) if as_path(key)[0] == "state"]
@@ -792,7 +792,7 @@ def _fits(env: EnvBase, engine: ProgramEngine, inputs: Composite, outputs: Compo
 
 
 def _crosses(dtype: torch.dtype | None) -> bool:
-    """Say whether a program can compute in a dtype; wide integers are narrowed, floats are not."""
+    """Check whether a program can compute in a dtype; wide integers are narrowed, floats are not."""
     return dtype is not None and (dtype not in _WIDE_FLOATS or _has_64_bits())
 
 

@@ -43,7 +43,7 @@ def key_of(seed: int) -> np.ndarray:
 
 
 def split(key: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Give two keys for one, as `jax.random.split` does."""
+    """Return two keys for one, as `jax.random.split` does."""
     if not _is_default():
         first, second = np.asarray(jax.random.split(jax.numpy.asarray(key)))
         return first, second
@@ -63,7 +63,7 @@ def _is_default() -> bool:
 
 
 def _hashed(key: np.ndarray, count: int | np.ndarray) -> np.ndarray:
-    """Give the block of a counter below 2**32 under a key, or those of several, shape (*count, 2)."""
+    """Return the block of a counter below 2**32 under a key, or those of several, shape (*count, 2)."""
     first, second = (int(word) for word in key)
     schedule = (first, second, first ^ second ^ _PARITY)
     left, right = first, (count + second) & _WORD
@@ -80,7 +80,7 @@ _DRAWS = frozenset(("random_bits", "threefry2x32", "rng_bit_generator", "random_
 
 
 def unkeyed_draws(env: StatelessEnv) -> Iterator[str]:
-    """Tell when ``reset`` draws numbers that its key does not decide; envkit's own wrappers are left out.
+    """Warn when ``reset`` draws numbers that its key does not decide; envkit's own wrappers are left out.
 
     Args:
         env: a `StatelessEnv`, or one that holds another as ``env``.
@@ -101,7 +101,7 @@ def unkeyed_draws(env: StatelessEnv) -> Iterator[str]:
 
 
 def _draws(equation: Any) -> bool:
-    """Say whether an equation, or a program inside it, draws random numbers."""
+    """Check whether an equation, or a program inside it, draws random numbers."""
     if equation.primitive.name in _DRAWS:
         return True
     inside = [getattr(value, "jaxpr", value) for value in equation.params.values()]

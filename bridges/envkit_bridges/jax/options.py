@@ -143,7 +143,7 @@ def _clearing(frequency: object) -> int:
 
 
 def chunks_on(device: torch.device | None, reset_rows: ResetRows) -> Chunks:
-    """Say how rows begin again together in programs on a device."""
+    """Return how rows begin again together in programs on a device."""
     if device is None or device.type == "cpu":
         return ALL_ON_HOST if reset_rows == "all" else ON_HOST
     return ALL_ON_CARD if reset_rows == "all" else ON_CARD
@@ -172,7 +172,7 @@ def rows_of(
 
 
 def padded_size(rows: int, own: int, multiple: int) -> int:
-    """Give the size to compile for: the env's own as it is, any other rounded up to a power of two.
+    """Return the size to compile for: the env's own as it is, any other rounded up to a power of two.
 
     Sizes from 1 to N thus take about log2(N) programs. ``multiple`` must divide all but the own size.
     """

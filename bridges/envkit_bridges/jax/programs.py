@@ -135,7 +135,7 @@ class Programs:
         return make, (self.env, self.transforms)
 
     def over(self, env: BatchedEnv) -> Programs:
-        """Give programs like these over other rows; what they trace is counted with what these did."""
+        """Return programs like these over other rows; what they trace is counted with what these did."""
         make, (_, transforms) = self.__reduce__()
         programs = make(env, transforms)
         programs.traces = self.traces
@@ -183,7 +183,7 @@ class Programs:
         return Differentiable(run, vjp)
 
     def env_given(self, model: object) -> BatchedEnv:
-        """Give the env over rows, stepped with a model where that is an argument; None where it is not."""
+        """Return the env over rows, stepped with a model where that is an argument; None where it is not."""
         return self.env if model is None else self.env.with_model(model)
 
     def _rows(
@@ -195,7 +195,7 @@ class Programs:
     # ----------------------------------------------------------------------------------- programs
 
     def inputs_like(self, constants: Constants) -> tuple[ByPath, Any, ByPath]:
-        """Give state, action and memory that `advance` takes, in form: shapes and dtypes of one row."""
+        """Return state, action and memory that `advance` takes, in form: shapes and dtypes of one row."""
 
         def inputs() -> tuple[ByPath, Any, ByPath]:
             state = self._write_state(self.env.packing.blank(1))
@@ -401,7 +401,7 @@ class Programs:
         )
 
     def name_leaves(self, state: object) -> ByPath:
-        """Give the leaves of a state by path, unsigned ones reinterpreted as signed ones."""
+        """Return the leaves of a state by path, unsigned ones reinterpreted as signed ones."""
         return {
             name: _same_bits(leaf, _SIGNED.get(leaf.dtype.name, leaf.dtype))
             for name, leaf in self.env.packing.leaves(state).items()

@@ -104,7 +104,7 @@ def _options_of(simulator: Simulator) -> list[str]:
 
 
 def _by_model(engine: ProgramEngine, td: TensorDictBase) -> Iterator[tuple[Any, Sequence[Any]]]:
-    """Give the states of a simulator, and it with the model that they were stepped with, in runs of one model."""
+    """Yield the states of a simulator, and it with the model that they were stepped with, in runs of one model."""
     engine.require_own_state(dict(leaves(td["state"])), td.batch_dims)
     found = {path: to_jax(leaf.contiguous(), copy=True) for path, leaf in leaves(td["state"])}
     state = jax.tree.map(_in_numpy, engine.programs.read_state(found))

@@ -33,7 +33,7 @@ EVERYWHERE = PartitionSpec()
 
 
 def after_time(spec: PartitionSpec) -> PartitionSpec:
-    """Give the spec of arrays with time in front."""
+    """Return the spec of arrays with time in front."""
     return PartitionSpec(None, *spec)
 
 
@@ -168,7 +168,7 @@ class Shards:
 
 
 def _on(leaf: jax.Array, device: object) -> jax.Array:
-    """Give what of an array lies on a device."""
+    """Return what of an array lies on a device."""
     return next(shard.data for shard in leaf.addressable_shards if shard.device == device)
 
 

@@ -204,7 +204,7 @@ def _array_account(value: Any) -> Hashable:
 
 
 def _is_plain(kind: type) -> bool:
-    """Say whether all that objects of a class hold is in their ``__dict__``: no class in C is below it."""
+    """Check whether all that objects of a class hold is in their ``__dict__``: no class in C is below it."""
     made_in_python = all(base.__flags__ & _HEAP_TYPE for base in kind.__mro__[:-1])
     return made_in_python and kind.__basicsize__ <= _Plain.__basicsize__
 
@@ -328,7 +328,7 @@ _LOCK = threading.Lock()
 
 
 def shared_by(account: Hashable) -> Shared:
-    """Give the programs of all that have this account."""
+    """Return the programs of all that have this account."""
     with _LOCK:
         return _ALL.setdefault(account, Shared(account))
 

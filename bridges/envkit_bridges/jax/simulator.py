@@ -55,7 +55,7 @@ class DrawingState(WrapperState[Any]):
         return jax.random.fold_in(self.draws, self.moves)
 
     def after(self, inner: PyTree) -> DrawingState:
-        """Give the state one step later."""
+        """Return the state one step later."""
         return DrawingState(inner, self.draws, self.moves + 1)
 
 
@@ -113,7 +113,7 @@ class ModelledCore(SimulatorCore):
 
     @contextlib.contextmanager
     def modelled(self) -> Iterator[Any]:
-        """Give the env object with the model in its place, as the libraries' own wrappers put it, and put it back.
+        """Return the env object with the model in its place, as the libraries' own wrappers put it, and put it back.
 
         A copy of the object would not do: its own methods, kept in attributes, would read the original.
         """
@@ -199,7 +199,7 @@ class ParamsCore(SimulatorCore):
         return dataclasses.replace(self, params=params, form=_form_of(params))
 
     def space_of(self, params: PyTree) -> SpaceTree:
-        """Give the action space that the env has with ``params``, as one of envkit's."""
+        """Return the action space that the env has with ``params``, as one of envkit's."""
         raise NotImplementedError
 
     @property
@@ -213,7 +213,7 @@ class ParamsCore(SimulatorCore):
         return self.params
 
     def with_model(self, model: PyTree) -> Self:
-        """Give the same env with other params."""
+        """Return the same env with other params."""
         return dataclasses.replace(self, params=model)
 
 

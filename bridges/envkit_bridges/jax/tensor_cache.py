@@ -37,7 +37,7 @@ class Unchanged:
         kept[key] = reference, tensor._version, tensor.data_ptr(), value
 
     def find(self, tensor: torch.Tensor) -> Any:
-        """Give what is kept of a tensor; None if there is nothing, or the tensor was written to."""
+        """Return what is kept of a tensor; None if there is nothing, or the tensor was written to."""
         reference, version, place, value = self._kept.get(id(tensor), _NOTHING)
         if reference is None or reference() is not tensor or version != tensor._version:
             return None

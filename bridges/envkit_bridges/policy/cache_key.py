@@ -59,7 +59,7 @@ _LIBRARIES = {
 
 
 def key_of(module: torch.nn.Module, named: Iterable[torch.Tensor]) -> Hashable:
-    """Give the key of a module; one walk over its attributes, no tensor is read.
+    """Return the key of a module; one walk over its attributes, no tensor is read.
 
     Args:
         module: the module.
@@ -69,7 +69,7 @@ def key_of(module: torch.nn.Module, named: Iterable[torch.Tensor]) -> Hashable:
 
 
 def state_of(value: object, named: Iterable[torch.Tensor]) -> Hashable:
-    """Give the key of one attribute of a module, generators of random numbers by where they are."""
+    """Return the key of one attribute of a module, generators of random numbers by where they are."""
     return _Walk({id(tensor) for tensor in named}, in_trace=True).key(value)
 
 
@@ -124,7 +124,7 @@ class _Walk:
         return _Same(value), *self._within(value)
 
     def _of_container(self, value: Any) -> Hashable:
-        """Tell a container by what is in it: a copy is as good, and torch.export leaves copies behind."""
+        """Identify a container by what is in it: a copy is as good, and torch.export leaves copies behind."""
         if id(value) in self._around:
             return self._around.index(id(value))
         self._around.append(id(value))
@@ -137,7 +137,7 @@ class _Walk:
             self._around.pop()
 
     def _of_entries(self, entries: Mapping[Any, Any]) -> Hashable:
-        """Tell names and what is under them; to call `key` for each of them takes twice the time."""
+        """Identify names and what is under them; to call `key` for each of them takes twice the time."""
         found: list[Any] = []
         for name, item in entries.items():
             found.append(name if type(name) is str else self.key(name))
@@ -183,7 +183,7 @@ class _Walk:
 
 
 def few_values(value: object) -> bytes | None:
-    """Give the values of a tensor or an array of the CPU that is small, as bytes; None for all else."""
+    """Return the values of a tensor or an array of the CPU that is small, as bytes; None for all else."""
     if isinstance(value, torch.Tensor):
         if value.device.type != "cpu" or value.layout != torch.strided or value.numel() > _FEW:
             return None
@@ -194,13 +194,13 @@ def few_values(value: object) -> bytes | None:
 
 
 def own_classes(value: object) -> list[type]:
-    """Give the class of a value and those above it that belong to no library."""
+    """Return the class of a value and those above it that belong to no library."""
     classes = type(value).__mro__
     return [cls for cls in classes if cls.__module__.partition(".")[0] not in _LIBRARIES]
 
 
 def values_of_class(cls: type) -> dict[str, Any]:
-    """Give the attributes of a class that are values; methods are compared by identity."""
+    """Return the attributes of a class that are values; methods are compared by identity."""
     return {
         name: value
         for name, value in vars(cls).items()
@@ -210,13 +210,13 @@ def values_of_class(cls: type) -> dict[str, Any]:
 
 
 def is_own_object(value: object) -> bool:
-    """Say whether a value is an object of the author's, with attributes that a forward may change."""
+    """Check whether a value is an object of the author's, with attributes that a forward may change."""
     is_library = type(value).__module__.partition(".")[0] in _LIBRARIES
     return not is_library and not isinstance(value, type) and hasattr(value, "__dict__")
 
 
 def _held(cell: Any) -> Any:
-    """Give what a function closes over; None if that is not there yet."""
+    """Return what a function closes over; None if that is not there yet."""
     try:
         return cell.cell_contents
     except ValueError:
@@ -224,7 +224,7 @@ def _held(cell: Any) -> Any:
 
 
 def _place_of(iterator: Iterator[Any]) -> Any:
-    """Give what is left of an iterator, without taking from it; None for a generator, which does not say."""
+    """Return what is left of an iterator, without taking from it; None for a generator, which does not say."""
     try:
         # copies of those of itertools are deprecated
         with no_warnings():

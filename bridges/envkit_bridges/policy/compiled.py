@@ -103,7 +103,7 @@ class CompiledPolicy(torch.nn.Module):
         return root.set("action", self.module(observation))
 
     def bound_to(self, env: Stepping) -> Stepwise:
-        """Give what acts step by step in ``env``, in NumPy or as the module."""
+        """Return what acts step by step in ``env``, in NumPy or as the module."""
         return Stepwise(env, self.module, self.attempt)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -102,7 +102,7 @@ class Op:
         return self._conformed(value, like)
 
     def operand_dtype(self, like: Any) -> Any:
-        """Say what operands are cast to; None: they stay as they are."""
+        """Return what operands are cast to; None: they stay as they are."""
         if not self.casts:
             return None
         return self.library.dtype_of(torch.float32 if like.dtype in HALVES else like.dtype)
@@ -122,7 +122,7 @@ class Op:
 
 
 def namespace(library: ModuleType, **more: Callable[..., Any]) -> SimpleNamespace:
-    """Give the functions of a library that is written like NumPy, and ``more`` that rules ask for.
+    """Return the functions of a library that is written like NumPy, and ``more`` that rules ask for.
 
     These are spelt differently by libraries, or exist in one only.
         argsort(x, axis, descending): stable; NaN is the greatest.
@@ -268,7 +268,7 @@ ELEMENTWISE = {**_ARITHMETIC, **_TESTS, **_OTHERS}
 
 
 def in_width(xp: ModuleType | SimpleNamespace, value: object) -> Any:
-    """Give a number as it is.
+    """Return a number as it is.
 
     Raises:
         OverflowError: an integer that the library cannot hold.
@@ -426,7 +426,7 @@ def _scatter_reduce(
 
 
 def _neutral(xp: SimpleNamespace, reduction: str, dtype: Array) -> Array:
-    """Give the number that a reduction leaves all others unchanged with."""
+    """Return the number that a reduction leaves all others unchanged with."""
     if reduction in ("add", "multiply"):
         return xp.asarray(reduction == "multiply", dtype)
     if dtype == bool:

@@ -39,7 +39,7 @@ _VALUES_WANTED = (
 
 
 def is_own(file: str) -> bool:
-    """Say whether a file is the author's, and not of a library."""
+    """Check whether a file is the author's, and not of a library."""
     is_standard = file.startswith((_STANDARD, "<frozen")) and "-packages" not in file
     return not is_standard and not any(part in file for part in _LIBRARIES)
 
@@ -47,7 +47,7 @@ def is_own(file: str) -> bool:
 def refusal(
     error: Exception, module: torch.nn.Module, reads: Mapping[str, torch.Size], *, sees_root: bool
 ) -> TranslationError:
-    """Say what a module did that torch cannot follow, where, and what to do about it.
+    """Return what a module did that torch cannot follow, where, and what to do about it.
 
     Args:
         error: what its forward raised; the traceback begins at its caller.

@@ -73,7 +73,7 @@ def signature_for(
     *,
     sees_root: bool,
 ) -> Signature:
-    """Say what a policy is called with in an env.
+    """Return what a policy is called with in an env.
 
     Args:
         env: names what a plain module reads and writes.
@@ -233,7 +233,7 @@ class _ByPath(torch.nn.Module):
 
 
 def _is_same(value: object, given: torch.Tensor | None) -> bool:
-    """Tell whether a value is what was given, if only after it was reshaped to and fro."""
+    """Check whether a value is what was given, if only after it was reshaped to and fro."""
     if not isinstance(value, torch.Tensor) or given is None:
         return False
     return value is given or _layout(value) == _layout(given)
@@ -492,7 +492,7 @@ def _op_of(node: Node, table: Mapping[str, Op], library: Library) -> Op:
 
 
 def _operator_of(node: Node) -> Any:
-    """Give what is called; an operator that raises for some values comes behind a token of its order."""
+    """Return what is called; an operator that raises for some values comes behind a token of its order."""
     return node.args[1] if node.target is with_effects else node.target
 
 
@@ -510,7 +510,7 @@ def _name_of(target: object) -> str:
 
 
 def _placeholder_of(node: Node) -> str:
-    """Say which line of the user's code a node comes from, and in which submodule."""
+    """Return which line of the user's code a node comes from, and in which submodule."""
     said = ""
     stack = list((node.meta.get("nn_module_stack") or {}).values())
     path = _own_name(stack[-1][0]) if stack else ""

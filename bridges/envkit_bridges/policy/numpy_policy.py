@@ -63,7 +63,7 @@ class Evaluation:
     _programs: dict[int, tuple[list[Any], Program]] = field(default_factory=dict)
 
     def program(self, module: torch.nn.Module, inputs: Sequence[np.ndarray]) -> Program:
-        """Give the function for as many rows as ``inputs`` have; see `straightened`.
+        """Return the function for as many rows as ``inputs`` have; see `straightened`.
 
         It reads the memory of the parameters as they are now: what is written there in place is seen,
         and where they lie elsewhere, another function is made.
@@ -84,7 +84,7 @@ class Evaluation:
 
 
 def _place(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """Say where a tensor lies, and how."""
+    """Return where a tensor lies, and how."""
     return tensor.data_ptr(), tensor.stride(), tensor.dtype
 
 
@@ -117,7 +117,7 @@ _SCRIPTED = "the module is scripted"
 
 
 def _obstacle(parts: Sequence[torch.nn.Module], tensors: Sequence[torch.Tensor]) -> str:
-    """Say what keeps a module from being evaluated elsewhere; empty if nothing does."""
+    """Return what keeps a module from being evaluated elsewhere; empty if nothing does."""
     if any(isinstance(part, torch.jit.ScriptModule) for part in parts):
         return _SCRIPTED
     if any(is_lazy(tensor) for tensor in tensors):
@@ -130,7 +130,7 @@ def _obstacle(parts: Sequence[torch.nn.Module], tensors: Sequence[torch.Tensor])
 
 
 def _global_hooks() -> tuple[Any, ...]:
-    """Give the hooks that torch calls for every module."""
+    """Return the hooks that torch calls for every module."""
     of_all = torch.nn.modules.module
     return of_all._global_forward_hooks, of_all._global_forward_pre_hooks
 
@@ -295,7 +295,7 @@ class Stepwise:
 
     @staticmethod
     def _refusal(unchanged: Unchanged) -> str:
-        """Say why torch acts now, whatever was planned; empty if nothing speaks against NumPy."""
+        """Return why torch acts now, whatever was planned; empty if nothing speaks against NumPy."""
         if unchanged.learns:
             return "a gradient is recorded; act under torch.no_grad()"
         if torch.is_autocast_enabled("cpu"):
@@ -361,7 +361,7 @@ class Stepwise:
         }
 
     def _difference(self, td: TensorDictBase, plan: _Plan, inputs: list[np.ndarray]) -> str:
-        """Say in what NumPy and the module differ on some data, from the same random numbers."""
+        """Return in what NumPy and the module differ on some data, from the same random numbers."""
         with torch.no_grad():
             with torch.random.fork_rng(devices=[]):
                 wanted = self._act(td.copy())
@@ -493,7 +493,7 @@ class _Writer:
         self._lines.append(f"{step.name} = {call}")
 
     def _is_fixed(self, step: Step, value: object) -> bool:
-        """Say whether no later call gives another value; a view of parameters may have other numbers."""
+        """Check whether no later call gives another value; a view of parameters may have other numbers."""
         if step.op.draws:
             return False
         if not tree_any(lambda leaf: isinstance(leaf, np.ndarray | np.generic), value):
@@ -562,7 +562,7 @@ def _is_other(value: object, dtype: object) -> bool:
 
 
 def _forms(like: object, dtype_of: Callable[[torch.dtype], Any]) -> Any:
-    """Give the dtypes of what an operator gave torch; None for what is no tensor."""
+    """Return the dtypes of what an operator gave torch; None for what is no tensor."""
     if isinstance(like, tuple | list):
         return [_forms(one, dtype_of) for one in like]
     return dtype_of(like.dtype) if isinstance(like, torch.Tensor) else None
@@ -648,7 +648,7 @@ _COVERED = bound(RULES, NUMPY)
 
 
 def table_for(nodes: Iterable[Node]) -> dict[str, Op]:
-    """Give the operators that are covered: those of every library, and what draws among ``nodes``."""
+    """Return the operators that are covered: those of every library, and what draws among ``nodes``."""
     drawing = {
         str(node.target).removeprefix("aten."): Op(_drawn_by(node.target), NUMPY, draws=True)
         for node in nodes

@@ -40,7 +40,7 @@ def tensors_by_name(module: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def python_state(module: torch.nn.Module) -> dict[str, Hashable]:
-    """Give what a forward can change besides tensors, each place by its name."""
+    """Return what a forward can change besides tensors, each place by its name."""
     named = tensors_by_name(module).values()
     found = generator_states()
     for name, part in module.named_modules():
@@ -188,7 +188,7 @@ def _globals_read(part: torch.nn.Module) -> list[tuple[str, dict[str, Any]]]:
 
 
 def _is_own_code(function: FunctionType) -> bool:
-    """Say whether a function is the author's: those of installed packages fill caches of theirs."""
+    """Check whether a function is the author's: those of installed packages fill caches of theirs."""
     of_package = {"site-packages", "dist-packages"} & set(Path(function.__code__.co_filename).parts)
     return not of_package and function.__module__.partition(".")[0] not in (
         "envkit",
@@ -197,7 +197,7 @@ def _is_own_code(function: FunctionType) -> bool:
 
 
 def _may_change(value: object) -> bool:
-    """Say whether a global is a value of the author's; tensors are looked at where a translation is used."""
+    """Check whether a global is a value of the author's; tensors are looked at where a translation is used."""
     if isinstance(value, bool | int | float | str | list | dict | set | deque | SimpleNamespace):
         return True
     is_standard = type(value).__module__.partition(".")[0] in sys.stdlib_module_names

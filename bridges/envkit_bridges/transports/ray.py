@@ -288,7 +288,7 @@ class RayActors(Backend["Actor"]):
     # ---------------------------------------------------------------------------------- what is asked
 
     def arrival_s(self, count: int) -> float | None:
-        """Give what Ray may need to start processes where there is room: that is no matter of what is built there."""
+        """Return what Ray may need to start processes where there is room: that is no matter of what is built there."""
         return _ARRIVAL_S if _has_room(self._actor_options, count) else 0.0
 
     def arrive(self, worker: Actor, request: Request) -> None:
@@ -435,7 +435,7 @@ class Actor(Worker):
     def inputs(
         self, request: int | str, rows: list[int] | None
     ) -> tuple[int | None, list[np.ndarray]]:
-        """Give the moment of a request, and what its host reads; `take` takes what it writes."""
+        """Return the moment of a request, and what its host reads; `take` takes what it writes."""
         if self.moving is None:
             return None, []
         moment = self.moving.moment
@@ -459,7 +459,7 @@ class Actor(Worker):
 
 
 def _actor_class(options: Mapping[str, Any]) -> Any:
-    """Give the class of actors with some options of ``ray.remote``.
+    """Return the class of actors with some options of ``ray.remote``.
 
     Raises:
         ArgumentError: Ray refuses them.
@@ -471,13 +471,13 @@ def _actor_class(options: Mapping[str, Any]) -> Any:
 
 
 def _room(options: Mapping[str, Any]) -> int:
-    """Give the number of actors that the cluster has CPUs for, at least 1."""
+    """Return the number of actors that the cluster has CPUs for, at least 1."""
     cpus = ray.cluster_resources().get("CPU", 1.0)
     return max(int(cpus / (options.get("num_cpus") or 1)), 1)
 
 
 def _has_room(options: Mapping[str, Any], count: int) -> bool:
-    """Say whether the nodes there are, were they free, could hold so many actors."""
+    """Check whether the nodes there are, were they free, could hold so many actors."""
     wanted = {"GPU": options.get("num_gpus") or 0.0, **(options.get("resources") or {})}
     wanted["CPU"] = options.get("num_cpus") or 0.0
     there = ray.cluster_resources()
@@ -485,7 +485,7 @@ def _has_room(options: Mapping[str, Any], count: int) -> bool:
 
 
 def _environ(options: Mapping[str, Any]) -> dict[str, str]:
-    """Give the environment variables that an actor sets: JAX keeps to the CPU where no GPU was asked for."""
+    """Return the environment variables that an actor sets: JAX keeps to the CPU where no GPU was asked for."""
     if options.get("num_gpus"):
         return {}
     return {"JAX_PLATFORMS": worker_environ()["JAX_PLATFORMS"]}

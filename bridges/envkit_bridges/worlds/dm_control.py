@@ -273,14 +273,14 @@ def _make_current(physics: Any) -> None:
 
 
 def _bare(control: Simulator) -> Simulator:
-    """Give what is inside wrappers of dm_control's suite."""
+    """Return what is inside wrappers of dm_control's suite."""
     while "_env" in vars(control):
         control = control._env
     return control
 
 
 def _place_of_generator(control: object) -> tuple[Any, str] | None:
-    """Say whose attribute of which name holds the random state that episodes are drawn from."""
+    """Return whose attribute of which name holds the random state that episodes are drawn from."""
     bare = _bare(control)
     # composer's, the suite's
     places = [(bare, "_random_state"), (getattr(bare, "task", None), "_random")]
@@ -291,7 +291,7 @@ def _place_of_generator(control: object) -> tuple[Any, str] | None:
 
 
 def _space_of(spec: Any) -> GymSpace:
-    """Give the gymnasium space of a spec of ``dm_env``, or of a dict of them."""
+    """Return the gymnasium space of a spec of ``dm_env``, or of a dict of them."""
     spaces, specs = require("gymnasium").spaces, require("dm_env").specs
     if isinstance(spec, Mapping):
         return spaces.Dict({name: _space_of(member) for name, member in spec.items()})

@@ -91,7 +91,7 @@ _DRAWN = (
 
 
 def _space_of(space: Any) -> SpaceTree:
-    """Give an action space of gymnax as one of ours; a dict of spaces by name.
+    """Return an action space of gymnax as one of ours; a dict of spaces by name.
 
     Raises:
         SpecTypeError: it is none of a box, a discrete one and a dict of these.

@@ -221,7 +221,7 @@ class JaxMARLCore(SimulatorCore):
         )
 
     def _done_of(self, dones: Mapping[Any, Any], number: int) -> Any:
-        """Give the flag of an agent; one of which the library says nothing ends with the game."""
+        """Return the flag of an agent; one of which the library says nothing ends with the game."""
         return dones.get(self.env.agents[number], dones.get(self.names[number], dones[_TEAM]))
 
     def _of_agent(self, tree: PyTree, number: int) -> PyTree:
@@ -361,7 +361,7 @@ def _require_sense(group: str, agents: Sequence[str], forms: Sequence[Any]) -> N
 
 
 def _space_of(spaces: Sequence[Any]) -> AgentsDiscrete | Box:
-    """Give the space of the actions of agents that are alike.
+    """Return the space of the actions of agents that are alike.
 
     Raises:
         SpecTypeError: they are neither choices nor bounded arrays.

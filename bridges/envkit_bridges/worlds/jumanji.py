@@ -124,7 +124,7 @@ def _shown(timestep: PyTree) -> Timestep:
 
 
 def _space_of(spec: Any) -> Box | Discrete | MultiDiscrete:
-    """Give the space of an action spec.
+    """Return the space of an action spec.
 
     Raises:
         SpecTypeError: it describes no single array, or one without bounds.
@@ -212,13 +212,13 @@ class JumanjiWrapper(SimulatorEnv):
             )
 
     def read_state(self, state: object) -> TensorDict:
-        """Give the leaves of a Jumanji state by name, of the env's batch size."""
+        """Return the leaves of a Jumanji state by name, of the env's batch size."""
         found = jax.tree_util.tree_flatten_with_path(state)[0]
         leaves = {name_of(path): to_torch(jnp.asarray(leaf)) for path, leaf in found}
         return tensordict_of(leaves, self.batch_size, self.device)
 
     def read_obs(self, observation: object) -> TensorDict:
-        """Give the leaves of a Jumanji observation under the names that they have in the data."""
+        """Return the leaves of a Jumanji observation under the names that they have in the data."""
         leaves = observation_leaves(Timestep(jax.tree.map(jnp.asarray, observation)))
         return tensordict_of(to_torch(leaves), self.batch_size, self.device)
 

@@ -315,7 +315,7 @@ def _enlarged(cells: np.ndarray) -> np.ndarray:
 
 
 def _inlined(image: ElementTree.Element, file: bytes) -> ElementTree.Element:
-    """Give a drawing inside a drawing as a group of shapes, as large as there is room for, in the middle."""
+    """Return a drawing inside a drawing as a group of shapes, as large as there is room for, in the middle."""
     inner = _tree_of(file)
     sizes = inner.attrib.get("viewBox", f"0 0 {inner.get('width')} {inner.get('height')}").split()
     left, top, width, height = map(float, sizes)
@@ -330,7 +330,7 @@ def _inlined(image: ElementTree.Element, file: bytes) -> ElementTree.Element:
 
 
 def _outlined(text: ElementTree.Element) -> ElementTree.Element:
-    """Give a line of text as one shape."""
+    """Return a line of text as one shape."""
     letters = text.text or ""
     size = _number(text.get("font-size", "16"))
     outline: Any = require("matplotlib.textpath").TextPath(

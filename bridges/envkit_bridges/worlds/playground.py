@@ -186,7 +186,7 @@ class PlaygroundEnv(PlaygroundWrapper):
 
     @staticmethod
     def randomizer(env_name: str) -> Randomizer:
-        """Give the library's own domain randomisation of an env, for ``randomize``.
+        """Return the library's own domain randomisation of an env, for ``randomize``.
 
         Raises:
             UnsupportedError: (a NotImplementedError) the library has none for it.

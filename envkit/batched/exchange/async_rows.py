@@ -48,7 +48,7 @@ class _Recovering:
     pool: Pool
 
     def _answer(self, job: Job) -> Any:
-        """Give what a job has returned; None where its row was built again instead.
+        """Return what a job has returned; None where its row was built again instead.
 
         Raises:
             WorkerError: it failed, and is not made good.
@@ -74,7 +74,7 @@ class BufferJobs(_Recovering, BufferExchange):
     """Rows in memory, moved one by one as well."""
 
     def has_root(self, row: int) -> bool:
-        """Say whether a row has been reset once."""
+        """Check whether a row has been reset once."""
         return bool(self._has_roots[row])
 
     def fill_one(self, row: int, kind: JobKind, td: TensorDictBase) -> None:
@@ -180,7 +180,7 @@ class BufferJobs(_Recovering, BufferExchange):
                 self._masks_are_full = False
 
     def take_one(self, row: int, kind: JobKind, td: TensorDictBase, job: Job) -> Outcome:
-        """Give what a job that is done has made, copied.
+        """Return what a job that is done has made, copied.
 
         Raises:
             WorkerError: it failed, and is not made good.
@@ -237,7 +237,7 @@ class TensorDictJobs(_Recovering, TensorDictExchange):
     """Whole TensorDicts, exchanged with one sub-env as well."""
 
     def has_root(self, row: int) -> bool:
-        """Say whether a row has been reset once."""
+        """Check whether a row has been reset once."""
         return self._last[row] is not None
 
     def fill_one(self, row: int, kind: JobKind, td: TensorDictBase) -> None:
@@ -251,7 +251,7 @@ class TensorDictJobs(_Recovering, TensorDictExchange):
             self._usable(row, td)
 
     def _usable(self, row: int, part: TensorDictBase) -> TensorDictBase:
-        """Give a row's part as `_checked` does; one that is left out with actions of 0: its transforms look at them."""
+        """Return a row's part as `_checked` does; one that is left out with actions of 0: its transforms look at them."""
         if not _is_left_out(part):
             return self._checked(row, part)
         zeros, device = {}, part.device or torch.device("cpu")
@@ -262,7 +262,7 @@ class TensorDictJobs(_Recovering, TensorDictExchange):
         return part.copy().update(zeros)
 
     def fill_together(self, rows: Sequence[int], kind: JobKind, given: Leaves) -> bool:
-        """Say that rows are filled one by one."""
+        """Note that rows are filled one by one."""
         return False
 
     def begin_one(self, row: int, kind: JobKind, td: TensorDictBase) -> Job:
@@ -282,7 +282,7 @@ class TensorDictJobs(_Recovering, TensorDictExchange):
         self.recovery.begin({row}, self._reset_wholly)
 
     def take_one(self, row: int, kind: JobKind, td: TensorDictBase, job: Job) -> Outcome:
-        """Give what a job that is done has made.
+        """Return what a job that is done has made.
 
         Raises:
             WorkerError: it failed, and is not made good.
@@ -312,7 +312,7 @@ class TensorDictJobs(_Recovering, TensorDictExchange):
 
 
 def _is_left_out(td: TensorDictBase) -> bool:
-    """Say whether a `_step` mask leaves out all of a row, whose actions may be anything then."""
+    """Check whether a `_step` mask leaves out all of a row, whose actions may be anything then."""
     mask = td.get(rules.STEP, None)
     return mask is not None and not bool(rules.step_mask(mask, td.batch_size).any())
 
@@ -320,7 +320,7 @@ def _is_left_out(td: TensorDictBase) -> bool:
 def _unmasked(
     metadata: EnvMetaData, td: TensorDictBase, following: TensorDictBase
 ) -> TensorDictBase:
-    """Give `next` of one row with root values where a `_step` mask in ``td`` left parts out."""
+    """Return `next` of one row with root values where a `_step` mask in ``td`` left parts out."""
     mask = td.get(rules.STEP, None)
     if mask is None:
         return following

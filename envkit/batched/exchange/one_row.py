@@ -73,7 +73,7 @@ class OneRow(RowMemory):
         ]
 
     def fits(self, given: TensorDictBase) -> bool:
-        """Say whether a row holds all of a step: memory is as transforms wrote it. Actions are converted or refused."""
+        """Check whether a row holds all of a step: memory is as transforms wrote it. Actions are converted or refused."""
         for path, rule, shape in self._states:
             if rule.values_of(given.get(path, None), shape) is None:
                 return False

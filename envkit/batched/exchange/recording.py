@@ -103,7 +103,7 @@ def _flags(env: Any) -> list[Path]:
 
 
 def asks(entries: Iterable[Path]) -> bool:
-    """Say whether what is obeyed step by step only is among entries of a root."""
+    """Check whether what is obeyed step by step only is among entries of a root."""
     return any(path[0] == "next" or path[-1] in (rules.STEP, rules.RESET) for path in entries)
 
 
@@ -135,7 +135,7 @@ class _Stacks(NamedTuple):
         return len(next(iter(self.nexts.values())))
 
     def grown(self, rows: RowMemory, steps: int, device: torch.device | None) -> _Stacks:
-        """Give room for more steps, with what is there."""
+        """Return room for more steps, with what is there."""
         larger = _Stacks.empty(rows, steps, device)
         for mine, more in zip(self, larger, strict=True):
             for path, stack in mine.items():
@@ -216,7 +216,7 @@ class _Recording:
         self._catch_up()
 
     def _ends(self, slot: int) -> bool:
-        """Say whether a run is over; if not, prepare the root that follows."""
+        """Check whether a run is over; if not, prepare the root that follows."""
         rows = self._rows
         if self._stops:
             if rows.any_done(slot, self._flags):
@@ -246,7 +246,7 @@ class _Recording:
             self._finish()
 
     def _windows(self) -> Iterator[tuple[int, range]]:
-        """Give first step and slots of each window, one half of all slots after the other; the first root is in place."""
+        """Yield first step and slots of each window, one half of all slots after the other; the first root is in place."""
         rows, half = self._rows, self._rows.num_slots // 2
         for start in range(0, self._steps, half):
             first = start % (2 * half)
@@ -267,7 +267,7 @@ class _Recording:
         return tensordict_of(shown, rows.batch_size, self._device, rows.node_axes)
 
     def _acted(self, step: int) -> TensorDictBase:
-        """Give the root of a step as a policy that sees no TensorDict has seen and acted on it."""
+        """Return the root of a step as a policy that sees no TensorDict has seen and acted on it."""
         self.leave()
         td = self.root_at(step)
         for path, value in {**self._others, **self._actor.latest()}.items():
@@ -354,11 +354,11 @@ class Actor:
         """End a window, whose slots are written again after the next one."""
 
     def latest(self) -> dict[Path, torch.Tensor]:
-        """Give what was seen and written in the last step."""
+        """Return what was seen and written in the last step."""
         return {}
 
     def written(self, count: int) -> dict[Path, torch.Tensor]:
-        """Give what was written in the first ``count`` steps, time behind the batch."""
+        """Return what was written in the first ``count`` steps, time behind the batch."""
         raise NotImplementedError
 
 
@@ -578,7 +578,7 @@ class OnTensorDicts(Actor):
     def _taken(
         self, td: TensorDictBase, seen: dict[Path, torch.Tensor]
     ) -> dict[Path, torch.Tensor] | None:
-        """Give what the policy has left beside what it saw; None where it asks for what is obeyed step by step only.
+        """Return what the policy has left beside what it saw; None where it asks for what is obeyed step by step only.
 
         Tensors that it has put in the place of others are put into ``seen``.
         """
@@ -610,7 +610,7 @@ class OnTensorDicts(Actor):
 
 
 def _can_replace(value: Any, known: torch.Tensor) -> bool:
-    """Say whether what a policy has put in the place of what it saw can be recorded there."""
+    """Check whether what a policy has put in the place of what it saw can be recorded there."""
     is_plain = isinstance(value, torch.Tensor) and not value.requires_grad
     return is_plain and value.dtype == known.dtype and value.shape == known.shape
 
@@ -634,5 +634,5 @@ def _stacked(
 
 
 def _overlap(one: Path, other: Path) -> bool:
-    """Say whether two entries are the same, or one is below the other."""
+    """Check whether two entries are the same, or one is below the other."""
     return all(a == b for a, b in zip(one, other, strict=False))

@@ -52,7 +52,7 @@ def require_leaves(found: TensorDictBase, wanted: Mapping[Path, tuple[int, ...]]
 
 
 def rows_of(mask: torch.Tensor | None, count: int) -> list[int]:
-    """Give the rows that a mask touches with any of their parts; None touches all."""
+    """Return the rows that a mask touches with any of their parts; None touches all."""
     if mask is None:
         return list(range(count))
     return mask.reshape(count, -1).any(-1).nonzero().squeeze(-1).tolist()

@@ -99,7 +99,7 @@ class BufferPlan:
         return self.num_slots == _LEAST_SLOTS
 
     def names(self, *regions: str) -> tuple[str, ...]:
-        """Give the names of the fields of some regions."""
+        """Return the names of the fields of some regions."""
         return tuple(field.name for region in regions for field in self.regions[region].values())
 
     def fields(self) -> list[Field]:
@@ -107,7 +107,7 @@ class BufferPlan:
         return [SLOT, *(field for region in self.regions.values() for field in region.values())]
 
     def tensors(self, arrays: Mapping[str, np.ndarray], region: str) -> dict[Path, torch.Tensor]:
-        """Give the arrays of a region by path, as torch views of the shared memory."""
+        """Return the arrays of a region by path, as torch views of the shared memory."""
         return {
             path: torch.from_numpy(arrays[field.name]).view(_torch_dtype(field))
             for path, field in self.regions[region].items()
@@ -284,7 +284,7 @@ class RowMemory(ABC):
         """Wait for a step that was begun."""
 
     def any_done(self, slot: int, flags: Sequence[Path]) -> bool:
-        """Say whether one of some flags is set in the outcome of a step."""
+        """Check whether one of some flags is set in the outcome of a step."""
         following = self.nexts[slot]
         return any(bool(following[path].any()) for path in flags)
 
@@ -295,7 +295,7 @@ class RowMemory(ABC):
             root.copy_(following[path])
 
     def looks_like(self, root: Any) -> bool:
-        """Say whether a root has all the entries of one, in the form of their rows."""
+        """Check whether a root has all the entries of one, in the form of their rows."""
         found = ((root.get(path, None), rows) for path, rows in self.roots[0].items())
         return all(
             isinstance(value, torch.Tensor)
@@ -343,7 +343,7 @@ def _by_slot(region: Leaves, slots: int) -> list[Moment]:
 
 
 def can_wait(device: torch.device | None, non_blocking: bool) -> bool:
-    """Say whether a copy to ``device`` may end after the call: what reads it there is queued too."""
+    """Check whether a copy to ``device`` may end after the call: what reads it there is queued too."""
     return non_blocking and device is not None and device.type == "cuda"
 
 
@@ -371,7 +371,7 @@ class LentMemory:
     def empty(
         self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | None
     ) -> torch.Tensor:
-        """Give a tensor of any values, which belongs to who holds it; None is the CPU, whatever torch's default is."""
+        """Return a tensor of any values, which belongs to who holds it; None is the CPU, whatever torch's default is."""
         size_bytes = math.prod(shape) * dtype.itemsize
         device = torch.device("cpu") if device is None else device
         if size_bytes < self._large_bytes or device.type != "cpu":

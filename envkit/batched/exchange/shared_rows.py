@@ -222,7 +222,7 @@ class BufferExchange(RowMemory):
             self._actions.check(path, value)
 
     def fresh_rows(self) -> TensorDict:
-        """Give the root rows as the last reset or advance left them."""
+        """Return the root rows as the last reset or advance left them."""
         return self.deliver(self.roots[self.slot + 1])
 
     # -------------------------------------------------------------------------------------- reset
@@ -303,7 +303,7 @@ class BufferExchange(RowMemory):
         return bool(self.recovery.unstarted)
 
     def newest(self) -> TensorDict:
-        """Give what is known now of every row, as a root."""
+        """Return what is known now of every row, as a root."""
         slot = self.slot
         root, made = self.roots[slot + 1], self.nexts[slot]
         if not self.newest_is_next.any():
@@ -339,7 +339,7 @@ class BufferExchange(RowMemory):
     # ----------------------------------------------------------------------------------- resuming
 
     def state(self) -> list[Any]:
-        """Give the newest root of every row in plain form, None before its first reset."""
+        """Return the newest root of every row in plain form, None before its first reset."""
         newest = self.newest()
         return [plain(newest[row]) if had else None for row, had in enumerate(self._has_roots)]
 
@@ -403,7 +403,7 @@ class ActionRows:
         return set(self._runs[0][0])
 
     def rule_of_all(self, path: Path) -> ActionInput | None:
-        """Give the rule of an action, if it is the same in all rows and takes what fits as it is."""
+        """Return the rule of an action, if it is the same in all rows and takes what fits as it is."""
         rule = self._runs[0][0].get(path) if self.are_alike else None
         return rule if rule is not None and rule.takes_as_is else None
 
@@ -464,7 +464,7 @@ class ActionRows:
         return len(self._runs) == 1
 
     def taken(self, path: Path, value: torch.Tensor, count: int) -> torch.Tensor:
-        """Give one action of ``count`` of the rows, which are alike, in the form of its spec.
+        """Return one action of ``count`` of the rows, which are alike, in the form of its spec.
 
         Raises:
             InputError: see `ActionInput.take`; it counts the rows from 0.
@@ -509,12 +509,12 @@ class RowsInPlace:
 
     @staticmethod
     def can_show(exchange: BufferExchange) -> bool:
-        """Say whether NumPy knows the dtypes of all entries."""
+        """Check whether NumPy knows the dtypes of all entries."""
         regions = (*exchange.inputs, *exchange.roots, *exchange.nexts)
         return all(rows.dtype != torch.bfloat16 for region in regions for rows in region.values())
 
     def root(self) -> TensorDict:
-        """Give what is known now, as its own TensorDict."""
+        """Return what is known now, as its own TensorDict."""
         return self._exchange.newest()
 
     def advance(

@@ -108,7 +108,7 @@ class TensorDictExchange:
         return following.select(*keys, strict=False)
 
     def _input(self, td: TensorDictBase, row: int, *without: Any) -> TensorDictBase:
-        """Give one row's part of ``td`` on the device of its sub-env, the CPU if it names none."""
+        """Return one row's part of ``td`` on the device of its sub-env, the CPU if it names none."""
         return self._moved(cast(TensorDictBase, td[row]).exclude(*without), row)
 
     def _moved(self, part: TensorDictBase, row: int) -> TensorDictBase:
@@ -128,11 +128,11 @@ class TensorDictExchange:
         return Inputs(parts, mask)
 
     def wake(self, td: TensorDictBase, inputs: Inputs, *, advance: bool) -> Round:
-        """Give the step; all of it happens in `wait`."""
+        """Return the step; all of it happens in `wait`."""
         return Round(td, inputs, advance)
 
     def _checked(self, row: int, part: TensorDictBase) -> TensorDictBase:
-        """Give a row's part, its actions as the spec of its env says."""
+        """Return a row's part, its actions as the spec of its env says."""
         if self._individual:
             for key, leaf in self._states[row].items():
                 require_input(key, part.get(key, None), leaf.shape, leaf.dtype)
@@ -191,7 +191,7 @@ class TensorDictExchange:
     def _keep_unstepped(
         self, td: TensorDictBase, mask: torch.Tensor, nexts: dict[int, TensorDictBase]
     ) -> dict[int, TensorDictBase]:
-        """Give `next` of all rows: where ``mask`` is False their root values, or else zeros."""
+        """Return `next` of all rows: where ``mask`` is False their root values, or else zeros."""
         complete = {}
         for row, found in enumerate(self.metadata):
             skipped: TensorDictBase = found.skipped_next(self._input(td, row))
@@ -205,7 +205,7 @@ class TensorDictExchange:
         return complete
 
     def fresh_rows(self) -> TensorDictBase:
-        """Give the newest root of every sub-env."""
+        """Return the newest root of every sub-env."""
         return self.deliver([self._apart(part) for part in self._last if part is not None])
 
     def reset(
@@ -271,7 +271,7 @@ class TensorDictExchange:
         return stacked.to(self._device, non_blocking=self._non_blocking)
 
     def state(self) -> list[Any]:
-        """Give the newest root of every row in plain form, None before its first reset."""
+        """Return the newest root of every row in plain form, None before its first reset."""
         return plain(self._last)
 
     def take(self, state: Sequence[Any]) -> None:
@@ -306,7 +306,7 @@ def _masks_at(td: TensorDictBase) -> list:
 
 
 def _states_of(found: EnvMetaData) -> dict[Any, Any]:
-    """Give the leaves of the state whose form is known beforehand, by key."""
+    """Return the leaves of the state whose form is known beforehand, by key."""
     return {
         as_key(path): leaf
         for path, leaf in found.paths("state").items()

@@ -75,7 +75,7 @@ def _integerbound_of(value: object, dtype: torch.dtype, device: torch.device) ->
 
 
 def _is_constant(bound: Tensor) -> bool:
-    """Tell whether all numbers of a bound are equal."""
+    """Check whether all numbers of a bound are equal."""
     return bound.numel() == 0 or bool((bound == bound.flatten()[0]).all())
 
 

@@ -156,7 +156,7 @@ class _Choices(LeafSpec):
         self._mask_is_checked = True
 
     def _allowed(self, index: Tensor) -> Tensor:
-        """Tell for each row of an index that is in range whether the mask allows all of it."""
+        """Return for each row of an index that is in range whether the mask allows all of it."""
         if self._mask is None:
             return torch.ones(index.shape[:-1], dtype=torch.bool, device=index.device)
         mask = self._mask.expand(*index.shape[:-1], self._mask.shape[-1])
@@ -726,7 +726,7 @@ def _checked_n(n: object) -> int:
 
 
 def _counts_in(nvec: Numbers, device: torch.device | None) -> Tensor:
-    """Give numbers of options as int64; floats that are whole are numbers of options, others and bools are refused."""
+    """Return numbers of options as int64; floats that are whole are numbers of options, others and bools are refused."""
     if not isinstance(nvec, Tensor | np.ndarray):
         listed = np.asarray(nvec, object).flat
     elif dtype_name(nvec.dtype).startswith(("int", "uint")):

@@ -177,7 +177,7 @@ class LeafSpec(TensorSpec):
         return torch.ones((*lead(shape), *self._size), dtype=self._dtype, device=self._device)
 
     def _nearest(self, value: Tensor) -> Tensor:
-        """Give the value of the domain that is nearest; shape and dtype are right already."""
+        """Return the value of the domain that is nearest; shape and dtype are right already."""
         raise NotImplementedError
 
     def is_in(self, value: object) -> bool:
@@ -190,11 +190,11 @@ class LeafSpec(TensorSpec):
         return torch.equal(value, self._nearest(value))
 
     def _is_shape(self, shape: Sequence[int]) -> bool:
-        """Tell whether a shape is the spec's, with no further leading axes."""
+        """Check whether a shape is the spec's, with no further leading axes."""
         return len(shape) == len(self._shape) and self._fits(shape)
 
     def _fits(self, shape: Sequence[int]) -> bool:
-        """Tell whether a shape ends in the spec's shape."""
+        """Check whether a shape ends in the spec's shape."""
         extra = len(shape) - len(self._shape)
         if extra < 0:
             return False
@@ -226,7 +226,7 @@ class LeafSpec(TensorSpec):
         return spec._nearest(spec._as_own(value))  # type: ignore[attr-defined]
 
     def _as_own(self, value: Tensor) -> Tensor:
-        """Give a value in the spec's dtype, at the end of its range where it lies beyond."""
+        """Return a value in the spec's dtype, at the end of its range where it lies beyond."""
         return saturated(value, self._dtype)
 
     # -- conversion --------------------------------------------------------------------
@@ -351,7 +351,7 @@ _NUMPY_DTYPES = {
 
 
 def _spread(content: Tensor, shape: torch.Size, sizes: torch.Size) -> Tensor:
-    """Give a tensor with leading axes ``shape`` the leading axes ``sizes``, if that loses nothing."""
+    """Return a tensor with leading axes ``shape`` the leading axes ``sizes``, if that loses nothing."""
     rest = content.shape[len(shape) :]
     first = content[(slice(0, 1),) * len(shape)]
     if content.numel() and bool((content == first).all()):
@@ -440,11 +440,11 @@ class _Counted:
     """A box that holds numbers only: it is nowhere, and its copy is itself."""
 
     def to(self, destination: Place) -> Self:
-        """Give the box itself; there is nothing to move."""
+        """Return the box itself; there is nothing to move."""
         return self
 
     def clone(self) -> Self:
-        """Give the box itself; it cannot be changed."""
+        """Return the box itself; it cannot be changed."""
         return self
 
 
@@ -535,7 +535,7 @@ _MOST_LISTED = 2**31  # rows; more would fill the memory of any machine
 
 
 def coordinates(values: Tensor) -> Tensor:
-    """Give the coordinates of values of any dtype."""
+    """Return the coordinates of values of any dtype."""
     if values.dtype not in _CODED:
         return values
     if values.dtype in _AS_INT64:
@@ -546,7 +546,7 @@ def coordinates(values: Tensor) -> Tensor:
 
 
 def from_coordinates(coords: Tensor, dtype: torch.dtype) -> Tensor:
-    """Give the values of ``dtype`` that have these coordinates."""
+    """Return the values of ``dtype`` that have these coordinates."""
     if dtype == torch.uint64:
         return (coords ^ -_HALF).view(torch.uint64)
     if dtype.is_complex:
@@ -580,7 +580,7 @@ _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 def range_of(dtype: torch.dtype) -> tuple[Any, Any]:
-    """Tell the least and the greatest finite value of a dtype, as Python numbers."""
+    """Return the least and the greatest finite value of a dtype, as Python numbers."""
     if dtype == torch.bool:
         return 0, 1
     if dtype == torch.uint64:  # torch.iinfo gives a rounded float

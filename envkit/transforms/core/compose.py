@@ -269,7 +269,7 @@ class Compose(Transform):
         return popped
 
     def _changed(self) -> None:
-        """Tell the environment that its specs must be read again."""
+        """Notify the environment that its specs must be read again."""
         owner = self._owner
         if owner is not None:
             owner._changed()
@@ -287,7 +287,7 @@ class Compose(Transform):
         return reversed(self.transforms)  # type: ignore[arg-type]
 
     def __getitem__(self, index: int | slice) -> Transform:
-        """Give a transform; a slice gives a `Compose` of clones, which share their buffers."""
+        """Return a transform; a slice gives a `Compose` of clones, which share their buffers."""
         if isinstance(index, slice):
             return Compose(*(transform.clone() for transform in list(self)[index]))
         if not -len(self) <= index < len(self):

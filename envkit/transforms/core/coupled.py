@@ -66,7 +66,7 @@ class CoupledTransform(EpisodeTransform):
         )
 
     def _event_of(self, key: Key, shape: Sequence[int]) -> tuple[int, ...]:
-        """Say which axes of an entry are the event: by default ``shape``, all after the batch."""
+        """Return which axes of an entry are the event: by default ``shape``, all after the batch."""
         return tuple(shape)
 
     def _step(self, td: TensorDictBase, next_td: TensorDictBase) -> TensorDictBase:

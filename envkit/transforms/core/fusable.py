@@ -123,17 +123,17 @@ class FusableTransform(Transform):
         return []
 
     def constants(self) -> dict[str, Any]:
-        """Give the numbers and tensors that the hooks use, by name."""
+        """Return the numbers and tensors that the hooks use, by name."""
         return {}
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Give the tensors that `seen_leaves` changes, by their own names; most have none."""
+        """Return the tensors that `seen_leaves` changes, by their own names; most have none."""
         return {}
 
     def seen_leaves(
         self, leaves: Leaves, mask: Any, constants: Mapping[str, Any]
     ) -> Mapping[str, Any]:
-        """Say what the state is once it has counted new values; called before the hook that uses it.
+        """Return what the state is once it has counted new values; called before the hook that uses it.
 
         Args:
             leaves: what a step or a reset produced; of a step also its `memory` at the root.
@@ -146,7 +146,7 @@ class FusableTransform(Transform):
         return {}
 
     def _is_derived_from(self, name: str, value: Any) -> bool:
-        """Say whether programs are traced with it: with all but buffers, and what `constants` gives at each call."""
+        """Check whether programs are traced with it: with all but buffers, and what `constants` gives at each call."""
         if name in ("frozen", "training") or name in self._buffers:
             return False
         return value is None or name not in self.constants()
@@ -199,7 +199,7 @@ class FusableTransform(Transform):
         return written(td_reset, self.reset_leaves(LeavesOf(td_reset), self._constants_outside()))
 
     def _constants_outside(self) -> dict[str, Any]:
-        """Give what the hooks over leaves use where those over TensorDicts are derived from them."""
+        """Return what the hooks over leaves use where those over TensorDicts are derived from them."""
         if type(self).state is not FusableTransform.state and self.state():
             raise NotImplementedError(
                 f"{type(self).__name__} has state, which changes with what is seen of all rows together. "

@@ -77,7 +77,7 @@ class KeptMemory(FusableTransform):
         return fresh
 
     def exchanged(self, root: Mapping[Path, Any]) -> dict[Path, Any]:
-        """Give a root in which paths and places have each other's values."""
+        """Return a root in which paths and places have each other's values."""
         changed = {**root}
         for pair in self.pairs:
             values = [changed.pop(path, None) for path in pair]
@@ -128,17 +128,17 @@ def _shown_leaf(outputs: Composite, path: Path) -> TensorSpec | None:
 
 
 def can_be_kept(path: Path) -> bool:
-    """Say whether memory can travel elsewhere: the state that a stateless env shows as ``state`` cannot."""
+    """Check whether memory can travel elsewhere: the state that a stateless env shows as ``state`` cannot."""
     return path[0] != "state" or len(path) == 1
 
 
 def is_kept(path: Path) -> bool:
-    """Say whether an entry is one that `KeptMemory` wrote."""
+    """Check whether an entry is one that `KeptMemory` wrote."""
     return path[0].startswith(_NODE)
 
 
 def kept_before(transform: Transform, before: Specs, after: Specs) -> KeptMemory | None:
-    """Give what must come before a transform so that it leaves memory alone; None where it does anyway.
+    """Return what must come before a transform so that it leaves memory alone; None where it does anyway.
 
     A transform that declares another input for an entry gives it back by itself, as one with ``in_keys_inv`` does.
 
@@ -179,7 +179,7 @@ def memory_of(transforms: Iterable[Transform]) -> list[Path]:
 
 
 def inwards(transforms: Sequence[Transform], root: Mapping[Path, Any]) -> Mapping[Path, Any]:
-    """Give a root as the first transform of a chain reads it."""
+    """Return a root as the first transform of a chain reads it."""
     for transform in reversed(transforms):
         if isinstance(transform, KeptMemory):
             root = transform.exchanged(root)

@@ -58,11 +58,11 @@ class LeafTransform(Transform):
     # ---------------------------------------------------------------------- for concrete transforms
 
     def _leaf_after(self, leaf: TensorSpec) -> TensorSpec:
-        """Say what `_apply_transform` gives for values of ``leaf``."""
+        """Return what `_apply_transform` gives for values of ``leaf``."""
         return leaf.clone()
 
     def _leaf_before(self, leaf: TensorSpec) -> TensorSpec:
-        """Say which values the user gives, that `_inv_apply_transform` turns into one of ``leaf``."""
+        """Return which values the user gives, that `_inv_apply_transform` turns into one of ``leaf``."""
         return leaf.clone()
 
     # --------------------------------------------------------------------------------------- specs
@@ -209,7 +209,7 @@ def box_between(end: torch.Tensor, other: torch.Tensor) -> TensorSpec:
 
 
 def axis_in(dim: int, batch_dims: int) -> int:
-    """Give the axis of a value that an axis of its event is; a negative one is one already."""
+    """Return the axis of a value that an axis of its event is; a negative one is one already."""
     return dim if dim < 0 else dim + batch_dims
 
 

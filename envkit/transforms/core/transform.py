@@ -63,7 +63,7 @@ def as_keys(keys: Keys) -> list[Key]:
 
 
 def _is_same(before: Any, value: Any) -> bool:
-    """Say whether a setting stays what it is: plain values and tensors that are equal, or the same object."""
+    """Check whether a setting stays what it is: plain values and tensors that are equal, or the same object."""
     if before is value or type(before) is not type(value):
         return before is value
     if isinstance(value, torch.Tensor):
@@ -74,7 +74,7 @@ def _is_same(before: Any, value: Any) -> bool:
 
 
 def editable(spec: Composite) -> Composite:
-    """Give a spec that may be written to: itself, or a copy where it is locked, as those of an env are."""
+    """Return a spec that may be written to: itself, or a copy where it is locked, as those of an env are."""
     return spec.clone() if spec.is_locked else spec
 
 
@@ -311,7 +311,7 @@ class Transform(OwnState, ChecksKeywords):
     def _already_begun(
         self, td: TensorDictBase | None
     ) -> tuple[torch.Tensor, TensorDictBase] | None:
-        """Give the rows, of those a reset shall begin again, that have begun again by themselves.
+        """Return the rows, of those a reset shall begin again, that have begun again by themselves.
 
         For simulators that start a new episode in the step that ends one.
 
@@ -442,7 +442,7 @@ class Transform(OwnState, ChecksKeywords):
         specs[name] = spec
 
     def transform_env_device(self, device: torch.device | None) -> torch.device | None:
-        """Say which device the env delivers to, given that of the env before.
+        """Return which device the env delivers to, given that of the env before.
 
         Args:
             device: of the env before this transform; None where it has none.
@@ -450,7 +450,7 @@ class Transform(OwnState, ChecksKeywords):
         return device
 
     def transform_env_batch_size(self, batch_size: torch.Size) -> torch.Size:
-        """Say which batch size the env has, given that of the env before.
+        """Return which batch size the env has, given that of the env before.
 
         Args:
             batch_size: of the env before this transform.
@@ -474,7 +474,7 @@ class Transform(OwnState, ChecksKeywords):
             self.empty_cache()
 
     def _is_derived_from(self, name: str, value: Any) -> bool:
-        """Say whether specs, rows or programs are made of what a public attribute is when they are made."""
+        """Check whether specs, rows or programs are made of what a public attribute is when they are made."""
         return name in _KEYS
 
     # --------------------------------------------------------------------------------------- owner

@@ -80,7 +80,7 @@ class Route:
         return root
 
     def inwards(self, td: TensorDictBase) -> TensorDictBase:
-        """Give back the memory that travels elsewhere, and leave the rest as it is."""
+        """Return the memory that travels elsewhere, and leave the rest as it is."""
         for transform in reversed(self.outside):
             if isinstance(transform, KeptMemory):
                 td = transform.outwards(td)
@@ -372,7 +372,7 @@ class TransformStepping(TransformHolder):
         return root
 
     def _needs_no_answer(self, route: Route, ended: TensorDictBase, shown: TensorDictBase) -> bool:
-        """Say whether transforms may hear of resets without asking whether there are any, which waits for a GPU.
+        """Check whether transforms may hear of resets without asking whether there are any, which waits for a GPU.
 
         So it is where the stepper has begun all again that ended, and a reset of nothing leaves no trace.
         """

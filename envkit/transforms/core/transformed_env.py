@@ -184,11 +184,11 @@ class TransformedEnv(OnRow, TransformStepping):
         return self
 
     def steps_first(self, transform: Transform) -> bool:
-        """Say whether ``transform``, one of this env's, comes right after the base env."""
+        """Check whether ``transform``, one of this env's, comes right after the base env."""
         return self._transform.flat()[0] is transform
 
     def _env_before(self, transform: Transform) -> TransformHolder:
-        """Give the env as ``transform``, one of this env's, sees it; the same one until transforms or specs change."""
+        """Return the env as ``transform``, one of this env's, sees it; the same one until transforms or specs change."""
         if not self._declared.remembers:
             return self._made_before(transform)
         if id(transform) not in self._parents:
@@ -256,11 +256,11 @@ class TransformedEnv(OnRow, TransformStepping):
             kept._belong_to(self)
 
     def row_core(self) -> TransformedCore | None:
-        """Give the core that steps this env on NumPy rows, transforms included; None where it has none."""
+        """Return the core that steps this env on NumPy rows, transforms included; None where it has none."""
         return transformed_core(self)
 
     def core_around_rows(self) -> TransformedCore | None:
-        """Give what shows the rows of a pool inside through the transforms; None where rows cannot be stacked for them."""
+        """Return what shows the rows of a pool inside through the transforms; None where rows cannot be stacked for them."""
         return core_around_rows(self)
 
     def _row_key(self) -> Hashable:
@@ -359,7 +359,7 @@ class TransformedEnv(OnRow, TransformStepping):
         )
 
     def fake_tensordict(self) -> TensorDict | TensorDictBase:  # type: ignore[override]
-        """Give zeros in exactly the layout of one rollout step, batch size ``batch_size``."""
+        """Return zeros in exactly the layout of one rollout step, batch size ``batch_size``."""
         inputs, outputs = self.input_spec, self.output_spec
         if not any(isinstance(spec, StackedComposite) for spec in (inputs, outputs)):
             return super().fake_tensordict()
@@ -454,7 +454,7 @@ class TransformedEnv(OnRow, TransformStepping):
     # -------------------------------------------------------------------------------------- states
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Give the state of the transforms, that of this env, and that of the base env under ``base_env.``.
+        """Return the state of the transforms, that of this env, and that of the base env under ``base_env.``.
 
         Raises:
             ResumeError: the base env cannot be saved so that it could be restored exactly;

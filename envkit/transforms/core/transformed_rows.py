@@ -42,14 +42,14 @@ _SHOWN = {"root": ("observation", "done"), "next": ("observation", "reward", "do
 
 
 def transformed_core(env: Any) -> TransformedCore | None:
-    """Give the core that steps a `TransformedEnv` on rows, or None where it cannot be stepped so."""
+    """Return the core that steps a `TransformedEnv` on rows, or None where it cannot be stepped so."""
     make = getattr(type(env.base_env), "row_core", None)
     base = None if make is None or not env._steps_by_itself else make(env.base_env)
     return None if base is None else _stacking_core(env, base, of_rows=False)
 
 
 def core_around_rows(env: Any) -> TransformedCore | None:
-    """Give what shows the rows of a pool through the transforms of a `TransformedEnv` around it, or None.
+    """Return what shows the rows of a pool through the transforms of a `TransformedEnv` around it, or None.
 
     It is not bound: the pool steps its rows.
     """
@@ -88,7 +88,7 @@ class TransformedCore:
         self.untouched: dict[str, set[Path]] = {}
 
     def is_like(self, other: Any) -> bool:
-        """Say whether another core shows the same simulator through the same transforms."""
+        """Check whether another core shows the same simulator through the same transforms."""
         return (
             isinstance(other, TransformedCore)
             and self.base.is_like(other.base)
@@ -102,7 +102,7 @@ class TransformedCore:
         return TransformedRows(cores, rows, arrays, slot)
 
     def gives_what_it_declares(self) -> bool:
-        """Say whether moments of zeros come out with the keys, shapes and dtypes that the specs say.
+        """Check whether moments of zeros come out with the keys, shapes and dtypes that the specs say.
 
         Notes which leaves come out as they went in.
         """
@@ -130,7 +130,7 @@ class TransformedCore:
         return through(self.chain, leaves, root)
 
     def _leaves(self, env: Any, *kinds: str) -> dict[Path, Any]:
-        """Give the leaves of one row."""
+        """Return the leaves of one row."""
         leaves = _leaves(env, *kinds)
         return {path: leaf[0] for path, leaf in leaves.items()} if self._of_rows else leaves
 
@@ -358,7 +358,7 @@ def _leaves(env: EnvBase, *kinds: str) -> dict[Path, Any]:
 
 
 def _has_rows(leaf: Any) -> bool:
-    """Say whether rows of memory can hold the values of a spec; NumPy has no bfloat16."""
+    """Check whether rows of memory can hold the values of a spec; NumPy has no bfloat16."""
     return leaf.dtype not in (None, torch.bfloat16) and -1 not in leaf.shape
 
 
@@ -404,7 +404,7 @@ class _SharedConstants:
         ]
 
     def are_equal(self) -> bool:
-        """Say whether all chains compute with the same constants now.
+        """Check whether all chains compute with the same constants now.
 
         Values of tensors are compared each time: what NumPy or ``tensor.data`` writes leaves no other trace.
         """
@@ -418,7 +418,7 @@ class _SharedConstants:
 
 
 def _alike(one: Any, other: Any) -> bool:
-    """Say whether two values are equal, transforms by their settings and tensors element by element."""
+    """Check whether two values are equal, transforms by their settings and tensors element by element."""
     if one is other:
         return True
     if type(one) is not type(other):

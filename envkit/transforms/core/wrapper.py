@@ -135,11 +135,11 @@ class TransformHolder(Wrapper):
 
     @abstractmethod
     def _env_before(self, transform: Any) -> TransformHolder:
-        """Give the env as ``transform``, one of this env's, sees it."""
+        """Return the env as ``transform``, one of this env's, sees it."""
 
     @abstractmethod
     def steps_first(self, transform: Any) -> bool:
-        """Say whether ``transform``, one of this env's, comes right after the base env."""
+        """Check whether ``transform``, one of this env's, comes right after the base env."""
 
     @abstractmethod
     def _step_inverted(self, td: TensorDictBase) -> TensorDictBase:

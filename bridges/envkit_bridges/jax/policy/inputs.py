@@ -69,7 +69,7 @@ class Actor:
 
 
 def is_compilable(policy: object) -> bool:
-    """Say whether a policy can be part of a program: random, in JAX, or translated."""
+    """Check whether a policy can be part of a program: random, in JAX, or translated."""
     return policy is None or isinstance(policy, JaxPolicy | CompiledPolicy)
 
 

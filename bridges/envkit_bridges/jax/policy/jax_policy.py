@@ -81,11 +81,11 @@ class JaxPolicy:
                 )
 
     def bound_to(self, env: EnvBase) -> Policy:
-        """Give what acts step by step in any env, with keys from the env's generator of actions."""
+        """Return what acts step by step in any env, with keys from the env's generator of actions."""
         return _Stepwise(self, env)
 
     def named_params(self, params: object = None) -> dict[str, torch.Tensor]:
-        """Give parameters by their paths; see `HasParams`."""
+        """Return parameters by their paths; see `HasParams`."""
         given = self.params if params is None else params
         given = given.params if isinstance(given, JaxPolicy) else given
         return {
@@ -94,7 +94,7 @@ class JaxPolicy:
         }
 
     def with_params(self, named: Mapping[str, torch.Tensor]) -> JaxPolicy:
-        """Give this policy with other parameters; see `HasParams`.
+        """Return this policy with other parameters; see `HasParams`.
 
         Example:
             >>> import jax.numpy as jnp

@@ -165,7 +165,7 @@ def _eye_like(x: jax.Array) -> jax.Array:
 
 
 def _unless(failed: jax.Array, x: jax.Array) -> jax.Array:
-    """Give NaN for the matrices of a batch that failed."""
+    """Return NaN for the matrices of a batch that failed."""
     return jnp.where(failed[..., None, None], jnp.nan, x)
 
 
@@ -245,7 +245,7 @@ def _first(flags: jax.Array) -> jax.Array:
 
 
 def _lu(a: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Give both factors in one matrix, pivots from 1, and the order of rows that they make."""
+    """Return both factors in one matrix, pivots from 1, and the order of rows that they make."""
     factors, pivots, rows = jax.lax.linalg.lu(a)
     return factors, pivots + 1, rows
 
@@ -489,7 +489,7 @@ def _max(windows: jax.Array, counted: np.ndarray, axis: int) -> jax.Array:
 def _steps(
     x: jax.Array, sizes: Sequence[int] | None, factors: Sequence[float | None] | None, rank: int
 ) -> list[tuple[int, np.float32]]:
-    """Say for each axis what size it gets, and how far apart in the input two neighbours lie.
+    """Return for each axis what size it gets, and how far apart in the input two neighbours lie.
 
     The distance is computed in float32, as torch does: an image may depend on its last bit.
     """

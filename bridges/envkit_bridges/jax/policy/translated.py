@@ -144,7 +144,7 @@ def in_jax(exported: Exported, signature: Signature, module: torch.nn.Module) ->
 
 
 def narrowed(value: jax.Array) -> jax.Array:
-    """Give 32 bits to what has 64 where JAX has none; an integer that does not fit becomes the nearest that does."""
+    """Cast to 32 bits what has 64 where JAX has none; an integer that does not fit becomes the nearest that does."""
     narrow = _NARROW.get(value.dtype)
     if narrow is None or _has_64_bits():
         return value
@@ -168,7 +168,7 @@ def _wide() -> AbstractContextManager[object]:
 
 
 def _as_torch_has_it(value: PyTree, node: Node) -> PyTree:
-    """Give the results of a node the dtypes that torch has."""
+    """Cast the results of a node to the dtypes that torch has."""
     like = node.meta.get("val")
     if isinstance(like, tuple | list):
         pairs = zip(value, like, strict=False)

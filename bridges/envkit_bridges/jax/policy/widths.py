@@ -69,7 +69,7 @@ def widths_of(graph: Graph) -> Widths:
 
 
 def spans_of(graph: Graph) -> dict[str, Spans]:
-    """Give the spans of the values of a graph, by name.
+    """Return the spans of the values of a graph, by name.
 
     Its inputs, parameters and buffers cross to JAX with 32 bits, which is checked there.
     """
@@ -101,7 +101,7 @@ def _any_wide(like: object, spans: Spans) -> bool:
 
 
 def _compares_wide(node: Node) -> bool:
-    """Say whether a tensor of 64 bits is compared with a number that 32 cannot hold."""
+    """Check whether a tensor of 64 bits is compared with a number that 32 cannot hold."""
     numbers = [arg for arg in node.args if type(arg) is int]
     dtypes = [
         value.dtype
@@ -126,7 +126,7 @@ def _is_within(span: Span, other: Span) -> bool:
 
 
 def _of_dtype(dtype: torch.dtype, *, crossed: bool) -> Span | None:
-    """Give the span of a dtype; of one of 64 bits that has crossed to JAX, that of 32."""
+    """Return the span of a dtype; of one of 64 bits that has crossed to JAX, that of 32."""
     if dtype == torch.bool:
         return 0, 1
     if dtype.is_floating_point or dtype.is_complex:
@@ -150,7 +150,7 @@ def _of_constant(tensor: torch.Tensor) -> Span | None:
 
 
 def _of_step(step: Step, spans: Mapping[str, Spans], like: object) -> Spans:
-    """Give the spans of what a step gives, as far as its operator tells; else those of its dtypes."""
+    """Return the spans of what a step gives, as far as its operator tells; else those of its dtypes."""
     packet = packet_of(step.node)
     if packet == "getitem":
         values: Any = step.node.args[0]
@@ -183,7 +183,7 @@ def _of_result(step: Step, spans: Mapping[str, Spans], like: object, at: int) ->
 
 
 def _read(value: object, spans: Mapping[str, Spans]) -> Any:
-    """Give the span that stands for an argument; None for what has none."""
+    """Return the span that stands for an argument; None for what has none."""
     if isinstance(value, Node):
         return spans[value.name]
     if isinstance(value, bool | int):
@@ -216,7 +216,7 @@ class _Use:
         return prod(self._known(shape[dim]) for dim in dims if shape)  # type: ignore[union-attr,index]
 
     def along(self, argument: int, dim: Any) -> int:
-        """Give the length of an axis of an argument."""
+        """Return the length of an axis of an argument."""
         shape = self._shape(argument)
         return self._known(shape[dim]) if shape else 1
 
@@ -225,7 +225,7 @@ class _Use:
 
     @staticmethod
     def _known(size: int) -> int:
-        """Give a size.
+        """Return a size.
 
         Raises:
             ValueError: torch left it open.

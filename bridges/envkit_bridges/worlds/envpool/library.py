@@ -134,7 +134,7 @@ _HINT = "The number of envs is num_workers, and all of them step together."
 
 
 def _given_seeds(kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Give the seeds among the keywords as the library takes them."""
+    """Return the seeds among the keywords as the library takes them."""
     found = {name: kwargs[name] for name in ("seed", "env_seed") if name in kwargs}
     for name, seeds in found.items():
         if isinstance(seeds, int):
@@ -164,7 +164,7 @@ _RENDERING = frozenset(
 
 
 def _as_int32(seed: int) -> int:
-    """Give what the library takes as a seed: from -(2**31) to 2**31 - 1 itself, up to 2**32 - 1 no two are the same."""
+    """Return what the library takes as a seed: from -(2**31) to 2**31 - 1 itself, up to 2**32 - 1 no two are the same."""
     if seed < -(2**31):
         seed = 2**64 - seed  # SeedSequence takes no negative number
     if seed >= 2**32:
@@ -173,7 +173,7 @@ def _as_int32(seed: int) -> int:
 
 
 def spaces_of(pool: Simulator) -> tuple[Any, Any]:
-    """Give the spaces of observations and actions of one env.
+    """Return the spaces of observations and actions of one env.
 
     Where an env says nothing of bounds, the library gives the least positive and the greatest number; that is no
     bound.
@@ -378,7 +378,7 @@ class PoolMemory:
         self._inputs, self._roots, self._nexts = inputs, roots, nexts
 
     def actions(self, slot: int, rows: slice = ALL_ROWS) -> SpaceValue:
-        """Give the actions of some rows, as the library takes them."""
+        """Return the actions of some rows, as the library takes them."""
         taken = {path: torch.from_numpy(ring[slot, rows]) for path, ring in self._inputs.items()}
         return self._acted.decode_arrays(taken)
 

@@ -208,7 +208,7 @@ class MultiThreadedEnvWrapper(GymLikeEnv):
         return self._received(td, mask, sent)
 
     def _actions_of(self, td: TensorDictBase, mask: torch.Tensor | None) -> SpaceValue:
-        """Give the actions of the rows that a mask selects, as the library takes them."""
+        """Return the actions of the rows that a mask selects, as the library takes them."""
         if mask is None:
             return self.read_action(self._action_in(td))
         action = self._action_in(td, mask.nonzero()[:, 0].tolist())

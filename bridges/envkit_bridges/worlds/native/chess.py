@@ -108,7 +108,7 @@ def _origins(piece: str, target: Square) -> Iterator[str]:
 
 
 def _lines_to(piece: str, target: Square) -> Iterator[list[Square]]:
-    """Give the squares from which a piece reaches another, by direction: only the nearest piece of each can."""
+    """Yield the squares from which a piece reaches another, by direction: only the nearest piece of each can."""
     directions, steps = _REACH[piece]
     for across, up in directions:
         line = [(target[0] + across * n, target[1] + up * n) for n in range(1, steps + 1)]
@@ -131,7 +131,7 @@ START = "<start>"
 
 
 def board_of(name: str, text: str) -> chess.Board:
-    """Give the board that a text says.
+    """Return the board that a text says.
 
     Args:
         name: "fen" or "pgn".
@@ -157,7 +157,7 @@ def board_of(name: str, text: str) -> chess.Board:
 
 
 def first_board() -> chess.Board:
-    """Give the board a game begins with."""
+    """Return the board a game begins with."""
     return require("chess").Board()
 
 
@@ -175,12 +175,12 @@ def last_san(board: chess.Board) -> str:
 
 
 def is_over(board: chess.Board) -> bool:
-    """Say whether a game has ended, the fifty-move rule included."""
+    """Check whether a game has ended, the fifty-move rule included."""
     return board.is_game_over() or board.is_fifty_moves()
 
 
 def worth(board: chess.Board) -> float:
-    """Give what the last move earned: 1 for mate, 0.5 for a draw, else 0."""
+    """Return what the last move earned: 1 for mate, 0.5 for a draw, else 0."""
     if board.is_checkmate():
         return 1.0
     return 0.5 if is_over(board) else 0.0
@@ -188,7 +188,7 @@ def worth(board: chess.Board) -> float:
 
 @cache
 def index_of() -> dict[str, int]:
-    """Give the number of each move."""
+    """Return the number of each move."""
     return {san: index for index, san in enumerate(san_moves())}
 
 
@@ -271,7 +271,7 @@ def _empty_board() -> torch.Tensor:
 @cache
 @lasting()
 def _glyph(kind: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Give the pixels of a piece, and those of its edge, bool, shape (45, 45)."""
+    """Return the pixels of a piece, and those of its edge, bool, shape (45, 45)."""
     cells = torch.zeros(15, 15, dtype=torch.bool, device="cpu")
     for first, last, half in _SHAPES[kind]:
         cells[first : last + 1, 7 - half : 8 + half] = True
@@ -441,7 +441,7 @@ class ChessEnv(Undrawn, EnvBase):
     def _shown(
         self, boards: list[Any], shape: torch.Size, sans: list[str] | None = None
     ) -> dict[str, Any]:
-        """Give the observations of boards; ``sans`` are their last moves, where these are known."""
+        """Return the observations of boards; ``sans`` are their last moves, where these are known."""
         turn = torch.tensor([board.turn for board in boards])
         out: dict[str, Any] = {"turn": turn.reshape(shape)}
         read: dict[str, Callable[[Any], str]] = {

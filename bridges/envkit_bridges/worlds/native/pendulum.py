@@ -123,7 +123,7 @@ class PendulumJaxEnv(JaxEnv):
             self.observation_spec[name] = Bounded(-most, most, free.shape, free.device, free.dtype)
 
     def root_at(self, td: TensorDictBase) -> EnvData:
-        """Give the root of episodes that begin at ``th``, ``thdot`` and ``params`` of ``td``, each if it is there.
+        """Return the root of episodes that begin at ``th``, ``thdot`` and ``params`` of ``td``, each if it is there.
 
         Args:
             td: any batch size.

@@ -31,7 +31,7 @@ ByAgent = Mapping[str, Any]
 
 
 def game_of(env: Simulator) -> Game:
-    """Give an env object of the library the form of a game.
+    """Return an env object of the library the form of a game.
 
     Raises:
         ArgumentTypeError: (a TypeError) it is none of PettingZoo's.
@@ -245,7 +245,7 @@ class TurnGame(Game):
         return flags_of(self.env.terminations[name], self.env.truncations[name])
 
     def _bury(self) -> None:
-        """Give the turn to an agent that is alive, if there is one."""
+        """Pass the turn to an agent that is alive, if there is one."""
         if any(map(self._is_alive, self.env.agents)):
             while not self._is_alive(self.env.agent_selection):
                 self.env.step(None)

@@ -51,7 +51,7 @@ def numbers_in(infos: Sequence[Mapping[str, Any]]) -> dict[str, TensorSpec]:
 
 
 def _form(value: object) -> tuple[Any, Any]:
-    """Give shape and dtype that a number or an array has as a tensor; no dtype where it has none."""
+    """Return shape and dtype that a number or an array has as a tensor; no dtype where it has none."""
     try:
         tensor = torch.as_tensor(value)
     except (TypeError, ValueError, RuntimeError):
@@ -60,7 +60,7 @@ def _form(value: object) -> tuple[Any, Any]:
 
 
 def state_codec(game: Game) -> Codec | None:
-    """Give the codec of the state of the whole game; None where no space describes it."""
+    """Return the codec of the state of the whole game; None where no space describes it."""
     space = getattr(game, "state_space", None)
     return None if space is None else codec_at(space, ("state",), categorical=False)
 
@@ -200,7 +200,7 @@ _FLAG_PATHS = tuple((flag,) for flag in FLAGS)
 
 
 def _allowed(moment: Moment, name: str) -> Any:
-    """Say which options an agent has: all of them where it does not act, or where its game is over."""
+    """Return which options an agent has: all of them where it does not act, or where its game is over."""
     if name not in moment.acting:
         return True
     for told in (moment.observations.get(name), moment.infos.get(name)):
@@ -315,7 +315,7 @@ class Group:
             )
 
     def _forms(self, index: int, rewards: bool) -> dict[Path, tuple[tuple[int, ...], np.dtype]]:
-        """Give shape and dtype of each row of an agent."""
+        """Return shape and dtype of each row of an agent."""
         if (index, rewards) not in self._known_forms:
             spec = self.agents[index].observation_spec()
             forms = {
@@ -347,7 +347,7 @@ class Group:
 
 
 def row_of(arrays: Rows, index: int) -> Rows:
-    """Give one row of arrays, as arrays that share their memory."""
+    """Return one row of arrays, as arrays that share their memory."""
     return {path: array[index, ...] for path, array in arrays.items()}
 
 

@@ -43,7 +43,7 @@ def names() -> list[str]:
 
 
 def _modules(families: Mapping[str, str]) -> dict[str, str]:
-    """Give the module of each task."""
+    """Return the module of each task."""
     return {
         f"{family}/{found.name}": f"{package}.{found.name}"
         for family, package in families.items()
@@ -101,7 +101,7 @@ def require_known(task: str, *, parallel: bool, kwargs: Mapping[str, Any]) -> No
 
 
 def has_parallel(task: str) -> bool:
-    """Say whether there is a form of an env whose agents act at the same time; it is not built.
+    """Check whether there is a form of an env whose agents act at the same time; it is not built.
 
     Raises:
         MissingLibraryError, ArgumentTypeError, UnknownEnvError: see `make`.

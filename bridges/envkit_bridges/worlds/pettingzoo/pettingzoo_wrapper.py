@@ -267,14 +267,14 @@ class PettingZooWrapper(GymLikeEnv):
         return td if self._device is None or self._device.type == "cpu" else td.to(self._device)
 
     def _state_read(self) -> Any:
-        """Give the state of the whole game as data."""
+        """Return the state of the whole game as data."""
         state = self._env.state()
         if self._state_codec is None:
             return torch.from_numpy(np.array(state))
         return self._state_codec.encode_nested(state)["state"]
 
     def _game_end(self, *, is_start: bool) -> tuple[bool, bool, bool]:
-        """Say whether the whole game is done, terminated, truncated."""
+        """Check whether the whole game is done, terminated, truncated."""
         game = self._env
         ends = [game.ends[name] for name in game.played]
         if is_start or not ends:
@@ -310,7 +310,7 @@ class PettingZooWrapper(GymLikeEnv):
         )
 
     def _uneven_inputs(self) -> dict[str, list[dict[Key, ActionInput]]]:
-        """Give the rule of each action of agents whose specs differ."""
+        """Return the rule of each action of agents whose specs differ."""
         return {
             group.name: [
                 {
@@ -341,7 +341,7 @@ class PettingZooWrapper(GymLikeEnv):
     # ----------------------------------------------------------------------------------- on rows
 
     def row_core(self) -> GameCore | None:
-        """Give the core that steps this game on NumPy rows.
+        """Return the core that steps this game on NumPy rows.
 
         None where it is not the whole story: unlike agents in a group, data that goes to another device, or
         a subclass that changes how a step is made.
@@ -403,16 +403,16 @@ class GameCore:
         self.env = env
 
     def is_like(self, other: object) -> bool:
-        """Say whether another core takes its actions, and writes its moments, in the same form."""
+        """Check whether another core takes its actions, and writes its moments, in the same form."""
         return isinstance(other, GameCore) and self.env.specs == other.env.specs
 
     def read(self, inputs: Rows) -> list[Rows]:
-        """Give the actions of all agents of each row: whose turn it is shows when it steps."""
+        """Return the actions of all agents of each row: whose turn it is shows when it steps."""
         count = len(next(iter(inputs.values())))
         return [row_of(inputs, index) for index in range(count)]
 
     def resetter(self, masks: Rows) -> Callable[..., tuple[Moment, Any]]:
-        """Give the reset of the game, which refuses masks of some agents only."""
+        """Return the reset of the game, which refuses masks of some agents only."""
 
         def reset(**kwargs: Any) -> tuple[Moment, Any]:
             for path, mask in masks.items():
@@ -428,7 +428,7 @@ class GameCore:
         return moment, 0.0, terminated, truncated, None
 
     def writer(self, rows: Rows) -> Callable[[Moment, Any], None]:
-        """Give the function that writes a moment, and at roots the flags of the game."""
+        """Return the function that writes a moment, and at roots the flags of the game."""
         seats = [
             seat
             for group in self.env._groups
