@@ -476,7 +476,7 @@ def _discrete(space: GymSpace, categorical: bool, key: object) -> RowLeaf:
         rows[np.arange(len(values)), indices_of(values)] = 1
         return rows
 
-    form = ArrayForm(one_hot, lambda rows: rows.argmax(-1) + start)
+    form = ArrayForm(one_hot, lambda rows: (rows.argmax(-1) + start).astype(space.dtype))
 
     def read_one_hot(rows: np.ndarray) -> list[int]:
         return [index + start for index in rows.argmax(-1).tolist()]

@@ -45,7 +45,7 @@ from envkit_bridges.gym.frames import draw, require_frames, shape_of_frame
 from envkit_bridges.gym.info import Outcome, default_info_dict_reader
 from envkit_bridges.gym.like import GymLikeEnv
 from envkit_bridges.gym.simulator_rows import GymCore, reward_array
-from envkit_bridges.gym.vector import VectorCore, is_vector
+from envkit_bridges.gym.vector import VectorCore, VectorRows, is_vector
 from envkit_bridges.libraries import Simulator, no_object_of
 
 
@@ -348,9 +348,23 @@ class GymWrapper(OnRow, GymLikeEnv):
 
     def _row_key(self) -> Hashable:
         is_general = self.run_type_checks or not self.convert_actions_to_numpy or self._gave_up
+        if self._vector is not None and self.core.listener is not None:
+            is_general = True
         if is_general or not self._steps_by_itself:
             return None
         return self._readers, self.core.takes
+
+    def _made_row(self) -> OneRow | None:
+        vector = self._vector
+        if vector is None:
+            return cast("OneRow | None", super()._made_row())
+        is_plain = (
+            vector.has_rows
+            and not self.info_dict_reader
+            and self.device == torch.device("cpu")
+            and self.reward_spec.shape == (*self.batch_size, 1)
+        )
+        return OneRow(self, VectorRows(vector, self.core.end)) if is_plain else None
 
     def _row_on(self, core: Any, env: EnvBase) -> OneRow:
         return OneRow(env, core)

@@ -428,7 +428,8 @@ def require_flags(terminated: object, truncated: object, *, one_each: bool = Fal
     """
     for name, given in (("terminated", terminated), ("truncated", truncated)):
         found = np.asarray(given)
-        is_flag = found.dtype.kind in "biuf" and bool(np.isin(found, (0, 1)).all())
+        kind = found.dtype.kind
+        is_flag = kind == "b" or (kind in "iuf" and bool(np.isin(found, (0, 1)).all()))
         if not is_flag or (one_each and found.size != 1):
             raise EncodingError(
                 f"step of the simulator returned {name}={given!r}, of type {type(given).__name__}, but must return a bool. "

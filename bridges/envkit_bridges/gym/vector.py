@@ -1,7 +1,8 @@
 """Gymnasium's vector envs without what their autoreset does to the data.
 
 `VectorCore` decides how each autoreset mode is undone, so that a step gives the true last
-observation, a reset the first one of the new episode, and no step ignores its action.
+observation, a reset the first one of the new episode, and no step ignores its action. `VectorRows` makes
+steps of all rows in memory, whole arrays at a time.
 
 Conventions
     rows     the envs of the vector env; masks over them are bool arrays of shape (num_envs,).
@@ -19,10 +20,10 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -34,11 +35,21 @@ from envkit.errors import ArgumentError, EncodingError, ResetMaskError, ResumeEr
 from envkit_bridges.gym.backend import SpaceValue, library_of
 from envkit_bridges.gym.codecs import Codec, lacking
 from envkit_bridges.gym.frames import draw
-from envkit_bridges.gym.simulator_rows import repeated
+from envkit_bridges.gym.simulator_rows import (
+    DONE,
+    Rows,
+    repeated,
+    require_flags,
+    reward_array,
+)
 from envkit_bridges.gym.simulator_state import EpisodeLog, recorded, restored, saved
 
 if TYPE_CHECKING:
     from envkit_bridges.libraries import Simulator
+
+
+Stepped = tuple[Any, Any, Any, Any, Any]
+"""Observations, rewards, terminated, truncated and infos."""
 
 
 def is_vector(env: Simulator) -> bool:
@@ -109,6 +120,11 @@ class VectorCore:
 
     # ---------------------------------------------------------------------------------------- steps
 
+    @property
+    def has_rows(self) -> bool:
+        """Whether observations of all rows come together: no frames, and none that came in the step before."""
+        return self.observation is not None and not self.pixels and not self._keeps_first
+
     @contextmanager
     def freezing(self, rows: np.ndarray) -> Iterator[None]:
         """Leave rows out of the step that is made meanwhile.
@@ -160,6 +176,15 @@ class VectorCore:
         Raises:
             StepMaskError: a row that has ended is to be stepped.
         """
+        observations, rewards, terminated, truncated, infos = self.advance(actions)
+        rows, infos = self._split(observations, "step"), infos or {}
+        over = np.logical_or(terminated, truncated)
+        if self._keeps_first and over.any():
+            infos = self._take_last(rows, over, infos)
+        return rows, rewards, terminated, truncated, infos
+
+    def advance(self, actions: SpaceValue) -> Stepped:
+        """Step as `step` does, and return the answer of the env, whose observations are those of all rows together."""
         frozen = self._frozen
         if waiting := _numbers(self._ended & ~frozen):
             raise StepMaskError(
@@ -169,14 +194,10 @@ class VectorCore:
         if frozen.any() and not self._resets_itself:
             self._reset_rows(frozen)
         result = self.env.step(actions)
-        observations, rewards, terminated, truncated, infos = result
-        rows, infos = self._split(observations, "step"), infos or {}
-        over = np.logical_or(terminated, truncated)
-        if self._keeps_first and over.any():
-            infos = self._take_last(rows, over, infos)
-        self._ended = np.where(frozen, self._ended, over)
+        _, _, terminated, truncated, _ = result
+        self._ended = np.where(frozen, self._ended, np.logical_or(terminated, truncated))
         self._went_on = frozen & (not self._has_stand_ins)
-        return rows, rewards, terminated, truncated, infos
+        return result
 
     def _take_last(
         self, rows: list[Any], over: np.ndarray, infos: dict[str, Any]
@@ -250,15 +271,25 @@ class VectorCore:
         given = self._given(rows) if not kwargs else np.zeros(count, bool)
         observations, infos = [None] * count, {}
         if (real := rows & ~given).any():
-            observations, infos = self._reset_rows(real, **kwargs)
+            together, infos = self._reset_rows(real, **kwargs)
+            observations, infos = self._split(together, "reset"), infos or {}
         if given.any():
             for row in given.nonzero()[0].tolist():
                 observations[row] = self._first[row]
             infos = _merged(infos, self._first_infos, given)
-        self._ended = self._ended & ~rows
-        self._went_on = self._went_on & ~rows
+        self._note_reset(rows)
         self._first = {row: value for row, value in self._first.items() if not rows[row]}
         return _filled(observations), infos
+
+    def _note_reset(self, rows: np.ndarray) -> None:
+        self._ended = self._ended & ~rows
+        self._went_on = self._went_on & ~rows
+
+    def begin(self, rows: np.ndarray, **kwargs: Any) -> SpaceValue:
+        """Begin episodes in the rows that a bool mask selects, and return the observations of these rows."""
+        observations, _ = self._reset_rows(rows, **kwargs)
+        self._note_reset(rows)
+        return chosen(observations, rows)
 
     def _given(self, rows: np.ndarray) -> np.ndarray:
         """Return which of the rows to reset have done so already, and their first observation kept."""
@@ -267,11 +298,10 @@ class VectorCore:
         given = rows & kept & ~self._went_on
         return given if self._resets_rows or given.all() or not rows.all() else np.zeros_like(rows)
 
-    def _reset_rows(self, rows: np.ndarray, **kwargs: Any) -> tuple[list[Any], dict[str, Any]]:
+    def _reset_rows(self, rows: np.ndarray, **kwargs: Any) -> tuple[Any, Any]:
         if not rows.all():
             kwargs["options"] = {**(kwargs.get("options") or {}), "reset_mask": rows.copy()}
-        observations, infos = self.env.reset(**kwargs)
-        return self._split(observations, "reset"), infos or {}
+        return self.env.reset(**kwargs)
 
     def seed(self, seed: int | None, *, static: bool = False) -> int:
         """Reset row i with the i-th seed of the chain, and give the seed after the last.
@@ -362,7 +392,101 @@ class VectorCore:
         return self._utils.concatenate(space, values, blank)
 
 
+class RowsTogether(Protocol):
+    """A simulator of several rows that takes and gives them together, as arrays with the rows in front.
+
+    Attributes:
+        observation, action: codecs of one row.
+    """
+
+    observation: Codec
+    action: Codec
+
+    def advance(self, actions: SpaceValue) -> Stepped:
+        """Step all rows."""
+        ...
+
+    def begin(self, rows: np.ndarray, **kwargs: Any) -> SpaceValue:
+        """Begin episodes in the rows that a bool mask selects, and return the observations of these rows."""
+        ...
+
+
+class VectorRows:
+    """All rows of a simulator as one row of memory, whose leaves have them in front; see `OneRow`.
+
+    Args:
+        core: the simulator.
+        note: is given the infos of each step.
+    """
+
+    def __init__(self, core: RowsTogether, note: Callable[[Any], None] | None = None):
+        self._core, self._note = core, note
+
+    def bind(
+        self, cores: list[VectorRows], rows: range, arrays: Mapping[str, Rows], slot: np.ndarray
+    ) -> VectorRows:
+        """Fix the memory; see `envkit.batched.host_rows.bind_rows`."""
+        self._slot = slot
+        self._inputs, self._roots, self._nexts = (
+            {path: ring[:, 0] for path, ring in arrays[region].items()}
+            for region in ("in", "root", "next")
+        )
+        self._all = np.ones(len(self._nexts[DONE[0]][0]), bool)
+        return self
+
+    def reset(self, row: int, given: Collection[Path] = (), /, **kwargs: Any) -> None:
+        """Begin an episode in every row, and write their root."""
+        following = int(self._slot[0]) + 1
+        for path, value in self._begun(self._all, **kwargs).items():
+            self._roots[path][following] = value
+
+    def step(self, rows: Sequence[int], *, advance: bool) -> None:
+        """Step all rows and write their `next`; with ``advance`` also their roots, fresh ones where they have ended."""
+        core, slot, nexts = self._core, int(self._slot[0]), self._nexts
+        taken = {path: ring[slot].copy() for path, ring in self._inputs.items()}
+        stepped = core.advance(core.action.decode_arrays(taken))
+        observations, rewards, terminated, truncated, infos = stepped
+        shown = self._encoded(observations, "step")
+        for path, value in shown.items():
+            nexts[path][slot] = value
+        reward = nexts[("reward",)][slot]
+        reward[...] = reward_array(rewards, reward.shape, reward.dtype)
+        require_flags(terminated, truncated)
+        over = np.logical_or(terminated, truncated)
+        for path, flags in zip(DONE, (over, terminated, truncated), strict=True):
+            nexts[path][slot, :, 0] = flags
+        if self._note is not None:
+            self._note(infos)
+        if not advance:
+            return
+        for path, value in shown.items():
+            self._roots[path][slot + 1] = value
+        if over.any():
+            for path, value in self._begun(over).items():
+                self._roots[path][slot + 1, over] = value
+
+    def _begun(self, rows: np.ndarray, **kwargs: Any) -> Rows:
+        return self._encoded(self._core.begin(rows, **kwargs), "reset")
+
+    def _encoded(self, observations: SpaceValue, method: str) -> Rows:
+        codec = self._core.observation
+        try:
+            entries = codec.encode_arrays(observations)
+        except (KeyError, IndexError, TypeError) as error:
+            raise lacking(codec.space, observations, method) or error from None
+        return {path: value.numpy() for path, value in entries.items()}
+
+
 _OF_ROWS = ("_ended", "_went_on", "_first", "_first_infos")
+
+
+def chosen(values: SpaceValue, rows: np.ndarray) -> SpaceValue:
+    """Return some rows of arrays, which may be in dicts and tuples."""
+    if isinstance(values, Mapping):
+        return {name: chosen(value, rows) for name, value in values.items()}
+    if isinstance(values, tuple):
+        return tuple(chosen(value, rows) for value in values)
+    return values[rows]
 
 
 class _StandIn:

@@ -453,6 +453,89 @@ def test_infos_are_those_of_the_steps_taken(mode):
     assert data["next", "x"].tolist() == [[1, 2, 1, 2, 1], [1, 2, 3, 1, 2]]
 
 
+# ------------------------------------------------------------------------------------ rows of memory
+
+ARRAYS = {
+    **WITHOUT_ZERO,
+    "number": SPACES.Box(-1, 1, (), np.float64),
+    "bits": SPACES.MultiBinary((2, 2)),
+    "small": SPACES.Discrete(3, dtype=np.int32),
+    "bytes": SPACES.Box(0, 255, (2, 3), np.uint8),
+    "alike": SPACES.Tuple([SPACES.Box(-1, 1, (2,)), SPACES.Box(-1, 1, (2,))]),
+}
+
+
+# Gymnasium's vector envs hand numbers of no axes on as scalars, of which its spaces warn.
+@pytest.mark.filterwarnings("ignore:.*Casting input x to numpy array")
+@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.DISABLED])
+@pytest.mark.parametrize("categorical", [True, False])
+@pytest.mark.parametrize("space", ARRAYS.values(), ids=ARRAYS.keys())
+def test_steps_in_memory_give_the_bits_of_steps_with_tensordicts(space, categorical, mode):
+    def run(**options):
+        simulators = [Sampler(copy.deepcopy(space), copy.deepcopy(space)) for _ in range(3)]
+        env = GymWrapper(
+            SyncVectorEnv([lambda one=one: one for one in simulators], autoreset_mode=mode),
+            categorical_action_encoding=categorical,
+            **options,
+        )
+        env.set_seed(3)
+        root, data = env.reset(), []
+        for _ in range(6):
+            stepped, root = env.step_and_maybe_reset(env.rand_action(root))
+            data.append(stepped)
+        data += [env.rollout(9, break_when_any_done=False), env.rollout(9)]
+        return data, [one.taken for one in simulators]
+
+    (ours, taken), (general, others) = run(), run(run_type_checks=True)
+
+    for left, right in zip(ours, general, strict=True):
+        assert_same(left, right)
+    assert str(taken) == str(others)  # what is kept of an action is not overwritten
+
+
+def test_a_vector_env_is_stepped_in_memory_where_that_holds_all():
+    assert counting([2, 3], AutoresetMode.DISABLED)._row is not None
+
+    env = counting([2, 3], AutoresetMode.DISABLED)
+    env.rollout(2)
+    env.set_info_dict_reader(default_info_dict_reader(["x"]))
+    assert env._row is None
+    assert counting([2, 3], AutoresetMode.SAME_STEP)._row is None
+
+
+def test_observations_that_a_vector_env_writes_in_place_are_copied():
+    env = GymWrapper(SyncVectorEnv([partial(Informed, length=9)] * 2, copy=False))
+
+    seen = env.rollout(4)["observation"]
+
+    assert seen.unbind(1)[0].tolist() != seen.unbind(1)[1].tolist()
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        ({1: np.ones(3)}, "reward"),
+        ({1: np.array(["a", "b"])}, "reward"),
+        ({2: np.array([0.5, 0])}, "terminated"),
+        ({3: np.array(["no", "no"])}, "truncated"),
+        ({0: np.zeros((2, 3), np.float32)}, "shape"),
+    ],
+    ids=["rewards", "texts", "half", "no", "observations"],
+)
+def test_a_vector_env_that_answers_with_another_form_is_told_so(answer, words):
+    class Wrong(Resetting):
+        def step(self, actions):
+            return tuple(
+                answer.get(place, part) for place, part in enumerate(super().step(actions))
+            )
+
+    env = GymWrapper(Wrong(AutoresetMode.DISABLED))
+    assert env._row is not None
+
+    with pytest.raises(EncodingError, match=words):
+        env.rollout(2)
+
+
 # ------------------------------------------------------------------------------------------ refusals
 
 

@@ -39,8 +39,10 @@ from envkit.transport import Backend, Layout, Pool
 from envkit.transport.failure import Failure, failures_of
 from envkit.transport.in_process import Arrivals
 from envkit.transport.pool import Request, Worker
+from envkit_bridges.gym.backend import SpaceValue
+from envkit_bridges.gym.codecs import Codec
+from envkit_bridges.gym.simulator_rows import DONE, Rows
 from envkit_bridges.worlds.envpool.library import (
-    PoolMemory,
     Stepped,
     built_anew,
     make_pool,
@@ -177,7 +179,7 @@ class EnvPoolRows(Backend[EnvPoolRow]):
             {path: rows.numpy() for path, rows in plan.tensors(arrays, region).items()}
             for region in ("in", "root", "next")
         )
-        self._memory = PoolMemory(self._observed, self._acted, *regions)
+        self._memory = _Memory(self._observed, self._acted, *regions)
         return arrays
 
     def bind(self, worker: EnvPoolRow, request: Request) -> None:
@@ -319,12 +321,49 @@ class EnvPoolRows(Backend[EnvPoolRow]):
         has_root = worker.resets or worker.command == ADVANCE
         self._memory.put_observations(
             stepped[0],
+            rows,
             to_next=None if worker.resets else slot,
             to_root=slot + 1 if has_root else None,
-            rows=rows,
         )
         if not worker.resets:
             self._memory.put_next(slot, stepped, rows)
+
+
+class _Memory:
+    """Rows of a pool in memory: where actions are read from, and results are written.
+
+    Args:
+        observed, acted: codecs of one row.
+        inputs, roots, nexts: arrays of shape (slots, rows, *leaf) by path, see `envkit.batched.exchange.row_memory`.
+    """
+
+    def __init__(self, observed: Codec, acted: Codec, inputs: Rows, roots: Rows, nexts: Rows):
+        self._observed, self._acted = observed, acted
+        self._inputs, self._roots, self._nexts = inputs, roots, nexts
+
+    def actions(self, slot: int, rows: slice) -> SpaceValue:
+        """Return the actions of some rows, as the library takes them."""
+        return self._acted.decode_arrays(
+            {path: ring[slot, rows] for path, ring in self._inputs.items()}
+        )
+
+    def put_next(self, slot: int, stepped: Stepped, rows: slice) -> None:
+        """Write the outcome of a step of some rows, but for their observations; see `put_observations`."""
+        _, rewards, terminated, truncated, _ = stepped
+        columns = (rewards, terminated | truncated, terminated, truncated)
+        for path, column in zip((("reward",), *DONE), columns, strict=True):
+            self._nexts[path][slot, rows] = column[:, None]
+
+    def put_observations(
+        self, observations: SpaceValue, rows: slice, *, to_next: int | None, to_root: int | None
+    ) -> None:
+        """Write observations of some rows into slots of their `next` and of their roots; None: not there."""
+        for path, value in self._observed.encode_arrays(observations).items():
+            array = value.numpy()
+            if to_next is not None:
+                self._nexts[path][to_next, rows] = array
+            if to_root is not None:
+                self._roots[path][to_root, rows] = array
 
 
 def _own(worker: EnvPoolRow) -> slice:

@@ -1,7 +1,7 @@
 """Pools of the EnvPool library: how they are made, their spaces, and how they are stepped and reset row by row.
 
 The library resets a row that has ended in its next step, whose action it ignores. `RowPool` refuses such a step, so
-that resets are asked for, of those rows alone. `PoolCore` steps all rows in memory. No TensorDict is known here.
+that resets are asked for, of those rows alone. `PoolCore` steps all rows together. No TensorDict is known here.
 
 Conventions
     row    number of an env of the pool, which the library calls its id.
@@ -19,10 +19,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
-import torch
 
 from envkit.data.keywords import refuse_unknown
-from envkit.data.paths import Path
 from envkit.env.seeding import drawn_seed, seed_chain
 from envkit.errors import (
     ArgumentError,
@@ -33,7 +31,7 @@ from envkit.errors import (
 )
 from envkit.process_wide import no_warnings, variables_kept
 from envkit_bridges.gym.codecs import Codec
-from envkit_bridges.gym.simulator_rows import DONE
+from envkit_bridges.gym.vector import chosen
 from envkit_bridges.libraries import Simulator, near_name, require
 
 if TYPE_CHECKING:
@@ -226,8 +224,6 @@ def require_pool(env: object) -> None:
 
 
 Rows = np.ndarray | None
-Arrays = Mapping[Path, np.ndarray]
-ALL_ROWS = slice(None)
 Stepped = tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]
 """Observations, rewards, terminated, truncated and infos of the rows that were stepped."""
 
@@ -317,7 +313,7 @@ class RowPool:
             if not len(going):
                 break
             self.pool.send(
-                _picked(sent.actions, going), going if sent.rows is None else sent.rows[going]
+                chosen(sent.actions, going), going if sent.rows is None else sent.rows[going]
             )
             more = self.pool.recv(reset=False)
             more[1][:] += made[1][going]
@@ -365,49 +361,8 @@ class RowPool:
         self.pool.close()
 
 
-class PoolMemory:
-    """Rows of a pool in memory: where its actions are read from, and what it gives is written.
-
-    Args:
-        observed, acted: codecs of one row.
-        inputs, roots, nexts: arrays of shape (slots, rows, *leaf) by path, see `envkit.batched.exchange.row_memory`.
-    """
-
-    def __init__(self, observed: Codec, acted: Codec, inputs: Arrays, roots: Arrays, nexts: Arrays):
-        self._observed, self._acted = observed, acted
-        self._inputs, self._roots, self._nexts = inputs, roots, nexts
-
-    def actions(self, slot: int, rows: slice = ALL_ROWS) -> SpaceValue:
-        """Return the actions of some rows, as the library takes them."""
-        taken = {path: torch.from_numpy(ring[slot, rows]) for path, ring in self._inputs.items()}
-        return self._acted.decode_arrays(taken)
-
-    def put_next(self, slot: int, stepped: Stepped, rows: slice = ALL_ROWS) -> None:
-        """Write the outcome of a step of some rows, but for their observations; see `put_observations`."""
-        _, rewards, terminated, truncated, _ = stepped
-        columns = (rewards, terminated | truncated, terminated, truncated)
-        for path, column in zip((("reward",), *DONE), columns, strict=True):
-            self._nexts[path][slot, rows] = column[:, None]
-
-    def put_observations(
-        self,
-        observations: SpaceValue,
-        *,
-        to_next: int | None = None,
-        to_root: int | None = None,
-        rows: slice | np.ndarray = ALL_ROWS,
-    ) -> None:
-        """Write observations of some rows into slots of their `next` and of their roots; None: not there."""
-        for path, value in self._observed.encode_arrays(observations).items():
-            array = value.numpy()
-            if to_next is not None:
-                self._nexts[path][to_next, rows] = array
-            if to_root is not None:
-                self._roots[path][to_root, rows] = array
-
-
 class PoolCore:
-    """All rows of a pool as one row of memory, whose leaves have them in front; see `OneRow` and `RowEnvs`.
+    """All rows of a pool together; see `envkit_bridges.gym.vector.RowsTogether`.
 
     Args:
         rows: the pool.
@@ -415,37 +370,15 @@ class PoolCore:
     """
 
     def __init__(self, rows: RowPool, observed: Codec, acted: Codec):
-        self._rows, self._codecs = rows, (observed, acted)
+        self._rows, self.observation, self.action = rows, observed, acted
 
-    def bind(
-        self, cores: list[PoolCore], rows: range, arrays: Mapping[str, Arrays], slot: np.ndarray
-    ) -> PoolCore:
-        """Fix the memory; see `envkit.batched.host_rows.bind_rows`."""
-        self._slot = slot
-        regions = (
-            {path: ring[:, 0] for path, ring in arrays[region].items()}
-            for region in ("in", "root", "next")
-        )
-        self._memory = PoolMemory(*self._codecs, *regions)
-        return self
+    def advance(self, actions: SpaceValue) -> Stepped:
+        """Step all rows."""
+        return self._rows.step(actions)
 
-    def step(self, rows: Sequence[int], *, advance: bool) -> None:
-        """Step all rows and write their `next`; with ``advance`` also their roots, fresh ones where they have ended."""
-        slot, memory = int(self._slot[0]), self._memory
-        observations, *_ = stepped = self._rows.step(memory.actions(slot))
-        following = slot + 1 if advance else None
-        memory.put_observations(observations, to_next=slot, to_root=following)
-        memory.put_next(slot, stepped)
-        ended = np.flatnonzero(stepped[2] | stepped[3]).astype(np.int32)
-        if advance and len(ended):
-            fresh, _ = self._rows.reset(ended)
-            memory.put_observations(fresh, to_root=following, rows=ended)
-
-
-def _picked(values: SpaceValue, index: np.ndarray) -> SpaceValue:
-    if isinstance(values, dict):
-        return {name: _picked(value, index) for name, value in values.items()}
-    return values[index]
+    def begin(self, rows: np.ndarray) -> SpaceValue:
+        """Begin episodes in the rows that a bool mask selects, and return the observations of these rows."""
+        return self._rows.reset(np.flatnonzero(rows).astype(np.int32))[0]
 
 
 def _put(values: SpaceValue, index: np.ndarray, into: SpaceValue) -> None:

@@ -40,6 +40,7 @@ from envkit_bridges.gym.codecs import Codec, codec_of
 from envkit_bridges.gym.info import Outcome
 from envkit_bridges.gym.like import GymLikeEnv
 from envkit_bridges.gym.simulator_rows import DONE
+from envkit_bridges.gym.vector import VectorRows
 from envkit_bridges.libraries import EnvNames
 from envkit_bridges.worlds.envpool.library import (
     PoolCore,
@@ -235,7 +236,7 @@ class MultiThreadedEnvWrapper(GymLikeEnv):
 
     @lasting()
     def _made_row(self) -> OneRow:
-        return OneRow(self, PoolCore(self._rows, self._observed, self._acted))
+        return OneRow(self, VectorRows(PoolCore(self._rows, self._observed, self._acted)))
 
     @property
     def _is_plain(self) -> bool:
