@@ -241,7 +241,7 @@ def test_a_limit_does_not_overwrite_a_state_of_the_env(opened):
     [
         ((3,), {}, ArgumentTypeError, "id is 3, of type int"),
         (("gym/CartPole-v1", 0), {}, ArgumentError, "num_envs is 0"),
-        (("gym/CartPole-v1", 2.0), {}, ArgumentTypeError, "num_envs is 2.0"),
+        (("gym/CartPole-v1", 2.5), {}, ArgumentTypeError, "num_envs is 2.5"),
         (("gym/CartPole-v1", 2), {"backend": "thread"}, ArgumentError, "'process', 'serial'"),
         (("gym/CartPole-v1",), {"backend": "serial"}, ArgumentError, "Pass num_envs"),
         (("gym/CartPole-v1",), {"transforms": [3]}, ArgumentTypeError, "transforms hold 3"),
