@@ -468,7 +468,7 @@ def test_masks_are_in_no_output(env):
 
 @pytest.mark.parametrize("stop", ["break_when_any_done", "break_when_all_done"])
 def test_all_entries_of_a_rollout_lie_in_contiguous_memory(env, stop):
-    options = {"return_contiguous": True} if env.runs().is_program(None) else {}
+    options = {"return_contiguous": True} if env._runs().is_program(None) else {}
     data = env.rollout(60, **{stop: stop == "break_when_all_done"}, **options)
 
     tensors = {key: leaf for key, leaf in data.items(True, True) if isinstance(leaf, torch.Tensor)}

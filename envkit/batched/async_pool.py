@@ -11,6 +11,7 @@ Conventions
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, Unpack, cast
 
 import torch
@@ -37,6 +38,7 @@ from envkit.data.arguments import require_option
 from envkit.data.paths import Key, as_key
 from envkit.env.base import EnvBase
 from envkit.env.drawing import allow_options
+from envkit.env.facts import Facts
 from envkit.env.runs import Runs
 from envkit.env.tickets import Ticket
 from envkit.errors import ArgumentError, BusyEnvError, UnsupportedError
@@ -305,7 +307,10 @@ class AsyncEnvPool(BatchedEnv):
         self._require_idle()
         return super()._set_seeds(seed, static=static)
 
-    def runs(self) -> Runs:
+    def _find_facts(self) -> Facts:
+        return replace(super()._find_facts(), works_elsewhere=True)
+
+    def _runs(self) -> Runs:
         """Return none: jobs of single envs are asked for one by one."""
         return Runs()
 
@@ -345,7 +350,7 @@ class AsyncEnvPool(BatchedEnv):
     def _action_of_a_row(self) -> tuple[Key, TensorSpec] | None:
         """Return the only action of all rows, and its spec, where many draws at once are those of one after the other."""
         actions = list(self.full_action_spec.items(True, True))
-        own = self.facts.action_masks or self.facts.draws_own_actions
+        own = self._facts.action_masks or self._facts.draws_own_actions
         if own or len(actions) != 1 or not draws_in_order(actions[0][1]):
             return None
         key, leaf = actions[0]
@@ -355,7 +360,7 @@ class AsyncEnvPool(BatchedEnv):
         if self._metadata[env].facts.draws_own_actions:
             return call_by_row(self._started(), "rand_action", {env: row.to("cpu")})[env]
         spec = cast(Composite, self.full_action_spec[env]).clone()
-        allow_options(spec, row, self.facts.action_masks)
+        allow_options(spec, row, self._facts.action_masks)
         return spec.rand((), self._action_generator)
 
     def async_step_send(

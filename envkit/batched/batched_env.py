@@ -144,7 +144,7 @@ class BatchedEnv(AttributeLookup, PoolOwner):
                 f"the TensorDict has batch size {tuple(td.batch_size)}, but {type(self).__name__} "
                 f"has {self.num_workers} sub-envs: pass batch size {tuple(self.batch_size)}."
             )
-        if in_functorch() and self.facts.leaves_torch:
+        if in_functorch() and self._facts.leaves_torch:
             require_values(td, table.inputs, type(self).__name__)
 
     def _prepare_step(self, ticket: Ticket, *, is_ahead: bool) -> None:
@@ -204,7 +204,7 @@ class BatchedEnv(AttributeLookup, PoolOwner):
     def _step(self, td: TensorDictBase) -> TensorDictBase:
         raise NotImplementedError("batched envs step through their workers.")
 
-    def runs(self) -> Runs:
+    def _runs(self) -> Runs:
         """Return runs in the rows of this pool, where they carry its data."""
         return _PoolRuns(self)
 
@@ -246,7 +246,7 @@ class BatchedEnv(AttributeLookup, PoolOwner):
                 tensordict = empty_rows(self.num_workers, self.batch_size[1:], self.device)
             if isinstance(tensordict, TensorDictBase):
                 tensordict = by_row(tensordict)
-        if self.facts.draws_own_actions:
+        if self._facts.draws_own_actions:
             rows, own = range(self.num_workers), bool(self._share_individual_td)
             td = self._drawn_into(tensordict)
             return drawn_inside(self, self._started(), rows, td, individual=own)
@@ -388,7 +388,7 @@ class BatchedEnv(AttributeLookup, PoolOwner):
                 f"the state dict holds no data of {self.num_workers} rows, but {list(own)}: it was not saved by a "
                 f"batched env of as many. Load what state_dict() of {type(self).__name__} gave."
             )
-        if own is None and (kind := self.facts.keeps_state):
+        if own is None and (kind := self._facts.keeps_state):
             raise ResumeError(
                 f"the state dict holds what sub-envs gave by themselves, and simulators of {kind} are among them: "
                 f"what this {type(self).__name__} has shown of them is not in it. Load what its own "
@@ -406,7 +406,7 @@ class BatchedEnv(AttributeLookup, PoolOwner):
         super()._take_own_state(state, strict=strict)
         self._seed, self._seed_is_static = state["seed_of_rows"], state["static"]
         self._recovery.take(state["recovery"])
-        if self.facts.keeps_state:
+        if self._facts.keeps_state:
             self.record_for_resume()
         self._the_exchange.take(state["newest"])
         if self._entries is not None and state["entries"] is not None:

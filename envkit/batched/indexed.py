@@ -166,8 +166,9 @@ class IndexedEnv(AttributeLookup, EnvBase):
         self._rows, self.num_workers = rows, len(rows)
         self._pool: tuple[Pool, ...] = (pool,)
         merged = Facts.merged(found.facts for found in metadata)
+        name = type(self).__name__  # it hands no state on
         self._facts_of_rows = replace(
-            merged, leaves_torch=True, steps_have_effects=type(self).__name__
+            merged, leaves_torch=True, steps_have_effects=name, no_start_at_state=name
         )
         specs = specs_of_rows(metadata, range(len(rows)), self.device)
         self._declared.added_flags = batched._declared.added_flags
@@ -260,7 +261,7 @@ class IndexedEnv(AttributeLookup, EnvBase):
 
     def rand_action(self, tensordict: TensorDictBase | None = None) -> EnvData:
         """Sample every action from its spec; see `EnvBase.rand_action`."""
-        if not self.facts.draws_own_actions:
+        if not self._facts.draws_own_actions:
             return super().rand_action(tensordict)
         self._batched()
         td = self._drawn_into(tensordict)

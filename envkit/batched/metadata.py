@@ -57,7 +57,7 @@ class EnvLeaves:
     def paths(self, *kinds: str) -> dict[Path, Any]:
         """Return the leaves of some of the full specs by path."""
         recorded = set(
-            map(as_path, self._env.facts.recorded_inputs)
+            map(as_path, self._env._facts.recorded_inputs)
         )  # of no use outside, see below
         return {
             as_path(key): leaf
@@ -111,8 +111,8 @@ class EnvMetaData:
 
         Left out are states that a step writes itself and never reads: around the env they are not seen.
         """
-        fake, specs = env.fake_tensordict().exclude(*env.facts.recorded_inputs), env.specs
-        for key in env.facts.recorded_inputs:
+        fake, specs = env.fake_tensordict().exclude(*env._facts.recorded_inputs), env.specs
+        for key in env._facts.recorded_inputs:
             del specs[("input_spec", "full_state_spec", *as_path(key))]
         devices = {
             as_key(path): value.device
@@ -129,7 +129,7 @@ class EnvMetaData:
             env_str=repr(env),
             auto_done_twins=env._declared.added_flags,
             allow_done_after_reset=env.allow_done_after_reset,
-            facts=replace(env.facts, draws_own_actions=env.draws_own_actions),
+            facts=replace(env._facts, draws_own_actions=env._draws_own_actions),
         )
 
     def expand(self, *sizes: int) -> EnvMetaData:

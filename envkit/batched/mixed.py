@@ -115,7 +115,7 @@ class MixedEnv(EnvBase):
         self._versions = RowVersions(is_stateful)
         # members that compute in this process first: the others work meanwhile
         self._in_order_of_waiting = sorted(
-            placed, key=lambda member: member.env.facts.works_elsewhere
+            placed, key=lambda member: member.env._facts.works_elsewhere
         )
         self._declare_state()
 
@@ -136,7 +136,7 @@ class MixedEnv(EnvBase):
 
     def rand_action(self, tensordict: TensorDictBase | None = None) -> EnvData:
         """Sample every action; see `EnvBase.rand_action`. Members that override it draw theirs."""
-        if not self.draws_own_actions:
+        if not self._members_draw_their_own:
             return super().rand_action(tensordict)
         td = self._drawn_into(tensordict)
         drawn = [
@@ -147,14 +147,16 @@ class MixedEnv(EnvBase):
         return td.update(actions)
 
     @property
-    def draws_own_actions(self) -> bool:
+    def _draws_own_actions(self) -> bool:
         """Whether random actions come from an override of `rand_action`, or from rules of an env's own, here or inside."""
-        return super().draws_own_actions or any(
-            member.env.draws_own_actions for member in self.members
-        )
+        return super()._draws_own_actions or self._members_draw_their_own
+
+    @property
+    def _members_draw_their_own(self) -> bool:
+        return any(member.env._draws_own_actions for member in self.members)
 
     def _find_facts(self) -> Facts:
-        merged = Facts.merged(member.env.facts for member in self.members)
+        merged = Facts.merged(member.env._facts for member in self.members)
         return replace(merged, steps_have_effects=type(self).__name__)
 
     def _declare_state(self) -> None:
@@ -180,7 +182,7 @@ class MixedEnv(EnvBase):
 
     # ---------------------------------------------------------------------------------------- step
 
-    def runs(self) -> Runs:
+    def _runs(self) -> Runs:
         """Return runs of the members, which learn of a rollout."""
         return _RunsOfMembers(self.members)
 
@@ -468,7 +470,7 @@ class _RunsOfMembers(Runs):
     def expect(self, stop: rules.Stop, policy: Any) -> None:
         """Let each member learn of a rollout."""
         for member in self._members:
-            member.env.runs().expect(stop, policy)
+            member.env._runs().expect(stop, policy)
 
 
 def _require_members(members: list[EnvBase]) -> None:

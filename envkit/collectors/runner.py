@@ -316,7 +316,7 @@ class EnvRunner:
             ResumeError: an env cannot say where it is.
         """
         self._leave_moved()
-        if kind := self.env.facts.unsaved_state:
+        if kind := self.env._facts.unsaved_state:
             raise ResumeError(
                 f"{kind} is your own env, and does not say what it keeps of an episode, so its next steps could "
                 "not be those it would have made. Give it get_extra_state and set_extra_state; "

@@ -310,7 +310,7 @@ class _RunnerHost:
         self.call_set_seed({row: seed for row, seed in seeds.items() if seed is not None})
 
     def call_number_from(self, number: int) -> None:
-        """Return the trajectories that begin now numbers that were not given yet."""
+        """Assign numbers that were not given yet to the trajectories that begin now."""
         self._runner.numbers.restart(number)
 
     def call_state(self) -> dict[str, Any]:

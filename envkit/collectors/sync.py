@@ -88,7 +88,7 @@ class SyncDataCollector(Collector):
         """Settle how batches are made, now that there is an env."""
         self._steps = self._steps_each(self.env.batch_size.numel(), stacklevel=4)
         self._delivery.require_room(recorded_leaves(self.env, self._runner.options))
-        if given.prefetch and not self.env.runs().is_program(self._runner.policy):
+        if given.prefetch and not self.env._runs().is_program(self._runner.policy):
             raise OptionError(
                 f"prefetch={given.prefetch} needs steps that are one program, but {type(self.env).__name__} with this "
                 "policy steps one by one in this process. Use a stateless env with compile_policy(module), or "

@@ -412,7 +412,7 @@ def _spread(pieces: list[Piece], shape: torch.Size) -> tuple[torch.Tensor, torch
 
 
 def _same(last: TensorDictBase, root: TensorDictBase, keys: list[Key]) -> torch.Tensor:
-    """Return of each row whether it begins where it ended, NaN included."""
+    """Return for each row whether it begins where it ended, NaN included."""
     same = torch.ones(last.batch_size.numel(), dtype=torch.bool, device="cpu")
     for key in keys:
         was, now = last.get(key), root.get(key)

@@ -109,7 +109,7 @@ def node_axes(td: TensorDictBase) -> dict[Path, Axes]:
 
 
 def shaped(td: TensorDict, axes: Mapping[Path, Axes]) -> TensorDict:
-    """Return the nested TensorDicts of ``td`` their own batch axes, in place.
+    """Set the batch axes of the nested TensorDicts of ``td``, in place.
 
     Args:
         axes: by path, what each has beyond the batch axes of ``td``; paths that are not in it are passed over.

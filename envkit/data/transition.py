@@ -134,7 +134,7 @@ def _can_stay(previous: Any, shape: Sequence[int], batch: torch.Size) -> bool:
 
 
 def _take_forms(following: TensorDictBase, root: TensorDictBase) -> None:
-    """Return nodes of ``following`` the batch size and the tensor class that they have in ``root``, in place."""
+    """Set, in place, the batch size and the tensor class of nodes of ``following`` to those that they have in ``root``."""
     for name, node in list(following.items()):
         like = root.get(name, None) if isinstance(node, TensorDictBase) else None
         if _is_object(like):

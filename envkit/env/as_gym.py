@@ -53,7 +53,7 @@ class GymView:
         self.to_numpy = to_numpy
         self._root: TensorDictBase | None = None
         paths = leaf_paths(env.full_observation_spec)
-        self._shown, infos = shown_and_infos(paths, env.facts.infos, info_keys)
+        self._shown, infos = shown_and_infos(paths, env._facts.infos, info_keys)
         hidden = private_entries(env)
         self._shown = [path for path in self._shown if path not in hidden]
         self._infos = info_names(infos)
@@ -177,7 +177,7 @@ class GymView:
 def private_entries(env: EnvBase) -> frozenset[Path]:
     """Return the observations that no adapter shows: the state of a stateless env, and private memory of transforms."""
     state = {path for path in leaf_paths(env.full_state_spec) if path[0] == "state"}
-    memory = {path for path in env.facts.bookkeeping if any(name.startswith("_") for name in path)}
+    memory = {path for path in env._facts.bookkeeping if any(name.startswith("_") for name in path)}
     return frozenset(state | memory)
 
 

@@ -157,14 +157,14 @@ class EnvBase(Stepping, metaclass=EnvMeta):
         """Sample the actions of the whole batch of ``td``, or of a part of it, given as an index."""
         if not self.batch_locked and td.batch_size != self.batch_size:
             spec = self.single_full_action_spec
-            masks = self.facts.action_masks
+            masks = self._facts.action_masks
             if not masks:
                 return spec.rand(td.batch_size, generator)
             spec = spec.expand(td.batch_size)
             allow_options(spec, td, masks)
             return spec.rand((), generator)
         spec = self.full_action_spec
-        allow_options(spec, td, self.facts.action_masks)
+        allow_options(spec, td, self._facts.action_masks)
         return (spec if part == () else spec[part]).rand((), generator)
 
     def rand_step(self, tensordict: TensorDictBase | None = None) -> EnvData:

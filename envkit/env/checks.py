@@ -127,7 +127,7 @@ def _found(
         _lasting_specs(env),
         device=env.device,
         check_dtype=check_dtype,
-        accept_nan=env.facts.gives_nan,
+        accept_nan=env._facts.gives_nan,
     )
     try:
         problems = find(env.fake_tensordict(), run(return_contiguous=return_contiguous))
@@ -145,7 +145,7 @@ def _found(
 def _lasting_specs(env: EnvBase) -> Composite:
     """Return the specs without the options that the data of the last random action allowed."""
     specs = env.specs
-    for action, _ in env.facts.action_masks:
+    for action, _ in env._facts.action_masks:
         if (leaf := env.full_action_spec.get(action, None)) is not None:
             (leaf := leaf.clone()).update_mask(None)
             specs["input_spec", "full_action_spec", *as_path(action)] = leaf
@@ -342,7 +342,7 @@ def _unseeded(env: EnvBase, start: TensorDictBase | None, seed: int) -> Iterator
         following = env.step(root.copy()).get("next")
         # A value that counts on through resets, such as the number of a trajectory, is no draw.
         runs.append(
-            [td.exclude(*env.facts.bookkeeping).apply(torch.clone) for td in (root, following)]
+            [td.exclude(*env._facts.bookkeeping).apply(torch.clone) for td in (root, following)]
         )
     if any(_differ(*pair) for pair in zip(*runs, strict=True)):
         yield (
@@ -419,7 +419,7 @@ def _of_shared_state(env: EnvBase, start: TensorDictBase | None, seed: int) -> I
         elif what == "reset" and () in env.done_levels:
             env.reset(root.set(rules.RESET, moving.unsqueeze(-1)))
         following = env.step(acted.set(rules.STEP, ~moving)).get("next")
-        following = following.exclude(*env.facts.bookkeeping)
+        following = following.exclude(*env._facts.bookkeeping)
         found = dict(leaves(following))
         return {
             path: leaf[~moving].clone()

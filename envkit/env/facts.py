@@ -1,6 +1,6 @@
 """Facts about an env that hold while its specs and settings stay: one value that envs around it read, merge and carry.
 
-An env answers `Stepping.facts`; its kind decides them in `_find_facts`, once, until the specs change. A pool merges
+An env answers `Stepping._facts`; its kind decides them in `_find_facts`, once, until the specs change. A pool merges
 those of its sub-envs, which workers send with their specs, a mixed env those of its members; a chain of transforms
 replaces what the transforms change.
 

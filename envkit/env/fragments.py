@@ -60,7 +60,7 @@ def begin_fragment(wanted: Fragment, root: TensorDictBase) -> Begun:
     """
     env = wanted.env
     at_once = wanted.resets and wanted.interrupted is None and env._steps_by_itself
-    if at_once and (runs := env.runs()).is_program(wanted.policy):
+    if at_once and (runs := env._runs()).is_program(wanted.policy):
         return runs.begin(_run_of(wanted, root))
 
     def record() -> tuple[TensorDictBase, TensorDictBase]:
@@ -71,7 +71,7 @@ def begin_fragment(wanted: Fragment, root: TensorDictBase) -> Begun:
 
 
 def _run_of(wanted: Fragment, root: TensorDictBase) -> Run:
-    own = wanted.policy is None and wanted.env.draws_own_actions
+    own = wanted.policy is None and wanted.env._draws_own_actions
     policy = wanted.act if own else wanted.policy
     return Run(
         "never",
@@ -89,7 +89,7 @@ def _recorded(
 ) -> tuple[TensorDictBase, TensorDictBase]:
     env, steps, act = wanted.env, wanted.steps, wanted.act
     if at_once and not env._has_varying_sizes:
-        recorded = env.runs().record(_run_of(wanted, root))
+        recorded = env._runs().record(_run_of(wanted, root))
         if recorded is not None:
             if isinstance(recorded, list):
                 data = _stacked(wanted, recorded)

@@ -122,7 +122,7 @@ def _held(env: Any) -> tuple[Any, str | None]:
         held = deepcopy(shown)  # of buffers that steps write to
         # What has no size yet is held as it is: a lazy layer that gets one meanwhile keeps it.
         held.update({name: value for name, value in shown.items() if is_lazy(value)})
-        kind = env.facts.unsaved_state
+        kind = env._facts.unsaved_state
     except Exception as error:  # of any class, where the env is a user's
         told = (str(error).strip() or type(error).__name__).splitlines()[0]
         return None, told

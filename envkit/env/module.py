@@ -81,14 +81,19 @@ class EnvModule(OwnState):
         return self.__dict__.keys().isdisjoint(self._fast_path_bypasses)
 
     @property
+    def _steps_otherwise(self) -> str | None:
+        """The class of the env that steps, this one or one inside, if it does so in another way than its fast ways."""
+        return None if self._steps_by_itself else type(self).__name__
+
+    @property
     @abstractmethod
-    def facts(self) -> Facts:
+    def _facts(self) -> Facts:
         """Facts about the env that hold while its specs and settings stay."""
 
     @property
-    def draws_own_actions(self) -> bool:
+    def _draws_own_actions(self) -> bool:
         """Whether random actions come from an override of `rand_action`, or from rules of the env's own, here or inside."""
-        return self._overrides(_DRAWING) or self.facts.draws_own_actions
+        return self._overrides(_DRAWING) or self._facts.draws_own_actions
 
     @property
     def _may_be_fused(self) -> bool:

@@ -10,7 +10,7 @@ Conventions
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Any, Protocol
 
 from tensordict import TensorDictBase
@@ -103,16 +103,16 @@ class OnRow(Stepping):
         row = ticket.row
         return super()._finish_step(ticket) if row is None else row.step(ticket.td)
 
-    def runs(self) -> Runs:
+    def _runs(self) -> Runs:
         """Return rollouts on the row, where there is one."""
         row = self._row
-        return super().runs() if row is None else RunsOnRow(self, row)
+        return super()._runs() if row is None else RunsOnRow(self, lambda: row)
 
 
 class RunsOnRow(Runs):
-    """Rollouts of an env on a row of memory."""
+    """Rollouts of an env on a row of memory, which ``row`` makes, or has."""
 
-    def __init__(self, env: Stepping, row: Row):
+    def __init__(self, env: Stepping, row: Callable[[], Row]):
         self._env, self._row = env, row
 
     def record(self, run: Run) -> Record:
@@ -121,4 +121,4 @@ class RunsOnRow(Runs):
         if env._unshown is not None:
             env._require_shown()
         env._check_batch(run.root)
-        return self._row.record(env, run)
+        return self._row().record(env, run)

@@ -101,7 +101,7 @@ class SpecTable:
             for kind in ("action", "state", "observation", "reward", "done")
         }
         paths = {kind: leaf_paths(spec) for kind, spec in specs.items()}
-        recorded = frozenset(map(as_path, env.facts.recorded_inputs))
+        recorded = frozenset(map(as_path, env._facts.recorded_inputs))
         rewards, states = frozenset(paths["reward"]), frozenset(paths["state"])
         actions = frozenset(paths["action"]) | recorded
         outputs = tuple(
@@ -137,7 +137,7 @@ class SpecTable:
             actions=actions,
             states=states,
             known=frozenset(path for found in paths.values() for path in found),
-            recorded=tuple(env.facts.recorded_inputs),
+            recorded=tuple(env._facts.recorded_inputs),
             carrying=Carrying(
                 keeps_empty_nodes=True,
                 reward_keys=rewards,

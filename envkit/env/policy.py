@@ -358,7 +358,7 @@ def observation_inputs(env: Stepping) -> list[Key]:
     """
 
     def read() -> list[Key]:
-        hidden = env.facts.bookkeeping | env.facts.infos
+        hidden = env._facts.bookkeeping | env._facts.infos
         state = {as_path(key) for key in env.full_state_spec.keys(True, True)}
         paths = {key: as_path(key) for key in env.full_observation_spec.keys(True, True)}
         return [

@@ -151,11 +151,11 @@ def rollout(
     else:
         max_steps = _number_of(actions, max_steps, policy)
         policy = act = replay(self, actions)
-    if policy is None and self.draws_own_actions:
+    if policy is None and self._draws_own_actions:
         policy = act  # no other draw may take its place
     if auto_cast_to_device:
         act = on_device(act, policy_device(policy), self.device)
-    runs = self.runs()
+    runs = self._runs()
     if max_steps > 1 and auto_reset:
         runs.expect(stop, policy)
     is_whole = callback is None and return_contiguous and self._steps_by_itself
@@ -235,10 +235,7 @@ def _between_checks(env: Stepping, check_every: int, callback: object, actions: 
             f"check_every={every} is given with actions of type {type(actions).__name__}, of which more would be "
             "taken than are done. Pass a list of them, or leave check_every out."
         )
-    kind = env.facts.steps_have_effects
-    if kind is None and not env._may_be_fused:  # a step that is assigned to an env is heard too
-        kind = type(env).__name__
-    if kind is not None:
+    if kind := env._facts.steps_have_effects or env._steps_otherwise:
         raise OptionError(
             f"check_every={every} takes steps that may be dropped, but {kind} changes with each step, and not in its "
             "data alone. Leave check_every out."
@@ -455,7 +452,7 @@ def _repeat_frozen(
 
 def unrecorded(env: Stepping, record_state: bool) -> list[Key]:
     """List what is left out of the steps of an env, at root and next: its state, unless that is recorded."""
-    hidden = () if record_state else env.facts.unrecorded
+    hidden = () if record_state else env._facts.unrecorded
     return [*hidden, *(("next", key) for key in hidden)]
 
 

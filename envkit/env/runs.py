@@ -1,6 +1,6 @@
 """What an env may offer beside single resets and steps: whole runs at once, and steps that are read where they are made.
 
-An env answers `Stepping.runs` with its `Runs`. Each method is an offer: without it, rollouts and fragments go step by
+An env answers `Stepping._runs` with its `Runs`. Each method is an offer: without it, rollouts and fragments go step by
 step and give the same.
 
 Conventions

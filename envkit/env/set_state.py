@@ -52,7 +52,7 @@ def refuse_start(env: Any) -> None:
     Raises:
         SetStateError: (a NotImplementedError) the simulator here or inside cannot.
     """
-    if kind := env.facts.no_start_at_state:
+    if kind := env._facts.no_start_at_state:
         raise SetStateError(
             f"{kind} cannot begin at a state that it is given, as set_state=True asks for. Where the state is "
             "in the data, as that of a stateless env is, step from that data without a reset. If _reset of "

@@ -223,18 +223,19 @@ class SpecNames(EnvModule):
     def _specs_of(self, side: str) -> Composite:
         register_in_torchrl()
         held = self._declared
+        if side in held.cache and side not in self.__dict__:
+            return held.cache[side]
+        batch, device = self.batch_size, self.device
         given = self.__dict__.pop(side, None)  # as older code declares it
+        if given is None and side not in held:
+            of_class = getattr(type(self), side, None)  # which is shared; what is held is not
+            given = Composite(shape=batch, device=device) if of_class is None else of_class.clone()
         if given is not None:
             held.take(side, given)
-        return held.cached(side, lambda: self._complete_side(side))
-
-    def _complete_side(self, side: str) -> Composite:
-        held, batch, device = self._declared, self.batch_size, self.device
-        if side not in held:
-            of_class = getattr(type(self), side, None)  # which is shared; what is held is not
-            empty = Composite(shape=batch, device=device)
-            held.take(side, empty if of_class is None else of_class.clone())
-        return held.complete(side, batch, device)
+        complete = held.complete(side, batch, device)
+        if held.remembers and not torch.compiler.is_compiling():
+            held.cache[side] = complete
+        return complete
 
     def _store(self, side: str, kind: str, spec: Composite) -> None:
         self._specs_of(side)

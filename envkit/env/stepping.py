@@ -112,7 +112,7 @@ class Stepping(SpecNames, ABC):
         """
 
     @property
-    def facts(self) -> Facts:
+    def _facts(self) -> Facts:
         """Facts about the env that hold while its specs and settings stay."""
         return self._declared.cached("facts", self._find_facts)
 
@@ -367,7 +367,7 @@ class Stepping(SpecNames, ABC):
     def _check_batch(self, td: TensorDictBase) -> None:
         if self.is_closed:
             raise ClosedEnvError(f"{self} is closed. Build a new one.")
-        if in_functorch() and self.facts.leaves_torch:
+        if in_functorch() and self._facts.leaves_torch:
             require_values(td, self._table.inputs, type(self).__name__)
         table = self._declared.table or self._table
         if table.batch_locked and td.batch_size != table.batch_size:
@@ -424,7 +424,7 @@ class Stepping(SpecNames, ABC):
 
     def _reset_anew(self, root: TensorDictBase) -> TensorDictBase:
         """Reset what is done; the state at the end of an episode is none to begin at."""
-        knows = self._declared.cached("set_state", lambda: self.facts.no_start_at_state is None)
+        knows = self._declared.cached("set_state", lambda: self._facts.no_start_at_state is None)
         return self.reset(root, set_state=False) if knows else self.reset(root)
 
     def step_and_maybe_reset(self, tensordict: TensorDictBase) -> tuple[EnvData, EnvData]:
@@ -493,7 +493,7 @@ class Stepping(SpecNames, ABC):
 
     def _after_seed(self) -> None:
         """Note that a seed has reset simulators in the middle of their episodes."""
-        if self._has_begun and self.facts.keeps_state is not None:
+        if self._has_begun and self._facts.keeps_state is not None:
             self._leave_episodes("set_seed()")
 
     def _leave_episodes(self, call: str) -> None:
@@ -518,7 +518,7 @@ class Stepping(SpecNames, ABC):
 
     # ------------------------------------------------------------------- what some offer, see `runs`
 
-    def runs(self) -> Runs:
+    def _runs(self) -> Runs:
         """Return what this env offers beside single steps."""
         return Runs()
 

@@ -180,7 +180,7 @@ class _NeverEnding(ModelBasedEnvBase):
         return False
 
     def maybe_reset(self, tensordict: TensorDictBase) -> EnvData:
-        """Return the root back."""
+        """Return the root itself."""
         return tensordict
 
 

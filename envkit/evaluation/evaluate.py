@@ -263,7 +263,7 @@ class _Playing:
             for path, _, spec in env._table.outputs
             if spec.dtype is not None
             and -1 not in spec.shape
-            and path[0] not in env.facts.unrecorded
+            and path[0] not in env._facts.unrecorded
         ]
 
     def by(self, policy: PolicyLike, seed: int) -> Evaluation:
@@ -280,7 +280,7 @@ class _Playing:
 
     def _played(self, policy: PolicyLike) -> Tally:
         env, act = self.env, as_policy(self.env, policy)
-        runs = env.runs()
+        runs = env._runs()
         at_once = env._steps_by_itself and runs.is_program(policy)
         runs.expect("never", policy)
         root = env.reset()

@@ -203,7 +203,7 @@ def outcome_of(given: Any, method: str) -> tuple[Any, Timestep]:
 
 
 def done_of(timestep: Timestep) -> jax.Array:
-    """Check whether the episode is over for any reason, bool of the shape of ``terminated``."""
+    """Return whether the episode is over for any reason, bool of the shape of ``terminated``."""
     return rules.done_from(timestep.terminated, timestep.truncated)
 
 

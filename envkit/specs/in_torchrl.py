@@ -1,8 +1,8 @@
 """Have TorchRL's own code take these specs, whichever of the two libraries is imported first.
 
 TorchRL asks whether a spec is an instance of its classes, which are abstract base classes, and looks the class of an
-action spec up in a table. Once TorchRL is imported, by whomever, the first spec that is made here or read from an env
-registers each class as a virtual subclass of its namesake there, and in that table. This module does not import
+action spec up in a table. Once TorchRL is imported, by whomever, the first spec that is made, loaded or read from an
+env registers each class as a virtual subclass of its namesake there, and in that table. This module does not import
 TorchRL, and importing it changes nothing there.
 """
 

@@ -123,7 +123,7 @@ def shape_after(op: ShapeOp, shape: torch.Size) -> torch.Size:
 
 
 def refined_names(names: Sequence[str | None], given: Sequence[Any]) -> list[str | None]:
-    """Return axes without a name one; ``...`` keeps those of the axes in between.
+    """Fill in the names of axes without one; ``...`` keeps those of the axes in between.
 
     Raises:
         AxisNameError: an axis has another name already.

@@ -587,7 +587,7 @@ class Stacked(Stack):
         return self._join(picked, self._stack_dim + self._extra_axes(index))
 
     def update_mask(self, mask: Tensor | Sequence[Numbers] | None) -> None:
-        """Return the part of a mask that each member has.
+        """Update the mask of each member by its part.
 
         Args:
             mask: bool, the members along the stack axis; a list of masks if they have unlike

@@ -32,6 +32,7 @@ from envkit.errors import (
 )
 from envkit.specs import shapes
 from envkit.specs.annotations import AxisIndex, Key, Place, Shape, Value
+from envkit.specs.in_torchrl import register_in_torchrl
 from envkit.specs.shapes import Index, ShapeOp, as_shape, known
 
 _COLUMNS = ("entry", "spec", "shape", "dtype", "device", "values")
@@ -320,7 +321,7 @@ def checks_values() -> bool:
 
 
 def require_dtype(dtype: object) -> torch.dtype:
-    """Return the dtype back.
+    """Return the dtype itself.
 
     Raises:
         SpecTypeError: it is something else.
@@ -333,7 +334,7 @@ def require_dtype(dtype: object) -> torch.dtype:
 
 
 def type_and_fix(given: object, fix: str) -> str:
-    """Return of what type something is that is no spec, and the fix: for a spec of TorchRL, how it becomes one."""
+    """Return the type of something that is no spec, and the fix: for a spec of TorchRL, how it becomes one."""
     kind = type(given)
     if kind.__module__.startswith("torchrl."):
         return (
@@ -399,6 +400,10 @@ class TensorSpec(_Reshapable):
 
     def __getstate__(self) -> dict[str, Any]:
         return {k: v for k, v in self.__dict__.items() if k not in self._caches}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        register_in_torchrl()
+        self.__dict__.update(state)
 
     def clone(self) -> Self:
         """Copy the spec and all it holds. The copy is never locked.

@@ -409,7 +409,7 @@ class Branch(_Lockable, TensorSpec):
         return spec
 
     def _spread(self, name: str, spec: TensorSpec) -> TensorSpec:
-        """Return a child whose shape begins this one's all of this one's axes."""
+        """Expand a child whose shape begins that of this tree to all of its axes."""
         if spec.ndim >= self.ndim or spec.shape != self.shape[: spec.ndim]:
             return spec
         copy: Any = spec.clone()
@@ -575,7 +575,7 @@ class Branch(_Lockable, TensorSpec):
         return True  # so that `spec or default` keeps an empty spec
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
+        super().__setstate__(state)
         self._lock_parents = []
         if self._locked:
             self.lock_()

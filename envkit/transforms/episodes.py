@@ -467,7 +467,7 @@ class TrajCounter(EpisodeTransform):
         return td_reset
 
     def _draw(self, begins: torch.Tensor) -> torch.Tensor:
-        """Return each set element of ``begins`` its own number; the others get any."""
+        """Number the set elements of ``begins``; the others get any number."""
         place = begins.flatten().cumsum(0).reshape(begins.shape)
         with self.shared_lock:
             first = int(self.next_number)

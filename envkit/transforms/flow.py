@@ -327,7 +327,7 @@ class NoopResetEnv(SteppingTransform):
         self, base: EnvBase, root: TensorDictBase, moving: torch.Tensor, parts: list[_Part]
     ) -> TensorDictBase:
         """Draw actions for those parts of the batch in which anything moves."""
-        if base.draws_own_actions:
+        if base._draws_own_actions:
             return base.rand_action(root)
         if len(parts) == 1:
             return root.update(base._drawn_actions(root, parts[0][1]))

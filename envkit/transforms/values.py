@@ -499,7 +499,7 @@ class _Affine(ArrayTransform):
 def make_room(
     module: nn.Module, names: Sequence[str], state_dict: Mapping[str, Any], prefix: str
 ) -> None:
-    """Return buffers the shapes of what is about to be loaded: torch loads into those that are there, of one shape."""
+    """Bring buffers to the shapes of what is about to be loaded: torch loads into those that are there, of one shape."""
     for name in names:
         loaded, own = state_dict.get(prefix + name), getattr(module, name)
         if loaded is not None and (own is None or own.shape != loaded.shape):

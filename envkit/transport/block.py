@@ -76,7 +76,7 @@ class Block:
         return cls(fd, layout)
 
     def close(self) -> None:
-        """Return the memory back; what is still viewed lives until its last view is gone."""
+        """Release the memory; what is still viewed lives until its last view is gone."""
         if self.fd < 0:
             return
         os.close(self.fd)

@@ -75,7 +75,7 @@ MASKS = st.none() | st.tuples(*[st.booleans()] * len(LENGTHS))
 def test_they_give_what_step_and_maybe_reset_gives_whatever_comes_between(program):
     env, twin = rows(), rows()
     env.reset()
-    root, place = twin.reset(), env.runs().in_place()
+    root, place = twin.reset(), env._runs().in_place()
     for kind, actions, chosen in program:
         action = encoded(env, actions)
         mask = None if chosen is None else np.array(chosen)
@@ -106,18 +106,20 @@ def test_actions_of_rows_that_are_not_stepped_may_be_anything():
     env.reset()
     wild = np.array([[0, 1, 0], [7, 7, 7], [0, 0, 1]])
 
-    following, _ = env.runs().in_place().advance({("action",): wild}, np.array([True, False, True]))
+    following, _ = (
+        env._runs().in_place().advance({("action",): wild}, np.array([True, False, True]))
+    )
 
     assert following["observation"][:, 0].tolist() == [1, 0, 2]
     with pytest.raises(InputError, match="row 1"):
-        env.runs().in_place().advance({("action",): wild}, None)
-    assert env.runs().in_place().root()["observation"][:, 0].tolist() == [1, 0, 2]
+        env._runs().in_place().advance({("action",): wild}, None)
+    assert env._runs().in_place().root()["observation"][:, 0].tolist() == [1, 0, 2]
 
 
 def test_a_row_that_was_lost_is_cut_and_begins_anew():
     env = SerialEnv(2, [partial(GymWrapper, Sums(9)), lambda: GymWrapper(Sums(9, fatal=3))], on_worker_failure="restart", max_restarts=1)  # fmt: skip
     env.reset()
-    place, told = env.runs().in_place(), []
+    place, told = env._runs().in_place(), []
 
     for _ in range(3):
         following, root = place.advance({("action",): encoded(env, [1, 2])}, None)
@@ -146,25 +148,25 @@ def test_where_data_is_not_in_rows_there_are_only_tensordicts(make, opened):
     env = opened(make())
     env.reset()
 
-    assert env.runs().in_place() is None
+    assert env._runs().in_place() is None
 
 
 def test_they_end_with_the_pool():
     env = rows()
     env.reset()
-    place = env.runs().in_place()
+    place = env._runs().in_place()
 
     env.close()
 
     assert not place.is_current()
     env.reset()
-    assert not place.is_current() and env.runs().in_place().is_current()
+    assert not place.is_current() and env._runs().in_place().is_current()
 
 
 def test_what_they_were_asked_for_says_that_the_env_is_closed():
     env = rows()
     env.reset()
-    place = env.runs().in_place()
+    place = env._runs().in_place()
     action = encoded(env, [0, 0, 0])
     env.close()
 

@@ -10,15 +10,18 @@ import torch
 
 from envkit import (
     ActionMask,
+    AsyncEnvPool,
     Categorical,
     MixedEnv,
     ParallelEnv,
     PendulumEnv,
+    PendulumJaxEnv,
     SerialEnv,
     StepCounter,
     TransformedEnv,
 )
 from envkit.env.facts import Facts
+from envkit.errors import OptionError, SetStateError
 from envkit_bridges.gym.gym_wrapper import GymWrapper
 from envkit_bridges.gym.info import default_info_dict_reader
 from tests.zoo.gym_envs import Informed
@@ -51,8 +54,8 @@ def test_a_plain_policy_sees_neither_infos_nor_counters_of_any_kind(opened, kind
         seen.append(len(observations))
         return env.action_spec.zero().index_fill(-1, torch.tensor(0), 1)
 
-    assert env.facts.infos == {INFO}
-    assert COUNT in env.facts.bookkeeping
+    assert env._facts.infos == {INFO}
+    assert COUNT in env._facts.bookkeeping
     env.rollout(2, policy=policy)
     assert set(seen) == {1}
 
@@ -61,32 +64,33 @@ def test_a_plain_policy_sees_neither_infos_nor_counters_of_any_kind(opened, kind
 def test_the_class_inside_is_named_and_seeds_are_counted(opened, kind):
     env = opened(KINDS[kind]())
 
-    assert env.facts.keeps_state == env.facts.no_start_at_state == "GymWrapper"
-    assert env.facts.leaves_torch
-    assert env.facts.seeds_taken == env.batch_size.numel()
-    assert pickle.loads(pickle.dumps(env.facts)) == env.facts
+    assert env._facts.keeps_state == "GymWrapper"
+    assert env._facts.no_start_at_state == ("IndexedEnv" if kind == "part" else "GymWrapper")
+    assert env._facts.leaves_torch
+    assert env._facts.seeds_taken == env.batch_size.numel()
+    assert pickle.loads(pickle.dumps(env._facts)) == env._facts
 
 
 def test_facts_follow_readers_and_transforms_that_are_added():
     base = GymWrapper(Informed(length=5))
-    assert base.facts.infos == frozenset()
+    assert base._facts.infos == frozenset()
     base.set_info_dict_reader(default_info_dict_reader(["x"]))
-    assert base.facts.infos == {INFO}
+    assert base._facts.infos == {INFO}
 
     env = TransformedEnv(base)
-    assert env.facts.bookkeeping == frozenset()
+    assert env._facts.bookkeeping == frozenset()
     env.append_transform(StepCounter())
-    assert env.facts.bookkeeping == {COUNT}
+    assert env._facts.bookkeeping == {COUNT}
 
 
 def test_a_method_that_is_assigned_to_an_env_is_seen_after_facts_were_read():
     env = PendulumEnv()
     outer = TransformedEnv(env)
-    assert not (outer.facts.draws_own_actions or outer.draws_own_actions)
+    assert not (outer._facts.draws_own_actions or outer._draws_own_actions)
 
     env.rand_action = lambda tensordict=None: PendulumEnv.rand_action(env, tensordict)
 
-    assert outer.draws_own_actions
+    assert outer._draws_own_actions
 
 
 EXAMPLE = Facts(
@@ -132,6 +136,58 @@ def test_a_chain_adds_the_masks_of_its_transforms():
             shown["action_mask"] = Categorical(2, shape=(2,), dtype=torch.bool)
             self.observation_spec = shown
 
-    assert TransformedEnv(Choosing(), ActionMask()).facts.action_masks == (
+    assert TransformedEnv(Choosing(), ActionMask())._facts.action_masks == (
         ("action", "action_mask"),
     )
+
+
+def test_a_mixed_env_waits_last_for_pools_that_work_elsewhere(opened):
+    pool = opened(AsyncEnvPool([PendulumEnv] * 2))
+    local = PendulumEnv(batch_size=[2])
+
+    env = MixedEnv([pool, local])
+
+    assert [member.env for member in env._in_order_of_waiting] == [local, pool]
+
+
+def test_a_part_of_a_pool_cannot_begin_at_a_state(opened):
+    part = opened(SerialEnv(3, PendulumEnv))[:2]
+    root = part.fake_tensordict().exclude("next")
+
+    with pytest.raises(SetStateError, match="IndexedEnv cannot begin"):
+        part.reset(root, set_state=True)
+
+
+def test_attributes_of_users_may_be_called_as_they_like():
+    class Named(PendulumEnv):
+        def __init__(self):
+            super().__init__()
+            self.runs, self.facts = 0, {}
+
+    assert Named().rollout(2).shape == (2,)
+
+
+def test_a_mixed_env_that_draws_by_the_base_class_draws_the_same():
+    class Drawing(MixedEnv):
+        def rand_action(self, tensordict=None):
+            return super().rand_action(tensordict)
+
+    drawn = []
+    for kind in (MixedEnv, Drawing):
+        env = kind([PendulumEnv(batch_size=[2]), PendulumEnv(batch_size=[1])])
+        env.set_seed(0)
+        drawn.append(env.rand_action(env.reset())["action"])
+
+    assert torch.equal(*drawn)
+
+
+class Noisy(PendulumJaxEnv):
+    def step(self, tensordict):
+        return super().step(tensordict)
+
+
+def test_steps_that_may_not_be_dropped_name_the_class_that_makes_them():
+    env = TransformedEnv(Noisy(batch_size=[2]), StepCounter())
+
+    with pytest.raises(OptionError, match="Noisy changes with each step"):
+        env.rollout(4, check_every=2)

@@ -1,5 +1,6 @@
 """TorchRL's modules, losses and buffers take envkit's specs, and data rolled out of its envs."""
 
+import pickle
 import subprocess
 import sys
 import warnings
@@ -396,3 +397,19 @@ def test_a_spec_of_theirs_takes_ours_as_an_entry(cartpole, pendulum):
     assert theirs["b"] == pendulum.action_spec
     assert theirs.to("cpu")["c", "d"] == Unbounded(2)
     assert theirs.expand(3)["a"].shape == (3, 2)
+
+
+@pytest.mark.slow
+def test_a_spec_that_was_loaded_is_known_to_torchrl(tmp_path):
+    (tmp_path / "spec.pkl").write_bytes(pickle.dumps(envkit.Composite(a=envkit.OneHot(3))))
+    script = f"""
+import pickle, warnings
+warnings.simplefilter("ignore")
+import torchrl.data
+spec = pickle.loads(open({str(tmp_path / "spec.pkl")!r}, "rb").read())
+assert isinstance(spec, torchrl.data.Composite) and isinstance(spec["a"], torchrl.data.OneHot)
+"""
+
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+
+    assert done.returncode == 0, done.stderr

@@ -465,7 +465,7 @@ def world_names() -> list[str]:
 
 
 def worlds() -> list[WorldInfo]:
-    """Return of every library whether it is installed, and how many envs it has here.
+    """Return for every library whether it is installed, and how many envs it has here.
 
     Example:
         >>> from envkit import worlds

@@ -175,7 +175,7 @@ class _Request:
         return self.num_envs, partial(self.found.build, **self.keywords)
 
     def _of_pools(self) -> str:
-        """Return how a pool is given the keywords that are its own."""
+        """Return the end of a message: which keywords a pool takes itself."""
         own = [name for name in known_to(ParallelEnv) or () if name in self.keywords]
         if not own:
             return ""

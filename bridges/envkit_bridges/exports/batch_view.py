@@ -288,7 +288,7 @@ class BatchView:
         env = self.env
         observed = env.single_full_observation_spec
         paths = [path for path in leaf_paths(observed) if path not in private_entries(env)]
-        shown, infos = shown_and_infos(paths, env.facts.infos, info_keys)
+        shown, infos = shown_and_infos(paths, env._facts.infos, info_keys)
         facts = [fact for _, reports in self._simulators for fact in reports.facts]
         # infos that come from all simulators as they are need no copy of them in the data
         recorded = [frozenset() if fact is None else fact.recorded for fact in facts]
@@ -337,7 +337,7 @@ class BatchView:
     # ------------------------------------------------------------------------------------- calls
 
     def seed(self, seeds: Mapping[int, int | None]) -> None:
-        """Return single rows a seed each, of their `set_seed`, for the reset that follows.
+        """Seed single rows, each by its `set_seed`, for the reset that follows.
 
         Raises:
             ArgumentError: (a ValueError) one is no seed, or all rows are one object.
@@ -401,7 +401,7 @@ class BatchView:
         else:
             chosen = self._on_device(mask).unsqueeze(-1)
             self._root = self.env.reset(self.root.copy().set(rules.RESET, chosen), **given)
-        self._missing, self._in_place = None, self.env.runs().in_place()
+        self._missing, self._in_place = None, self.env._runs().in_place()
         self._note_begun(mask)
         return self._root
 

@@ -157,7 +157,7 @@ def roles_of(layout: Layout, env: EnvBase | None) -> Roles:
         reward: Path = ("reward",)
     else:
         observations = (
-            set(leaf_paths(env.full_observation_spec)) - private_entries(env) - env.facts.infos
+            set(leaf_paths(env.full_observation_spec)) - private_entries(env) - env._facts.infos
         )
         actions = set(leaf_paths(env.full_action_spec))
         rewards = leaf_paths(env.full_reward_spec)

@@ -128,7 +128,7 @@ def _can_be_made(spec: Any) -> bool:
 def _spaces_of_recovered(env: EnvBase) -> tuple[Any, Any]:
     """Return the spaces of what `recovered_env` makes, from an env that `make` has made in the same way."""
     spaces = require("gymnasium.spaces")
-    hidden = env.facts.infos | private_entries(env)
+    hidden = env._facts.infos | private_entries(env)
     shown = Composite()
     for path in leaf_paths(env.full_observation_spec):
         if path not in hidden:

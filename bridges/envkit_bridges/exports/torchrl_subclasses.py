@@ -48,7 +48,7 @@ class TorchRLView(TorchRLBase):
         )
         self.env = env
         self._batch_locked = env.batch_locked
-        self._supports_set_state = env.facts.no_start_at_state is None
+        self._supports_set_state = env._facts.no_start_at_state is None
         # Random actions are the env's. Were this said in the class, `TransformedEnv` would refuse transforms of actions.
         self.rand_action = env.rand_action
 
@@ -146,7 +146,7 @@ class RulingView(TorchRLView):
 
 def view_of(env: EnvBase) -> TorchRLView:
     """Return the adapter that draws as the env does."""
-    rules_itself = bool(env.facts.action_masks) or env.draws_own_actions
+    rules_itself = bool(env._facts.action_masks) or env._draws_own_actions
     return RulingView(env) if rules_itself else TorchRLView(env)
 
 

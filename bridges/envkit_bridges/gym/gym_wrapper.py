@@ -23,7 +23,7 @@ from tensordict import TensorDict, TensorDictBase
 from envkit import rules
 from envkit.batched.exchange.one_row import OneRow
 from envkit.data.arguments import as_batch_size, as_bool
-from envkit.data.paths import Key, Path, as_key, nest
+from envkit.data.paths import Key, Path, as_key, as_path, nest
 from envkit.data.transition import keep_unstepped
 from envkit.env.base import EnvBase
 from envkit.env.facts import Facts
@@ -39,12 +39,13 @@ from envkit.errors import (
 )
 from envkit.specs import Bounded, Categorical, Composite, Unbounded
 from envkit.specs.annotations import BatchSize, Device, Value
+from envkit.specs.lasting import lasting
 from envkit_bridges.gym.backend import GymSpace, SpaceValue, library_of
 from envkit_bridges.gym.codecs import Codec, codec_of, codecs_of
 from envkit_bridges.gym.frames import draw, require_frames, shape_of_frame
 from envkit_bridges.gym.info import Outcome, default_info_dict_reader
 from envkit_bridges.gym.like import GymLikeEnv
-from envkit_bridges.gym.simulator_rows import GymCore, reward_array
+from envkit_bridges.gym.simulator_rows import DONE, GymCore, reward_array
 from envkit_bridges.gym.vector import VectorCore, VectorRows, is_vector
 from envkit_bridges.libraries import Simulator, no_object_of
 
@@ -354,6 +355,7 @@ class GymWrapper(OnRow, GymLikeEnv):
             return None
         return self._readers, self.core.takes
 
+    @lasting()
     def _made_row(self) -> OneRow | None:
         vector = self._vector
         if vector is None:
@@ -362,9 +364,21 @@ class GymWrapper(OnRow, GymLikeEnv):
             vector.has_rows
             and not self.info_dict_reader
             and self.device == torch.device("cpu")
-            and self.reward_spec.shape == (*self.batch_size, 1)
+            and self._declares_what_is_given(vector)
         )
         return OneRow(self, VectorRows(vector, self.core.end)) if is_plain else None
+
+    def _declares_what_is_given(self, vector: VectorCore) -> bool:
+        """Check whether the specs are those of the simulator, which may be assigned to others."""
+        assert vector.observation is not None
+        one_each = (*self.batch_size, 1)
+        shown = _expanded(vector.observation.spec(self.device), self.batch_size)
+        return (
+            _arrays(self.full_observation_spec) == _arrays(shown)
+            and _arrays(self.full_done_spec) == dict.fromkeys(DONE, (one_each, torch.bool))
+            and [*_arrays(self.full_reward_spec)] == [("reward",)]
+            and self.full_reward_spec["reward"].shape == one_each
+        )
 
     def _row_on(self, core: Any, env: EnvBase) -> OneRow:
         return OneRow(env, core)
@@ -476,6 +490,11 @@ def _forms(spec: Composite) -> dict[Key, tuple[torch.Size, type]]:
         key: (leaf.shape, Bounded if isinstance(leaf, boxes) else type(leaf))
         for key, leaf in spec.items(True, True)
     }
+
+
+def _arrays(spec: Composite) -> dict[Path, tuple[torch.Size, torch.dtype | None]]:
+    """Return the shape and dtype of each leaf."""
+    return {as_path(key): (leaf.shape, leaf.dtype) for key, leaf in spec.items(True, True)}
 
 
 def _published(env: Simulator, name: str) -> Any:

@@ -28,11 +28,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import torch
 
-from envkit.data.paths import Path
+from envkit.data.paths import Path, as_key
 from envkit.data.plain import from_plain, plain
 from envkit.env.seeding import seed_chain
 from envkit.errors import ArgumentError, EncodingError, ResetMaskError, ResumeError, StepMaskError
-from envkit_bridges.gym.backend import SpaceValue, library_of
+from envkit_bridges.gym.backend import GymSpace, SpaceValue, library_of
 from envkit_bridges.gym.codecs import Codec, lacking
 from envkit_bridges.gym.frames import draw
 from envkit_bridges.gym.simulator_rows import (
@@ -81,6 +81,7 @@ class VectorCore:
         self.batch_size = (env.num_envs,)
         vector = library_of(env).vector
         self._utils = vector.utils
+        self._spaces = library_of(env).spaces
         self._is_ours = isinstance(env.unwrapped, vector.SyncVectorEnv | vector.AsyncVectorEnv)
         # wrappers would count their steps
         self._has_stand_ins = isinstance(env, vector.SyncVectorEnv)
@@ -123,7 +124,9 @@ class VectorCore:
     @property
     def has_rows(self) -> bool:
         """Whether observations of all rows come together: no frames, and none that came in the step before."""
-        return self.observation is not None and not self.pixels and not self._keeps_first
+        plain = self.observation is not None and not self.pixels and not self._keeps_first
+        spaces = (self.env.single_observation_space, self.env.single_action_space)
+        return plain and all(_is_of_arrays(space, self._spaces) for space in spaces)
 
     @contextmanager
     def freezing(self, rows: np.ndarray) -> Iterator[None]:
@@ -194,8 +197,8 @@ class VectorCore:
         if frozen.any() and not self._resets_itself:
             self._reset_rows(frozen)
         result = self.env.step(actions)
-        _, _, terminated, truncated, _ = result
-        self._ended = np.where(frozen, self._ended, np.logical_or(terminated, truncated))
+        over = np.logical_or(*(np.asarray(flags) for flags in result[2:4]))
+        self._ended = np.where(frozen, self._ended, over)
         self._went_on = frozen & (not self._has_stand_ins)
         return result
 
@@ -285,11 +288,31 @@ class VectorCore:
         self._ended = self._ended & ~rows
         self._went_on = self._went_on & ~rows
 
-    def begin(self, rows: np.ndarray, **kwargs: Any) -> SpaceValue:
-        """Begin episodes in the rows that a bool mask selects, and return the observations of these rows."""
+    def begin(self, rows: np.ndarray, **kwargs: Any) -> Rows:
+        """Begin episodes in the rows that a bool mask selects, and return the observations of these rows by path."""
         observations, _ = self._reset_rows(rows, **kwargs)
         self._note_reset(rows)
-        return chosen(observations, rows)
+        return {path: value[rows] for path, value in self.encoded(observations, "reset").items()}
+
+    def encoded(self, observations: SpaceValue, method: str) -> Rows:
+        """Turn the observations of all rows, which ``method`` returned, into arrays by path, which may share memory.
+
+        Raises:
+            EncodingError: an entry is missing, has another shape than its space says, or not one value for each row.
+        """
+        assert self.observation is not None
+        space, count = self.env.observation_space, self.batch_size[0]
+        try:
+            entries = self.observation.encode_arrays(observations)
+        except (KeyError, IndexError, TypeError) as error:
+            raise lacking(space, observations, method) or error from None
+        for path, value in entries.items():
+            if len(value) != count:
+                raise EncodingError(
+                    f"{method} of {self.env} returned {len(value)} values of {as_key(path)!r}, but has {count} rows. Return "
+                    "one for each row."
+                )
+        return {path: value.numpy() for path, value in entries.items()}
 
     def _given(self, rows: np.ndarray) -> np.ndarray:
         """Return which of the rows to reset have done so already, and their first observation kept."""
@@ -406,8 +429,12 @@ class RowsTogether(Protocol):
         """Step all rows."""
         ...
 
-    def begin(self, rows: np.ndarray, **kwargs: Any) -> SpaceValue:
-        """Begin episodes in the rows that a bool mask selects, and return the observations of these rows."""
+    def begin(self, rows: np.ndarray, **kwargs: Any) -> Rows:
+        """Begin episodes in the rows that a bool mask selects, and return the observations of these rows by path."""
+        ...
+
+    def encoded(self, observations: SpaceValue, method: str) -> Rows:
+        """Turn the observations of all rows, which ``method`` returned, into arrays by path."""
         ...
 
 
@@ -437,7 +464,7 @@ class VectorRows:
     def reset(self, row: int, given: Collection[Path] = (), /, **kwargs: Any) -> None:
         """Begin an episode in every row, and write their root."""
         following = int(self._slot[0]) + 1
-        for path, value in self._begun(self._all, **kwargs).items():
+        for path, value in self._core.begin(self._all, **kwargs).items():
             self._roots[path][following] = value
 
     def step(self, rows: Sequence[int], *, advance: bool) -> None:
@@ -446,15 +473,15 @@ class VectorRows:
         taken = {path: ring[slot].copy() for path, ring in self._inputs.items()}
         stepped = core.advance(core.action.decode_arrays(taken))
         observations, rewards, terminated, truncated, infos = stepped
-        shown = self._encoded(observations, "step")
+        shown = core.encoded(observations, "step")
         for path, value in shown.items():
             nexts[path][slot] = value
         reward = nexts[("reward",)][slot]
         reward[...] = reward_array(rewards, reward.shape, reward.dtype)
-        require_flags(terminated, truncated)
-        over = np.logical_or(terminated, truncated)
-        for path, flags in zip(DONE, (over, terminated, truncated), strict=True):
-            nexts[path][slot, :, 0] = flags
+        flags = self._flags(terminated, truncated)
+        over = np.logical_or(*flags)
+        for path, column in zip(DONE, (over, *flags), strict=True):
+            nexts[path][slot, :, 0] = column
         if self._note is not None:
             self._note(infos)
         if not advance:
@@ -462,31 +489,37 @@ class VectorRows:
         for path, value in shown.items():
             self._roots[path][slot + 1] = value
         if over.any():
-            for path, value in self._begun(over).items():
+            for path, value in core.begin(over).items():
                 self._roots[path][slot + 1, over] = value
 
-    def _begun(self, rows: np.ndarray, **kwargs: Any) -> Rows:
-        return self._encoded(self._core.begin(rows, **kwargs), "reset")
+    def _flags(self, terminated: object, truncated: object) -> tuple[np.ndarray, np.ndarray]:
+        """Return the flags of all rows as arrays of bools.
 
-    def _encoded(self, observations: SpaceValue, method: str) -> Rows:
-        codec = self._core.observation
-        try:
-            entries = codec.encode_arrays(observations)
-        except (KeyError, IndexError, TypeError) as error:
-            raise lacking(codec.space, observations, method) or error from None
-        return {path: value.numpy() for path, value in entries.items()}
+        Raises:
+            EncodingError: they are none, or not one for each row.
+        """
+        require_flags(terminated, truncated)
+        flags = np.asarray(terminated, bool), np.asarray(truncated, bool)
+        for name, found in zip(("terminated", "truncated"), flags, strict=True):
+            if found.shape != self._all.shape:
+                raise EncodingError(
+                    f"step of the vector env returned {name} of shape {found.shape}, but must return one flag for each of "
+                    f"{len(self._all)} rows."
+                )
+        return flags
 
 
 _OF_ROWS = ("_ended", "_went_on", "_first", "_first_infos")
 
 
-def chosen(values: SpaceValue, rows: np.ndarray) -> SpaceValue:
-    """Return some rows of arrays, which may be in dicts and tuples."""
-    if isinstance(values, Mapping):
-        return {name: chosen(value, rows) for name, value in values.items()}
-    if isinstance(values, tuple):
-        return tuple(chosen(value, rows) for value in values)
-    return values[rows]
+def _is_of_arrays(space: GymSpace, spaces: ModuleType) -> bool:
+    """Check whether values of several rows come as arrays, as they do for the spaces of the library alone."""
+    if type(space) is spaces.Dict:
+        return all(_is_of_arrays(one, spaces) for one in space.values())
+    if type(space) is spaces.Tuple:
+        return all(_is_of_arrays(one, spaces) for one in space)
+    known = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
+    return type(space) in known
 
 
 class _StandIn:

@@ -18,7 +18,7 @@ _LITTLE = 0.1  # of the GPU
 
 
 def configure_gpu(fraction: float = 0.5, *, preallocate: bool = False) -> None:
-    """Return how much of each GPU JAX may take; call it before the first env is made.
+    """Set how much of each GPU JAX may take; call it before the first env is made.
 
     Args:
         fraction: of the memory of a GPU, between 0 and 1; the rest is torch's.

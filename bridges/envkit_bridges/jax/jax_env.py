@@ -460,7 +460,7 @@ class JaxEnv(EnvBase):
             given.extend(policy.parameters())
         return is_wanted(given)
 
-    def runs(self) -> Runs:
+    def _runs(self) -> Runs:
         """Return runs as programs."""
         return _JaxRuns(self)
 
@@ -635,7 +635,7 @@ class _JaxRuns(Runs):
 
     def is_program(self, policy: PolicyLike) -> bool:
         """Check whether a program can act."""
-        return is_compilable(policy) and not (policy is None and self._env.draws_own_actions)
+        return is_compilable(policy) and not (policy is None and self._env._draws_own_actions)
 
     def begin(self, run: Run) -> Begun:
         """Begin a run, which goes on while others work."""
@@ -675,7 +675,7 @@ class FusedEnv(Wrapper, JaxEnv):  # type: ignore[misc] # a wrapper reads flags o
 
     def _find_facts(self) -> Facts:
         fusion = self._fusion
-        return replace(self.base_env.facts, bookkeeping=fusion.bookkeeping, infos=fusion.infos)
+        return replace(self.base_env._facts, bookkeeping=fusion.bookkeeping, infos=fusion.infos)
 
     def _next_key(self) -> np.ndarray:
         return self.base_env._next_key()
@@ -743,7 +743,7 @@ def _plan_fusion(
         None where it could take none of them.
     """
     taken: list[FusableTransform] = []
-    bookkeeping, infos = set(env.facts.bookkeeping), set(env.facts.infos)
+    bookkeeping, infos = set(env._facts.bookkeeping), set(env._facts.infos)
     inputs, outputs = env.input_spec.clone(), env.output_spec.clone()
     for transform in transforms:
         before = inputs.clone(), outputs.clone()

@@ -235,7 +235,7 @@ def until_spread(env: EnvBase, wanted: Run) -> TensorDictBase:
     pieces: list[TensorDictBase] = []
     while True:
         piece = replace(wanted, root=root, steps=capacity, draws=draws)
-        data, root = env.runs().begin(piece)()
+        data, root = env._runs().begin(piece)()
         pieces.append(data)
         whole = cast(TensorDictBase, TensorDict.cat(pieces, root.ndim))
         made = min(whole.batch_size[-1], wanted.steps)

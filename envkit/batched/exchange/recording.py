@@ -69,7 +69,7 @@ def recorded(
     rows.select_all()
     actor: Actor | None = None
     if stays and table.actions == rows.actions and rows.carries_all:
-        if run.policy is None and not env.facts.action_masks and draws_in_order(env.action_spec):
+        if run.policy is None and not env._facts.action_masks and draws_in_order(env.action_spec):
             first = _FIRST_STEPS if stops else run.steps
             actor = Drawn(rows, env.full_action_spec, env._action_generator, run.steps, first)
         elif not any(value.requires_grad for value in others.values()):

@@ -473,10 +473,10 @@ class TransformStepping(TransformHolder):
         stepper: Any = self._route.stepper
         return stepper.traces
 
-    def runs(self) -> Runs:
+    def _runs(self) -> Runs:
         """Return those of the env whose programs include all transforms, or else those behind the base env."""
         route = self._route
-        return route.stepper.runs() if route.is_direct else _RunsOfChain(self, route.stepper)
+        return route.stepper._runs() if route.is_direct else _RunsOfChain(self, route.stepper)
 
 
 class _RunsOfChain(Runs):
@@ -487,14 +487,14 @@ class _RunsOfChain(Runs):
 
     def expect(self, stop: rules.Stop, policy: Any) -> None:
         """Let the env that makes the steps learn of a rollout."""
-        self._stepper.runs().expect(stop, policy)
+        self._stepper._runs().expect(stop, policy)
 
     def record(self, run: Run) -> Record:
         """Make a rollout as the base env can for transforms around it."""
         env = self._env
         if env._instead_of_copies is not None:
             return None
-        return env.base_env.runs().record_behind(env, run)
+        return env.base_env._runs().record_behind(env, run)
 
 
 @dataclass(slots=True, eq=False)

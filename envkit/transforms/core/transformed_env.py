@@ -335,7 +335,7 @@ class TransformedEnv(OnRow, TransformStepping):
 
     def _find_facts(self) -> Facts:
         self._read_specs()
-        inside, leaves = self.base_env.facts, self._transform.flat()
+        inside, leaves = self.base_env._facts, self._transform.flat()
         infos: Set[Path] = inside.infos
         bookkeeping = inside.bookkeeping.union(
             place for kept in self._kept.values() for _, place in kept.pairs
@@ -376,7 +376,7 @@ class TransformedEnv(OnRow, TransformStepping):
             SpecError: it does, and the transforms give the actions another form.
         """
         base = self.base_env
-        if not base.draws_own_actions:
+        if not base._draws_own_actions:
             return super().rand_action(tensordict)
         if self.full_action_spec != base.full_action_spec:
             raise SpecError(
@@ -494,7 +494,7 @@ class TransformedEnv(OnRow, TransformStepping):
         own = {name: value for name, value in state_dict.items() if not name.startswith(_BASE)}
         base = {k.removeprefix(_BASE): v for k, v in state_dict.items() if k.startswith(_BASE)}
         mine = own.pop(_OWN_OF_ENV, {})
-        if not base and strict and (kind := self.facts.keeps_state):
+        if not base and strict and (kind := self._facts.keeps_state):
             raise ResumeError(
                 f"the state dict does not hold the state of the simulator of {kind}. Load that of the transforms "
                 "alone by env.transform.load_state_dict(...), and begin new episodes: env.reset()."

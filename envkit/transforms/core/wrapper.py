@@ -72,12 +72,16 @@ class Wrapper(EnvBase):
         return self.base_env.keeps_last_output
 
     def _find_facts(self) -> Facts:
-        return self.base_env.facts
+        return self.base_env._facts
 
     @property
-    def draws_own_actions(self) -> bool:
+    def _draws_own_actions(self) -> bool:
         """Whether random actions come from an override of `rand_action`, or from rules of the env's own, here or inside."""
-        return super().draws_own_actions or self.base_env.draws_own_actions
+        return super()._draws_own_actions or self.base_env._draws_own_actions
+
+    @property
+    def _steps_otherwise(self) -> str | None:
+        return self.base_env._steps_otherwise
 
     @property
     def _may_be_fused(self) -> bool:

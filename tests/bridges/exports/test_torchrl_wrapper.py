@@ -178,8 +178,8 @@ def test_random_actions_are_of_the_options_that_its_mask_allows():
 
 
 def test_an_episode_that_cannot_be_saved_is_named():
-    assert wrapped("gym").facts.unsaved_state == "GymEnv"
-    assert wrapped("unlocked").facts.unsaved_state is None
+    assert wrapped("gym")._facts.unsaved_state == "GymEnv"
+    assert wrapped("unlocked")._facts.unsaved_state is None
 
 
 @pytest.mark.parametrize(

@@ -230,8 +230,8 @@ def test_plain_policies_are_recorded_at_once(policy):
     env = GymEnv("CartPole-v1")
     act = policy or env.rand_action
 
-    whole = env.runs().record(Run("never", env.reset(), 30, policy, act))
-    episode = env.runs().record(Run("any", env.reset(), 300, policy, act))
+    whole = env._runs().record(Run("never", env.reset(), 30, policy, act))
+    episode = env._runs().record(Run("any", env.reset(), 300, policy, act))
 
     assert whole.batch_size == (30,)
     assert episode["next", "done"].flatten().tolist() == [False] * (len(episode) - 1) + [True]

@@ -14,7 +14,7 @@ from gymnasium.vector.utils import batch_space
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envkit import SerialEnv, check_env_specs, to_gym_vector
+from envkit import Composite, SerialEnv, Unbounded, check_env_specs, to_gym_vector
 from envkit.env.seeding import seed_chain
 from envkit.errors import (
     ArgumentError,
@@ -503,6 +503,55 @@ def test_a_vector_env_is_stepped_in_memory_where_that_holds_all():
     assert counting([2, 3], AutoresetMode.SAME_STEP)._row is None
 
 
+def test_answers_may_be_lists_and_tensors():
+    class Listing(Resetting):
+        def step(self, actions):
+            observations, rewards, terminated, truncated, infos = super().step(actions)
+            flags = torch.from_numpy(terminated), torch.from_numpy(truncated)
+            return observations.tolist(), rewards.tolist(), *flags, infos
+
+    runs = [
+        GymWrapper(kind(AutoresetMode.DISABLED)).rollout(5, policy=still)
+        for kind in (Listing, Resetting)
+    ]
+
+    assert_same(*runs)
+
+
+def still(observation):
+    return torch.tensor([[1, 0], [1, 0]])
+
+
+@pytest.mark.parametrize("part", ["reward", "done", "observation", "dtype"])
+def test_specs_that_were_assigned_are_followed(part):
+    env, general = (
+        counting([2, 3], AutoresetMode.DISABLED, run_type_checks=checks) for checks in (False, True)
+    )
+    for one in (env, general):
+        one.rollout(1)
+        shown = one.observation_spec["observation"]
+        if part == "reward":
+            one.reward_spec = Composite(bonus=Unbounded((2, 1)), shape=(2,))
+        elif part == "done":
+            one.done_spec = Composite(done=one.full_done_spec["done"].clone(), shape=(2,))
+        elif part == "observation":
+            one.observation_spec = Composite(shape=(2,))
+        else:
+            one.observation_spec = Composite(observation=shown.to(torch.float64), shape=(2,))
+
+    assert env._row is None
+    if part not in ("observation", "dtype"):  # of which type checks know nothing
+        assert_same(env.rollout(2, policy=still), general.rollout(2, policy=still))
+
+
+def test_memory_that_is_made_in_inference_mode_is_used_outside_too():
+    env = counting([4, 5], AutoresetMode.DISABLED)
+    with torch.inference_mode():
+        env.rollout(2)
+
+    assert env.rollout(2).shape == (2, 2)
+
+
 def test_observations_that_a_vector_env_writes_in_place_are_copied():
     env = GymWrapper(SyncVectorEnv([partial(Informed, length=9)] * 2, copy=False))
 
@@ -518,9 +567,12 @@ def test_observations_that_a_vector_env_writes_in_place_are_copied():
         ({1: np.array(["a", "b"])}, "reward"),
         ({2: np.array([0.5, 0])}, "terminated"),
         ({3: np.array(["no", "no"])}, "truncated"),
+        ({2: np.array([True])}, "terminated of shape"),
+        ({3: False}, "truncated of shape"),
         ({0: np.zeros((2, 3), np.float32)}, "shape"),
+        ({0: np.zeros((1, 1), np.float32)}, "has 2 rows"),
     ],
-    ids=["rewards", "texts", "half", "no", "observations"],
+    ids=["rewards", "texts", "half", "no", "one", "number", "observations", "rows"],
 )
 def test_a_vector_env_that_answers_with_another_form_is_told_so(answer, words):
     class Wrong(Resetting):

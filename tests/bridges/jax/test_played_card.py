@@ -98,7 +98,7 @@ def test_the_host_reads_no_more_in_a_longer_rollout(env, card, run):
 
 @pytest.mark.parametrize("stop", ["any", "all"])
 def test_a_stop_rule_is_asked_once_in_so_many_steps(env, card, stop):
-    if env.facts.steps_have_effects:
+    if env._facts.steps_have_effects:
         env = env.base_env
     rules = {"break_when_any_done": stop == "any", "break_when_all_done": stop == "all"}
     counts, others = [], []

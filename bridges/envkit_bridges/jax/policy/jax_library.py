@@ -83,7 +83,7 @@ def _placed(plain: Callable[..., Any], extreme: Callable[..., Any]) -> Callable[
 
 
 def _digamma(x: jax.Array) -> jax.Array:
-    """Return the pole at zero the sign that torch gives it."""
+    """Correct the sign of the pole at zero to that of torch."""
     return jnp.where(x == 0, -jnp.copysign(jnp.inf, x).astype(x.dtype), special.digamma(x))
 
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 
 from envkit.data.keywords import refuse_unknown
+from envkit.data.paths import Path
 from envkit.env.seeding import drawn_seed, seed_chain
 from envkit.errors import (
     ArgumentError,
@@ -31,7 +32,6 @@ from envkit.errors import (
 )
 from envkit.process_wide import no_warnings, variables_kept
 from envkit_bridges.gym.codecs import Codec
-from envkit_bridges.gym.vector import chosen
 from envkit_bridges.libraries import Simulator, near_name, require
 
 if TYPE_CHECKING:
@@ -224,6 +224,7 @@ def require_pool(env: object) -> None:
 
 
 Rows = np.ndarray | None
+Arrays = Mapping[Path, np.ndarray]
 Stepped = tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]
 """Observations, rewards, terminated, truncated and infos of the rows that were stepped."""
 
@@ -313,7 +314,7 @@ class RowPool:
             if not len(going):
                 break
             self.pool.send(
-                chosen(sent.actions, going), going if sent.rows is None else sent.rows[going]
+                _chosen(sent.actions, going), going if sent.rows is None else sent.rows[going]
             )
             more = self.pool.recv(reset=False)
             more[1][:] += made[1][going]
@@ -376,9 +377,22 @@ class PoolCore:
         """Step all rows."""
         return self._rows.step(actions)
 
-    def begin(self, rows: np.ndarray) -> SpaceValue:
-        """Begin episodes in the rows that a bool mask selects, and return the observations of these rows."""
-        return self._rows.reset(np.flatnonzero(rows).astype(np.int32))[0]
+    def begin(self, rows: np.ndarray) -> Arrays:
+        """Begin episodes in the rows that a bool mask selects, and return the observations of these rows by path."""
+        observations, _ = self._rows.reset(np.flatnonzero(rows).astype(np.int32))
+        return self.encoded(observations, "reset")
+
+    def encoded(self, observations: SpaceValue, method: str) -> Arrays:
+        """Turn observations, which ``method`` returned, into arrays by path."""
+        entries = self.observation.encode_arrays(observations)
+        return {path: value.numpy() for path, value in entries.items()}
+
+
+def _chosen(values: SpaceValue, index: np.ndarray) -> SpaceValue:
+    """Return some rows of arrays, which may be in dicts."""
+    if isinstance(values, dict):
+        return {name: _chosen(value, index) for name, value in values.items()}
+    return values[index]
 
 
 def _put(values: SpaceValue, index: np.ndarray, into: SpaceValue) -> None:

@@ -228,11 +228,11 @@ class MultiThreadedEnvWrapper(GymLikeEnv):
             return made
         return self._checks.scatter(mask, made[mask], self._skipped_next(td))
 
-    def runs(self) -> Runs:
+    def _runs(self) -> Runs:
         """Return rollouts on rows, where they hold all that a step gives."""
         if not self._is_plain:
             return Runs()
-        return RunsOnRow(self, self._declared.cached("row", self._made_row))
+        return RunsOnRow(self, lambda: self._declared.cached("row", self._made_row))
 
     @lasting()
     def _made_row(self) -> OneRow:

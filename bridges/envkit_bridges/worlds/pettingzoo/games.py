@@ -31,7 +31,7 @@ ByAgent = Mapping[str, Any]
 
 
 def game_of(env: Simulator) -> Game:
-    """Return an env object of the library the form of a game.
+    """Bring an env object of the library into the form of a game.
 
     Raises:
         ArgumentTypeError: (a TypeError) it is none of PettingZoo's.

@@ -261,7 +261,7 @@ class PettingZooWrapper(GymLikeEnv):
             entries["state"] = self._state_read()
         ended = self._game_end(is_start=not rewards)
         entries.update(zip(FLAGS, (torch.tensor([flag]) for flag in ended), strict=True))
-        for action, mask in self.facts.action_masks:
+        for action, mask in self._facts.action_masks:
             self.full_action_spec[action].update_mask(entries[mask[0]].get(mask[1]))
         td = TensorDict._new_unsafe(entries, batch_size=torch.Size(()), device=torch.device("cpu"))
         return td if self._device is None or self._device.type == "cpu" else td.to(self._device)
@@ -274,7 +274,7 @@ class PettingZooWrapper(GymLikeEnv):
         return self._state_codec.encode_nested(state)["state"]
 
     def _game_end(self, *, is_start: bool) -> tuple[bool, bool, bool]:
-        """Check whether the whole game is done, terminated, truncated."""
+        """Return whether the whole game is done, terminated, truncated."""
         game = self._env
         ends = [game.ends[name] for name in game.played]
         if is_start or not ends:
