@@ -26,7 +26,6 @@ from envkit import (
     TransformedEnv,
 )
 from envkit.env.base import EnvBase
-from envkit.env.seeding import next_seed
 from envkit_bridges.gym.gym_env import GymEnv
 from envkit_bridges.jax.policy.jax_policy import JaxPolicy
 from envkit_bridges.worlds.brax import BraxEnv
@@ -161,11 +160,11 @@ def unrolled(name: str, shelf: Shelf) -> Run:
 
 
 def many(name: str, shelf: Shelf, make: Callable[[Any], EnvBase]) -> Run:
-    """Two of them in a batched env, which gives them two seeds."""
+    """Two of them in a batched env; the seeds of the second one begin where those of the first one end."""
     env = shelf.env(name, make, make=lambda: make(KINDS[name].make))
     env.set_seed(SEED)
     data = env.rollout(STEPS, KINDS[name].policy(env), break_when_any_done=False)
-    return data, [SEED, next_seed(SEED)]
+    return data, [SEED, shelf.bare(name).set_seed(SEED)]
 
 
 def in_mixed(name: str, shelf: Shelf) -> Run:

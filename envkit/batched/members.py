@@ -271,7 +271,7 @@ class RowVersions:
     """
 
     def __init__(self, is_stateful: torch.Tensor):
-        self._is_stateful = is_stateful
+        self.is_stateful = is_stateful
         self.are_told = bool(is_stateful.any())
         self._now = torch.zeros(is_stateful.shape, dtype=torch.int64, device="cpu")
 
@@ -290,7 +290,7 @@ class RowVersions:
     def count(self, rows: torch.Tensor, within: slice = slice(None)) -> None:
         """Count a step or a reset of those of some rows that lie ``within`` a range."""
         now = self._now.clone()
-        now[within] += (rows & self._is_stateful)[within]
+        now[within] += (rows & self.is_stateful)[within]
         self._now = now
 
     def moving(self, td: TensorDictBase, mask: torch.Tensor | None) -> torch.Tensor:
@@ -299,7 +299,7 @@ class RowVersions:
         Raises:
             StaleDataError: the simulator of one has left that data behind.
         """
-        moving = self._is_stateful if mask is None else self._is_stateful & mask
+        moving = self.is_stateful if mask is None else self.is_stateful & mask
         given = td.get(VERSION, None) if self.are_told else None
         if given is None:
             return moving

@@ -413,6 +413,9 @@ class MixedEnv(EnvBase):
     def _leave_episodes(self, call: str) -> None:
         for member in self.members:
             member.env._leave_episodes(call)
+        if self._versions.are_told:
+            super()._leave_episodes(call)
+            self._unshown = self._versions.is_stateful.clone()  # the others go on from any root
 
     @property
     def _seeded_parts(self) -> list[tuple[Any, int | None]]:

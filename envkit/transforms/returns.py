@@ -30,7 +30,7 @@ from envkit.transforms.core.fusable import FusableTransform, LeavesOf, written
 from envkit.transforms.core.leafwise import float_leaf, require_regular
 from envkit.transforms.core.transform import Keys, as_keys
 from envkit.transforms.episodes import EpisodeTransform
-from envkit.transforms.running import RunningMoments, of_state
+from envkit.transforms.running import PriorMoments, RunningMoments, of_state
 
 
 class _RewardTransform(FusableTransform, EpisodeTransform):
@@ -406,7 +406,7 @@ class NormalizeReward(RunningMoments, _RewardTransform):
 
     _in_repr = ("gamma", "epsilon", "clip")
 
-    _prior = 1e-4  # as in Gymnasium and SB3
+    _kind = PriorMoments
 
     _twins = (*_RewardTransform._twins, ("_observe_rows", "seen_leaves"))
 
@@ -530,6 +530,6 @@ class NormalizeReward(RunningMoments, _RewardTransform):
             leaf = float_leaf(reward_spec[key])
             require_regular(self, key, leaf)
             event = leaf.shape[reward_spec.ndim :]
-            self._moments_of(key).begin_like(event, torch.float64, leaf.device, self._prior)
+            self._moments_of(key).begin_like(event, torch.float64, leaf.device)
             reward_spec[out] = leaf
         return reward_spec

@@ -15,7 +15,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -538,7 +538,13 @@ def _found(td: TensorDictBase, places: Sequence[Path]) -> Averages | None:
 
 
 class _Moments(LateBuffers):
-    """Moments of one entry."""
+    """Moments of one entry, of mean 0 and variance 1 before anything was seen.
+
+    Attributes:
+        prior: how much these weigh.
+    """
+
+    prior: ClassVar[float] = 0.0
 
     names = ("weight", "mean", "squares")
     weight: torch.Tensor
@@ -549,15 +555,17 @@ class _Moments(LateBuffers):
     def now(self) -> Moments:
         return self.weight, self.mean, self.squares
 
-    def begin_like(
-        self, shape: Sequence[int], dtype: torch.dtype, device: Any, prior: float = 0.0
-    ) -> None:
-        """Make moments, unless there are some: of mean 0 and variance 1 that weigh ``prior``."""
+    def first(self, name: str) -> float:
+        """Return the value that a buffer begins with."""
+        return 0.0 if name == "mean" else self.prior
+
+    def begin_like(self, shape: Sequence[int], dtype: torch.dtype, device: Any) -> None:
+        """Make moments, unless there are some."""
         if not self.exist:
             with lasting():
                 mean = torch.zeros(tuple(shape), dtype=dtype, device=device)
-                weight = torch.full((), prior, dtype=torch.float64, device=device)
-                squares = torch.full_like(mean, prior)
+                weight = torch.full((), self.prior, dtype=torch.float64, device=device)
+                squares = torch.full_like(mean, self.prior)
                 self.begin({"weight": weight, "mean": mean, "squares": squares})
 
     @torch.no_grad()
@@ -570,6 +578,12 @@ class _Moments(LateBuffers):
     def loc_and_scale(self, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
         """Return mean and standard deviation; 0 and 1 before anything was seen."""
         return statistics.loc_and_scale_of_moments(self.now, eps)
+
+
+class PriorMoments(_Moments):
+    """The same, with the prior of Gymnasium and SB3."""
+
+    prior = 1e-4
 
 
 _SKIPPED = "skipped rows"
@@ -591,14 +605,14 @@ class RunningMoments(_Running, FusableTransform):
 
     moments: nn.ModuleDict
 
-    _prior = 0.0
-    """How much a mean of 0 and a variance of 1 weigh before anything was seen."""
+    _kind: type[_Moments] = _Moments
+    """The class of the moments."""
 
     def _begin_moments(
         self, decay: float, eps: float, lock: Any, shared_td: TensorDictBase | None
     ) -> None:
         self._begin_running(decay, eps, lock)
-        self.moments = nn.ModuleDict({module_name(key): _Moments() for key in self.in_keys})
+        self.moments = nn.ModuleDict({module_name(key): self._kind() for key in self.in_keys})
         if shared_td is not None:
             self._share(shared_td)
 
@@ -617,7 +631,7 @@ class RunningMoments(_Running, FusableTransform):
             return
         rows, own = as_float(rows), self._moments_of(key)
         with self.shared_lock:
-            own.begin_like(rows.shape[1:], rows.dtype, rows.device, self._prior)
+            own.begin_like(rows.shape[1:], rows.dtype, rows.device)
             is_finite = statistics.are_finite(rows)
             own.add(rows, self.decay, is_finite)
             self._count_skipped(~is_finite)

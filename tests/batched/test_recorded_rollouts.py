@@ -12,7 +12,7 @@ from functools import partial
 
 import pytest
 import torch
-from tensordict import TensorDictBase
+from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModule
 
 from envkit import GymEnv, ParallelEnv, SerialEnv, compile_policy
@@ -121,7 +121,7 @@ def half(root: TensorDictBase) -> None:
 
 
 def told_before(root: TensorDictBase) -> None:
-    root["next"] = root.clone().set("reward", torch.ones(ROWS, 1))
+    root["next"] = TensorDict({"reward": torch.ones(ROWS, 1)}, [ROWS])
 
 
 def doubles(root: TensorDictBase) -> None:

@@ -128,10 +128,14 @@ class LateBuffers(nn.Module):
     """Statistics of one entry: none at first, then buffers of the names of the class.
 
     A state dict that holds them makes them, so a module that has seen nothing loads what another has seen. One that
-    holds none is of a module that had seen nothing: then all are zero, which means the same.
+    holds none is of a module that had seen nothing: then all are as they begin, which means the same.
     """
 
     names: ClassVar[tuple[str, ...]] = ()
+
+    def first(self, name: str) -> float:
+        """Return the value that a buffer begins with."""
+        return 0.0
 
     @property
     def exist(self) -> bool:
@@ -162,7 +166,8 @@ class LateBuffers(nn.Module):
                 self.begin({name: torch.zeros_like(value) for name, value in known.items()})
         elif not known and self.exist and loads_strictly():
             own = dict(self.named_buffers())
-            state_dict |= {prefix + name: torch.zeros_like(own[name]) for name in self.names}
+            begun = {name: torch.full_like(own[name], self.first(name)) for name in self.names}
+            state_dict |= {prefix + name: value for name, value in begun.items()}
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
 

@@ -17,8 +17,9 @@ def around(make_env, make):
 
 
 def recorded() -> TensorDict:
-    following = TensorDict({"x": torch.ones(3, 1), "done": torch.zeros(3, 1).bool()}, [3])
-    return TensorDict({"x": torch.arange(3.0)[:, None], "next": following}, [3])
+    steps = torch.arange(4.0)[:, None]
+    following = TensorDict({"x": steps[1:], "done": torch.zeros(3, 1).bool()}, [3])
+    return TensorDict({"x": steps[:3], "next": following}, [3])
 
 
 DISCRETE = {  # of two objectives
