@@ -65,8 +65,6 @@ from envkit import (
     VecNorm,
 )
 
-__all__ = ["COMPILED", "RUNS", "UNITS", "Data", "played", "read", "summary", "written"]
-
 Data = dict[str, np.ndarray]
 INDEX = Path(__file__).parents[1] / "tests" / "golden.json"
 FLOATS = INDEX.with_suffix(".npz")

@@ -29,19 +29,6 @@ from typing import Any
 
 from envkit.installing import DISTRIBUTION
 
-__all__ = [
-    "LoopsTogether",
-    "Measured",
-    "accelerator",
-    "compare",
-    "is_rehearsal",
-    "machine",
-    "python_path",
-    "record",
-    "rolled_out",
-    "stepped",
-]
-
 _ROUND = 0.2  # seconds: shorter ones show what else the machine did
 RESULTS = Path(__file__).parent / "results"
 INTO = "BENCH_RESULTS"  # environment variable: the folder that lines go to instead

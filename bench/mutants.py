@@ -25,8 +25,6 @@ import cosmic_ray.ast  # pyright: ignore[reportMissingImports]
 import cosmic_ray.mutating  # pyright: ignore[reportMissingImports]
 import cosmic_ray.plugins  # pyright: ignore[reportMissingImports]
 
-__all__ = ["ROOT", "Mutant", "mark_of", "mutants_of", "reasons"]
-
 ROOT = Path(__file__).parents[1]
 _EQUIVALENT = Path(__file__).with_name("equivalent_mutants.toml")
 _SAME_BUT_FOR_IDENTITY = {"Eq", "Is"}, {"NotEq", "IsNot"}

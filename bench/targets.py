@@ -14,8 +14,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["TARGETS", "Target"]
-
 
 @dataclass(frozen=True)
 class Target:

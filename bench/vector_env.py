@@ -1,0 +1,108 @@
+"""CartPole as Gymnasium's vector env: envkit against the bare library, and TorchRL beside it.
+
+The bare library resets a row in the step after its last, whose action it ignores; that is the reference. Beside it
+stands a loop that resets what has ended at once, as every env here does: the same work as envkit's.
+Actions are random everywhere.
+
+Run: ``python -m bench.vector_env [--quick]``
+"""
+
+from __future__ import annotations
+
+import argparse
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+import torchrl.envs
+from gymnasium.vector import AutoresetMode
+
+from bench.harness import compare
+from envkit import GymEnv, SerialEnv
+
+NAME, ROWS = "CartPole-v1", 8
+
+
+def _made(mode: AutoresetMode) -> tuple[Any, np.random.Generator]:
+    """Make the library's vector env, reset once, and what draws its actions."""
+    env = gymnasium.make_vec(NAME, num_envs=ROWS, vector_kwargs={"autoreset_mode": mode})
+    env.reset(seed=0)
+    return env, np.random.default_rng(0)
+
+
+def bare(steps: int) -> Callable[[], None]:
+    """Step the library as it is."""
+    env, random = _made(AutoresetMode.NEXT_STEP)
+
+    def work() -> None:
+        for _ in range(steps):
+            env.step(random.integers(0, 2, ROWS))
+
+    return work
+
+
+def with_resets(steps: int) -> Callable[[], None]:
+    """Step the library, and reset what has ended at once."""
+    env, random = _made(AutoresetMode.DISABLED)
+
+    def work() -> None:
+        for _ in range(steps):
+            _, _, terminated, truncated, _ = env.step(random.integers(0, 2, ROWS))
+            ended = terminated | truncated
+            if ended.any():
+                env.reset(options={"reset_mask": ended})
+
+    return work
+
+
+def recorded(env: Any, steps: int) -> Callable[[], object]:
+    """Roll out with random actions."""
+    return lambda: env.rollout(steps, break_when_any_done=False)
+
+
+def by_hand(env: Any, steps: int) -> Callable[[], None]:
+    """Call `step_and_maybe_reset` in a loop."""
+
+    def work() -> None:
+        td = env.reset()
+        for _ in range(steps):
+            _, td = env.step_and_maybe_reset(env.rand_action(td))
+
+    return work
+
+
+def main() -> None:
+    """Run everything."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--quick", action="store_true", help="fewer steps and rounds")
+    quick = parser.parse_args().quick
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    steps = 200 if quick else 1000
+    with (
+        GymEnv(NAME, num_envs=ROWS) as env,
+        SerialEnv(ROWS, lambda: GymEnv(NAME)) as serial,
+    ):
+        peer = torchrl.envs.GymEnv(NAME, num_envs=ROWS)
+        compare(
+            f"{NAME} x {ROWS} in one vector env, {steps} steps a round",
+            {
+                "bare vector env": bare(steps),
+                "bare vector env, ended rows reset at once": with_resets(steps),
+                "envkit rollout": recorded(env, steps),
+                "envkit step_and_maybe_reset": by_hand(env, steps),
+                "envkit SerialEnv rollout": recorded(serial, steps),
+                "TorchRL rollout": recorded(peer, steps),
+            },
+            steps=steps * ROWS,
+            reference="bare vector env",
+            rounds=5 if quick else 7,
+        )
+        peer.close()
+
+
+if __name__ == "__main__":
+    main()
