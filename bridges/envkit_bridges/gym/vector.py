@@ -419,10 +419,9 @@ class RowsTogether(Protocol):
     """A simulator of several rows that takes and gives them together, as arrays with the rows in front.
 
     Attributes:
-        observation, action: codecs of one row.
+        action: codec of one row.
     """
 
-    observation: Codec
     action: Codec
 
     def advance(self, actions: SpaceValue) -> Stepped:

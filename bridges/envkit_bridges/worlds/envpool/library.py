@@ -377,9 +377,9 @@ class PoolCore:
         """Step all rows."""
         return self._rows.step(actions)
 
-    def begin(self, rows: np.ndarray) -> Arrays:
+    def begin(self, rows: np.ndarray, **kwargs: Any) -> Arrays:
         """Begin episodes in the rows that a bool mask selects, and return the observations of these rows by path."""
-        observations, _ = self._rows.reset(np.flatnonzero(rows).astype(np.int32))
+        observations, _ = self._rows.reset(np.flatnonzero(rows).astype(np.int32), **kwargs)
         return self.encoded(observations, "reset")
 
     def encoded(self, observations: SpaceValue, method: str) -> Arrays:
