@@ -18,7 +18,7 @@ import gymnasium
 import numpy as np
 import torch
 import torchrl.envs
-from gymnasium.vector import AutoresetMode
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from bench.harness import compare
 from envkit import GymEnv, SerialEnv
@@ -28,7 +28,7 @@ NAME, ROWS = "CartPole-v1", 8
 
 def _made(mode: AutoresetMode) -> tuple[Any, np.random.Generator]:
     """Make the library's vector env, reset once, and what draws its actions."""
-    env = gymnasium.make_vec(NAME, num_envs=ROWS, vector_kwargs={"autoreset_mode": mode})
+    env = SyncVectorEnv([lambda: gymnasium.make(NAME)] * ROWS, autoreset_mode=mode)
     env.reset(seed=0)
     return env, np.random.default_rng(0)
 
