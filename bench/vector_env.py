@@ -20,7 +20,7 @@ import torch
 import torchrl.envs
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from bench.harness import compare
+from bench.harness import compare, rolled_out, stepped
 from envkit import GymEnv, SerialEnv
 
 NAME, ROWS = "CartPole-v1", 8
@@ -58,22 +58,6 @@ def with_resets(steps: int) -> Callable[[], None]:
     return work
 
 
-def recorded(env: Any, steps: int) -> Callable[[], object]:
-    """Roll out with random actions."""
-    return lambda: env.rollout(steps, break_when_any_done=False)
-
-
-def by_hand(env: Any, steps: int) -> Callable[[], None]:
-    """Call `step_and_maybe_reset` in a loop."""
-
-    def work() -> None:
-        td = env.reset()
-        for _ in range(steps):
-            _, td = env.step_and_maybe_reset(env.rand_action(td))
-
-    return work
-
-
 def main() -> None:
     """Run everything."""
     parser = argparse.ArgumentParser()
@@ -92,10 +76,10 @@ def main() -> None:
             {
                 "bare vector env": bare(steps),
                 "bare vector env, ended rows reset at once": with_resets(steps),
-                "envkit rollout": recorded(env, steps),
-                "envkit step_and_maybe_reset": by_hand(env, steps),
-                "envkit SerialEnv rollout": recorded(serial, steps),
-                "TorchRL rollout": recorded(peer, steps),
+                "envkit rollout": rolled_out(env, steps),
+                "envkit step_and_maybe_reset": stepped(env, steps),
+                "envkit SerialEnv rollout": rolled_out(serial, steps),
+                "TorchRL rollout": rolled_out(peer, steps),
             },
             steps=steps * ROWS,
             reference="bare vector env",

@@ -56,9 +56,8 @@ class EnvLeaves:
 
     def paths(self, *kinds: str) -> dict[Path, Any]:
         """Return the leaves of some of the full specs by path."""
-        recorded = set(
-            map(as_path, self._env._facts.recorded_inputs)
-        )  # of no use outside, see below
+        # of no use outside, see `EnvMetaData.metadata_from_env`
+        recorded = set(map(as_path, self._env._facts.recorded_inputs))
         return {
             as_path(key): leaf
             for kind in kinds

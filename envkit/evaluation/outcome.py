@@ -92,7 +92,7 @@ class Evaluation:
         return int(self.is_cut.sum())
 
     def scalars(self) -> dict[str, float]:
-        """Return what a logger is told of this evaluation: numbers by name.
+        """Return the numbers of this evaluation by name, for a logger.
 
         ``return`` is the mean, ``return_low`` and ``return_high`` its interval of 95 %, ``length`` the mean length in steps,
         ``terminated`` a share, ``episodes`` and ``cut`` are counts.

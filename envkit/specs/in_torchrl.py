@@ -1,4 +1,4 @@
-"""Have TorchRL's own code take these specs, whichever of the two libraries is imported first.
+"""Registration of these specs with TorchRL, whose own code takes them then, whichever of the two is imported first.
 
 TorchRL asks whether a spec is an instance of its classes, which are abstract base classes, and looks the class of an
 action spec up in a table. Once TorchRL is imported, by whomever, the first spec that is made, loaded or read from an
@@ -15,7 +15,7 @@ _classes: list[type] = []  # those that TorchRL does not know yet
 
 
 def offer_to_torchrl(*classes: type) -> None:
-    """Have the next `register_in_torchrl` register these classes."""
+    """Note classes for the next `register_in_torchrl`."""
     _classes.extend(classes)
 
 

@@ -602,7 +602,7 @@ class _JaxRuns(Runs):
         self._env = env
 
     def expect(self, stop: rules.Stop, policy: PolicyLike) -> None:
-        """Have the program that steps and resets make single steps too, where a rollout needs it anyway."""
+        """Use the program that steps and resets for single steps too, where a rollout needs it anyway."""
         env, engine = self._env, self._env._engine
         may_keep_graph = env.requires_grad and torch.is_grad_enabled()
         steps = env._steps_by_itself and not (is_compilable(policy) or may_keep_graph)
