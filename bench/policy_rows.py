@@ -20,8 +20,7 @@ from torch import nn
 from bench.gym_pool import Policy, bare_loop, envkit_pool
 from bench.harness import compare
 from envkit import GymEnv, SerialEnv, compile_policy
-from envkit.env.on_leaves import LeavesPolicy
-from envkit.env.policy import as_policy
+from envkit.env.bound_policy import LeavesPolicy, bind_policy
 
 
 def perceptron(width: int, inputs: int = 4, outputs: int = 2) -> nn.Sequential:
@@ -67,7 +66,7 @@ def measure_calls(rows: int, width: int, *, rounds: int, times: int) -> None:
     env = GymEnv("CartPole-v1")
     tensor = torch.randn(rows, 4)
     root, array = TensorDict({"observation": tensor}, [rows]), tensor.numpy()
-    compiled, plain = compile_policy(module).bound_to(env), as_policy(env, module)
+    compiled, plain = compile_policy(module).bound_to(env), bind_policy(env, module)
     with torch.no_grad():
         on_rows = compiled.for_run(root)
     hand, size = by_hand(net), sum(parameter.numel() for parameter in net.parameters())

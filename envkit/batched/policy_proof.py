@@ -20,7 +20,7 @@ from tensordict import TensorDictBase
 from envkit import rules
 from envkit.data.paths import Path, as_key
 from envkit.data.transition import leaves
-from envkit.env.policy import as_policy
+from envkit.env.bound_policy import bind_policy
 from envkit.specs import TensorSpec, Unbounded
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def policy_entries(env: EnvBase, policy: Any) -> dict[Path, TensorSpec]:
 
     Args:
         env: gives the zeros it is called on, batch size ``(rows, *sub_batch)``.
-        policy: see `envkit.env.policy.as_policy`.
+        policy: see `envkit.env.bound_policy.bind_policy`.
 
     Returns:
         For each entry an unbounded spec of one row, shape ``(*sub_batch, *event)``.
@@ -40,7 +40,7 @@ def policy_entries(env: EnvBase, policy: Any) -> dict[Path, TensorSpec]:
     root = env.fake_tensordict().exclude("next")
     known = {path for path, _ in leaves(root)}
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        acted = as_policy(env, policy)(root)
+        acted = bind_policy(env, policy)(root)
     return {
         path: Unbounded(value.shape[1:], dtype=value.dtype, device=value.device)
         for path, value in leaves(acted)

@@ -20,16 +20,13 @@ from envkit.collectors.runner import OWN_STEP_COUNT, POLICY_VERSION, EnvRunner, 
 from envkit.data.paths import Path, as_path
 from envkit.data.transition import leaves
 from envkit.env.base import EnvBase
+from envkit.env.bound_policy import BoundPolicy, bind_policy, on_device
 from envkit.env.learning import any_learns, not_learning
 from envkit.env.policy import (
     BindsToEnv,
-    Policy,
     RandomPolicy,
-    as_policy,
-    on_device,
     policy_device,
     set_exploration_type,
-    takes_tensordict,
 )
 from envkit.env.rollout import require_truncated, unrecorded
 from envkit.env.wrapper_hints import require_env, wrapping_of
@@ -158,10 +155,9 @@ def _on_its_device(policy: Any, device: torch.device | None) -> Any:
     return copy.deepcopy(policy).to(device)
 
 
-def _act_of(env: EnvBase, options: RunnerOptions, policy: Any) -> Policy:
+def _act_of(env: EnvBase, options: RunnerOptions, policy: Any) -> BoundPolicy:
     compiled = _compiled(policy, options)
-    trust = bool(options.trust_policy) or (compiled is not policy and takes_tensordict(policy))
-    act = as_policy(env, compiled, trust=trust)
+    act = bind_policy(env, compiled, trust=bool(options.trust_policy), original=policy)
     there = options.policy_device
     return act if there is None or there == env.device else on_device(act, there, env.device)
 

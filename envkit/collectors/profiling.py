@@ -18,8 +18,7 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 
-from envkit.env.on_leaves import LeavesPolicy
-from envkit.env.policy import ActsInRuns, Policy, RowsPolicy
+from envkit.env.bound_policy import BoundPolicy, LeavesPolicy, RowsPolicy
 from envkit.errors import ArgumentError
 
 
@@ -162,38 +161,27 @@ class Seconds(dict[str, float]):
         finally:
             self["transfer"] += perf_counter() - began
 
-    def acted(self, began: float) -> None:
-        """Count what a policy took from a moment of ``perf_counter`` until now."""
-        spent = perf_counter() - began
-        self["policy"] += spent
-        self["envs"] -= spent
+    def counted(self, act: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function that does what ``act`` does, and counts its time as that of the policy."""
+
+        def call(*given: Any) -> Any:
+            began = perf_counter()
+            result = act(*given)
+            spent = perf_counter() - began
+            self["policy"] += spent
+            self["envs"] -= spent
+            return result
+
+        return call
 
 
-def timed(act: Policy, seconds: Seconds) -> Policy:
-    """Return a policy that does what ``act`` does, in the ways it can, and counts how long it takes."""
-    return _TimedInRuns(act, seconds) if isinstance(act, ActsInRuns) else _Timed(act, seconds)
+class Timed(BoundPolicy):
+    """Does what a policy does, in the ways it can, and counts how long it takes."""
 
+    def __init__(self, act: BoundPolicy, seconds: Seconds):
+        super().__init__(seconds.counted(act))
+        self._bound, self._seconds = act, seconds
 
-class _Timed:
-    def __init__(self, act: Any, seconds: Seconds):
-        self._act, self._seconds = act, seconds
-
-    def __call__(self, *given: Any, **named: Any) -> Any:
-        began = perf_counter()
-        acted = self._act(*given, **named)
-        self._seconds.acted(began)
-        return acted
-
-
-class _TimedInRuns(_Timed):
     def for_run(self, root: TensorDictBase) -> LeavesPolicy | RowsPolicy | None:
-        found = self._act.for_run(root)
-        if isinstance(found, LeavesPolicy):
-            return replace(found, act=_Timed(found.act, self._seconds))
-        return None if found is None else _TimedRows(found, self._seconds)
-
-
-class _TimedRows(_Timed):
-    def __init__(self, act: RowsPolicy, seconds: Seconds):
-        super().__init__(act, seconds)
-        self.reads, self.writes = act.reads, act.writes
+        acts = self._bound.for_run(root)
+        return None if acts is None else replace(acts, act=self._seconds.counted(acts.act))

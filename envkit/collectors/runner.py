@@ -20,7 +20,7 @@ from typing import Any, cast
 import torch
 from tensordict import TensorDictBase
 
-from envkit.collectors.profiling import ProfileConfig, Profiling, Seconds, timed
+from envkit.collectors.profiling import ProfileConfig, Profiling, Seconds, Timed
 from envkit.collectors.trajectories import TrajectoryNumbers
 from envkit.collectors.weights import (
     Weights,
@@ -33,8 +33,9 @@ from envkit.data.paths import Key, as_key, as_path
 from envkit.data.plain import from_plain, plain
 from envkit.data.transition import without_device
 from envkit.env.base import EnvBase
+from envkit.env.bound_policy import BoundPolicy
 from envkit.env.fragments import Fragment, begin_fragment
-from envkit.env.policy import ExplorationType, HasParams, Policy, set_exploration_type
+from envkit.env.policy import ExplorationType, HasParams, set_exploration_type
 from envkit.env.rollout import truncate_last, unrecorded
 from envkit.env.runs import Begun, Draws
 from envkit.errors import ArgumentError, ResumeError, StaleDataError
@@ -143,7 +144,7 @@ class EnvRunner:
         self,
         env: EnvBase,
         policy: Any,
-        bind: Callable[[Any], Policy],
+        bind: Callable[[Any], BoundPolicy],
         options: RunnerOptions,
         *,
         first_number: int = 0,
@@ -264,11 +265,11 @@ class EnvRunner:
         if self._seeded is not self.env._action_generator:  # a seed was set since
             self._draws, self._seeded = Draws(), self.env._action_generator
         if order.random:
-            act, policy = self.env.rand_action, None
+            act, policy = BoundPolicy(self.env.rand_action), None
         return Fragment(
             self.env,
             policy,
-            timed(act, self.seconds),
+            Timed(act, self.seconds),
             order.steps,
             resets=self.options.reset_when_done,
             record_state=self.options.record_state,

@@ -8,7 +8,8 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 from envkit.data.paths import Key
-from envkit.env.policy import PolicyLike, as_policy
+from envkit.env.bound_policy import bind_policy
+from envkit.env.policy import PolicyLike
 from envkit.env.stepping import Stepping
 from envkit.specs import Composite, Stacked
 from envkit.specs.leaves.choices import as_option_mask
@@ -29,7 +30,7 @@ def make_tensordict(env: Stepping, policy: PolicyLike = None) -> TensorDict:
 
     Args:
         env: not stepped.
-        policy: called once with zeros, without gradients; see `envkit.env.policy.as_policy`.
+        policy: called once with zeros, without gradients; see `envkit.env.bound_policy.bind_policy`.
 
     Returns:
         Root and ``next``, batch size that of the env.
@@ -44,7 +45,7 @@ def make_tensordict(env: Stepping, policy: PolicyLike = None) -> TensorDict:
     """
     td = fake_step(env.input_spec, env.output_spec)
     with torch.no_grad():
-        acted = as_policy(env, policy)(td.exclude("next"))
+        acted = bind_policy(env, policy)(td.exclude("next"))
     return td.update(acted).apply(torch.zeros_like)
 
 

@@ -19,7 +19,7 @@ from tensordict import TensorDictBase
 
 from envkit.data.resets import undeclared
 from envkit.data.transition import copied
-from envkit.env.policy import Policy
+from envkit.env.bound_policy import BoundPolicy
 from envkit.env.policy_calls import recorded_calls
 from envkit.env.rollout import stack_steps, unrecorded
 from envkit.env.runs import Begun, Draws, Run
@@ -43,7 +43,7 @@ class Fragment:
 
     env: Stepping
     policy: Any
-    act: Policy
+    act: BoundPolicy
     steps: int
     resets: bool = True
     record_state: bool = False

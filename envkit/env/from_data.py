@@ -10,7 +10,8 @@ from tensordict import TensorDictBase
 from envkit import rules
 from envkit.data.paths import Key, as_key, as_path
 from envkit.data.transition import leaves
-from envkit.env.policy import PolicyLike, as_policy
+from envkit.env.bound_policy import bind_policy
+from envkit.env.policy import PolicyLike
 from envkit.errors import MissingKeyError, ResetOutputError
 from envkit.specs import Composite, make_composite_from_td
 
@@ -37,7 +38,7 @@ def specs_of_a_step(
     """
     with torch.no_grad():
         root = env._reset(None) if start is None else start.copy()
-        root = as_policy(env, policy, trust=True)(root)
+        root = bind_policy(env, policy, trust=True)(root)
         following = env._step(root)
     given = [path for path, _ in leaves(following)]
     paths = {

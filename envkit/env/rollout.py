@@ -25,7 +25,8 @@ from envkit.arrays.integers import as_int
 from envkit.data.arguments import as_bool, as_bool_or_none, require_tensordict
 from envkit.data.paths import Key, as_key, as_path, leaf_paths
 from envkit.data.transition import leaves
-from envkit.env.policy import Policy, PolicyLike, as_policy, on_device, policy_device, replay
+from envkit.env.bound_policy import BoundPolicy, bind_policy, on_device, replay
+from envkit.env.policy import PolicyLike, policy_device
 from envkit.env.policy_calls import recorded_calls
 from envkit.env.runs import Run
 from envkit.env.stepping import Stepping
@@ -147,7 +148,7 @@ def rollout(
     if set_truncated:
         require_truncated(self)
     if actions is None:
-        act = as_policy(self, policy, trust=trust_policy)
+        act = bind_policy(self, policy, trust=trust_policy)
     else:
         max_steps = _number_of(actions, max_steps, policy)
         policy = act = replay(self, actions)
@@ -290,7 +291,7 @@ def _first_root(
 def nonstop(
     env: Stepping,
     td: TensorDictBase,
-    act: Policy,
+    act: BoundPolicy,
     steps: int,
     callback: Callback | None = None,
     *,
@@ -314,7 +315,7 @@ def nonstop(
 def until_any_done(
     env: Stepping,
     td: TensorDictBase,
-    act: Policy,
+    act: BoundPolicy,
     steps: int,
     callback: Callback | None = None,
     *,
@@ -335,7 +336,7 @@ def until_any_done(
 
 
 def until_all_done(
-    env: Stepping, td: TensorDictBase, act: Policy, steps: int, callback: Callback | None
+    env: Stepping, td: TensorDictBase, act: BoundPolicy, steps: int, callback: Callback | None
 ):
     """Freeze what is done with a `_step` mask until everything is."""
     running, last = None, None
@@ -365,7 +366,7 @@ LOOPS: dict[rules.Stop, Callable] = {
 def steps_of(
     env: Stepping,
     td: TensorDictBase,
-    act: Policy,
+    act: BoundPolicy,
     steps: int,
     stop: rules.Stop,
     callback: Callback | None,
@@ -378,7 +379,7 @@ def steps_of(
 
 
 def _checked_now_and_then(
-    env: Stepping, td: TensorDictBase, act: Policy, steps: int, stop: rules.Stop, every: int
+    env: Stepping, td: TensorDictBase, act: BoundPolicy, steps: int, stop: rules.Stop, every: int
 ) -> Iterator[TensorDictBase]:
     """Step on without asking whether a stop rule ends it, which is asked after ``every`` steps; drop what was too much.
 

@@ -28,9 +28,10 @@ from envkit.arrays.integers import as_int
 from envkit.data.arguments import as_bool
 from envkit.data.paths import Key, as_key, as_path
 from envkit.env.base import EnvBase
+from envkit.env.bound_policy import bind_policy
 from envkit.env.fragments import Fragment, begin_fragment
 from envkit.env.learning import ALL, left_as_it_was
-from envkit.env.policy import ExplorationType, PolicyLike, as_policy, set_exploration_type
+from envkit.env.policy import ExplorationType, PolicyLike, set_exploration_type
 from envkit.env.seeding import checked_seed, drawn_seed
 from envkit.env.wrapper_hints import require_env
 from envkit.errors import ArgumentError, MissingKeyError, RolloutError
@@ -279,7 +280,7 @@ class _Playing:
         )
 
     def _played(self, policy: PolicyLike) -> Tally:
-        env, act = self.env, as_policy(self.env, policy)
+        env, act = self.env, bind_policy(self.env, policy)
         runs = env._runs()
         at_once = env._steps_by_itself and runs.is_program(policy)
         runs.expect("never", policy)

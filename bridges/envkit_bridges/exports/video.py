@@ -29,8 +29,9 @@ from envkit.arrays.integers import as_int
 from envkit.data.arguments import as_bool, as_file, as_number, require_option
 from envkit.data.files import require_place, telling, whole_file
 from envkit.env.base import EnvBase
+from envkit.env.bound_policy import bind_policy
 from envkit.env.learning import left_as_it_was
-from envkit.env.policy import PolicyLike, as_policy
+from envkit.env.policy import PolicyLike
 from envkit.env.wrapper_hints import require_env
 from envkit.errors import ArgumentError, UnsupportedError, WriteError
 from envkit_bridges.exports.painters import draws_states, pace_of, painter_of, without_transforms
@@ -391,7 +392,7 @@ def _played(
     env: EnvBase, policy: PolicyLike, steps: int | None, rows: list[int], options: dict[str, Any]
 ) -> list[torch.Tensor]:
     """Play, and give the frames of each row."""
-    painter, act = painter_of(env, rows, options), as_policy(env, policy)
+    painter, act = painter_of(env, rows, options), bind_policy(env, policy)
     ended = torch.zeros(len(rows), dtype=torch.bool)
     with torch.no_grad():
         root = env.reset()

@@ -104,7 +104,7 @@ class CompiledPolicy(torch.nn.Module):
 
     def bound_to(self, env: Stepping) -> Stepwise:
         """Return what acts step by step in ``env``, in NumPy or as the module."""
-        return Stepwise(env, self.module, self.attempt)
+        return Stepwise(env, self)
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy, or one in another process, translates for itself."""

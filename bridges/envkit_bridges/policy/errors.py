@@ -23,7 +23,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from torch.distributions import Distribution
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
-from envkit.env.on_leaves import HOW_CALLED, WRONG_FORM
+from envkit.env.policy import HOW_CALLED, WRONG_FORM
 from envkit.errors import TranslationError
 
 STEPWISE = "step the module from Python instead: env.rollout(steps, module)"

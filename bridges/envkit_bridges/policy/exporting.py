@@ -40,8 +40,7 @@ from torch.overrides import TorchFunctionMode
 
 from envkit.data.paths import Path, as_key, as_path
 from envkit.data.transition import leaves
-from envkit.env.on_leaves import HOW_CALLED
-from envkit.env.policy import observation_inputs
+from envkit.env.policy import HOW_CALLED, observation_inputs
 from envkit.env.stepping import Stepping
 from envkit.errors import MissingKeyError, TranslationError
 from envkit.process_wide import alone, no_warnings

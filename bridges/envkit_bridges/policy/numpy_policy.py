@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import is_
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -35,14 +35,17 @@ from torch.utils._pytree import tree_any, tree_map
 
 from envkit.data.paths import Path, as_key, as_path
 from envkit.data.transition import leaves
-from envkit.env.on_leaves import LeavesPolicy
-from envkit.env.policy import ActsInRuns, RowsPolicy, as_policy, exploration_type, takes_tensordict
+from envkit.env.bound_policy import BoundPolicy, LeavesPolicy, RowsPolicy, bind_policy
+from envkit.env.policy import exploration_type
 from envkit.env.stepping import Stepping
 from envkit.errors import MissingKeyError, TranslationError
 from envkit_bridges.policy.cache_key import few_values, own_classes
 from envkit_bridges.policy.core_aten import RULES, STORAGE, Library, Op, bound, in_range, namespace
 from envkit_bridges.policy.exporting import Exported, Graph, Signature, Step, filled, signature_for
 from envkit_bridges.policy.side_effects import tensors_by_name
+
+if TYPE_CHECKING:
+    from envkit_bridges.policy.compiled import CompiledPolicy
 
 
 @dataclass(frozen=True, eq=False)
@@ -200,8 +203,6 @@ _TOLERANCE = (
     1e-3  # of what is compared once; errors of a translation are larger, rounding is smaller
 )
 
-Attempt = Callable[[Signature, int, Any], "Evaluation | str"]
-
 
 @dataclass(frozen=True)
 class _Plan:
@@ -239,24 +240,24 @@ class _Plan:
         return found
 
 
-class Stepwise:
+class Stepwise(BoundPolicy):
     """The function that acts step by step in an env for a compiled policy.
 
     Args:
         env: names what a plain module reads and writes.
-        module: the policy.
-        attempt: translates it, or says why not.
+        policy: a module, and its translations.
 
     Attributes:
         evaluated_with: what computed the last call, "NumPy" or "torch"; None before the first.
         why: why that was torch; empty if it was not.
     """
 
-    def __init__(self, env: Stepping, module: torch.nn.Module, attempt: Attempt):
+    def __init__(self, env: Stepping, policy: CompiledPolicy):
+        self._as_torch = bind_policy(env, policy.module)
+        super().__init__(self._as_torch)
         self.evaluated_with: str | None = None
         self.why = ""
-        self._env, self._module, self._attempt = env, module, attempt
-        self._act = as_policy(env, module)
+        self._env, self._policy = env, policy
         self._plan: _Plan | None = None
 
     def __call__(self, td: TensorDictBase) -> TensorDictBase:
@@ -273,23 +274,22 @@ class Stepwise:
         self.why = why
         if why or inputs is None:
             self.evaluated_with = "torch"
-            return self._act(td)
+            return self._as_torch(td)
         self.evaluated_with = "NumPy"
         return _written(td, plan, inputs)
 
     def for_run(self, root: TensorDictBase) -> LeavesPolicy | RowsPolicy | None:
-        """See `envkit.env.policy.ActsInRuns`."""
         rows, plan = root if root.batch_dims else root.unsqueeze(0), self._plan
         if plan is None or not plan.unchanged:
             plan = self._plan = self._planned(rows)
         self.why = plan.why or self._refusal(plan.unchanged)
         if self.why:
             self.evaluated_with = "torch"
-            return self._act.for_run(root) if isinstance(self._act, ActsInRuns) else None
+            return self._as_torch.for_run(root)
         if rows.batch_dims != 1 or plan.inputs(rows) is None:
             return None
         self.evaluated_with = "NumPy"
-        return _OnRows(plan)
+        return _on_rows(plan)
 
     # -------------------------------------------------------------------------------- deciding
 
@@ -304,17 +304,17 @@ class Stepwise:
 
     def _planned(self, td: TensorDictBase) -> _Plan:
         """Decide how to act on data of this form."""
-        unchanged = Unchanged(self._module)
-        sees_root = takes_tensordict(self._module)
-        is_free = sees_root and not isinstance(self._module, TensorDictModuleBase)
+        module, sees_root = self._policy.module, self._policy.sees_root
+        unchanged = Unchanged(module)
+        is_free = sees_root and not isinstance(module, TensorDictModuleBase)
         keys = tuple(td.keys()) if is_free else None
         if why := self._refusal(unchanged) or self._obstacle(td, unchanged):
             return _Plan(unchanged, keys, td.batch_size, why=why)
         try:
-            signature = signature_for(self._env, self._module, self._given(td), sees_root=sees_root)
+            signature = signature_for(self._env, module, self._given(td), sees_root=sees_root)
         except MissingKeyError as error:  # the module says it in its own way
             return _Plan(unchanged, keys, td.batch_size, why=str(error))
-        found = self._attempt(signature, td.numel(), in_numpy)
+        found = self._policy.attempt(signature, td.numel(), in_numpy)
         if isinstance(found, str):
             return _Plan(unchanged, keys, td.batch_size, why=found)
         forms = [
@@ -323,7 +323,7 @@ class Stepwise:
         ]
         inputs = [_as_rows(td.get(key), td.batch_dims) for key, _, _ in forms]
         try:
-            program = found.program(self._module, inputs)
+            program = found.program(module, inputs)
         except TranslationError as error:
             return _Plan(unchanged, keys, td.batch_size, why=str(error))
         forms = [forms[at] for at in program.reads]
@@ -364,7 +364,7 @@ class Stepwise:
         """Return in what NumPy and the module differ on some data, from the same random numbers."""
         with torch.no_grad():
             with torch.random.fork_rng(devices=[]):
-                wanted = self._act(td.copy())
+                wanted = self._as_torch(td.copy())
             with torch.random.fork_rng(devices=[]):
                 got = _written(td.copy(), plan, inputs)
         for path, value in leaves(wanted):
@@ -377,21 +377,16 @@ class Stepwise:
         return ""
 
 
-class _OnRows:
-    """A plan on rows in memory that others own."""
+def _on_rows(plan: _Plan) -> RowsPolicy:
+    """Make a plan act on rows in memory that others own."""
+    assert plan.program is not None
+    evaluate, reads = plan.program.evaluate, tuple(as_path(key) for key, _, _ in plan.forms)
 
-    def __init__(self, plan: _Plan):
-        assert plan.program is not None
-        self.reads = tuple(as_path(key) for key, _, _ in plan.forms)
-        self.writes: Mapping[Path, tuple[tuple[int, ...], np.dtype]] = dict(
-            zip(plan.writes, plan.program.outputs, strict=True)
-        )
-        self._evaluate = plan.program.evaluate
-
-    def __call__(self, rows: Mapping[Path, np.ndarray], out: Mapping[Path, np.ndarray]) -> None:
-        values = self._evaluate(*[rows[path] for path in self.reads])
-        for path, value in zip(self.writes, values, strict=True):
+    def act(rows: Mapping[Path, np.ndarray], out: Mapping[Path, np.ndarray]) -> None:
+        for path, value in zip(plan.writes, evaluate(*[rows[path] for path in reads]), strict=True):
             out[path][...] = value
+
+    return RowsPolicy(reads, dict(zip(plan.writes, plan.program.outputs, strict=True)), act)
 
 
 def _is_close(one: torch.Tensor, other: torch.Tensor) -> bool:

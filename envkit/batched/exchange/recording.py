@@ -17,6 +17,7 @@ Conventions
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,8 +29,8 @@ from envkit.batched.exchange.row_memory import Moment, RowMemory
 from envkit.batched.exchange.shared_rows import BufferExchange
 from envkit.data.paths import Path, as_key, tensordict_of
 from envkit.data.transition import leaves
-from envkit.env.on_leaves import LeavesPolicy
-from envkit.env.policy import ActsInRuns, Policy, RowsPolicy
+from envkit.env.bound_policy import LeavesPolicy, RowsPolicy
+from envkit.env.policy import Policy
 from envkit.env.rollout import LOOPS
 from envkit.env.runs import Run
 from envkit.specs import TensorSpec, draws_in_order
@@ -54,33 +55,12 @@ def recorded(
         run: stops never, or where any row is done.
         ended: gives, by level, what of an outcome is to begin again; no masks if nothing is.
     """
-    if run.stop == "all" or not rows.looks_like(run.root):
+    if not _can_hold(rows, run):
         return None
-    is_pool = isinstance(rows, BufferExchange)
-    if not is_pool and any(getattr(x, "requires_grad", False) for _, x in leaves(run.root)):
-        return None  # rows keep no graph, which the env itself would
-    stops = run.stop == "any"
-    if stops and rows.has_large_rows and is_pool:
-        return None  # to copy them from one moment to the next takes as long as a step by itself
-    table = env._table
-    others = {p: value for p, value in leaves(run.root) if p not in rows.roots[0]}
-    are_tensors = all(isinstance(value, torch.Tensor) for value in others.values())
-    stays = are_tensors and not asks(others) and others.keys().isdisjoint(table.rewards)
     rows.select_all()
-    actor: Actor | None = None
-    if stays and table.actions == rows.actions and rows.carries_all:
-        if run.policy is None and not env._facts.action_masks and draws_in_order(env.action_spec):
-            first = _FIRST_STEPS if stops else run.steps
-            actor = Drawn(rows, env.full_action_spec, env._action_generator, run.steps, first)
-        elif not any(value.requires_grad for value in others.values()):
-            actor = _actor_for(rows, run, others={*others}, device=env.device)
-    apart = isinstance(actor, Drawn) and is_pool and rows.has_large_rows and not rows.carried[0]
-    if actor is None:
-        dropped = table.actions | table.rewards
-        actor, others = OnTensorDicts(rows, run.act, others, dropped, env.device), {}
-    made = _Recording(
-        rows, run, actor, others, env.device, ended=ended, flags=_flags(env), apart=apart
-    )
+    others = {p: value for p, value in leaves(run.root) if p not in rows.roots[0]}
+    actor = _actor_for(env, rows, run, others)
+    made = _Recording(rows, run, actor, env.device, ended=ended, flags=_flags(env))
     if isinstance(actor, Drawn):  # no caller uses the env meanwhile
         made.make()
     else:
@@ -92,6 +72,50 @@ def recorded(
     before = [] if done is None else list(done.unbind(len(rows.batch_size)))
     left = run.steps - made.count
     return [*before, *LOOPS[run.stop](env, made.asked, run.act, left, None, acted=True)]
+
+
+def _can_hold(rows: RowMemory, run: Run) -> bool:
+    """Check whether a run can lie in rows."""
+    if run.stop == "all" or not rows.looks_like(run.root):
+        return False
+    if isinstance(rows, BufferExchange):
+        # to copy large rows from one moment to the next takes as long as a step by itself
+        return run.stop == "never" or not rows.has_large_rows
+    # rows keep no graph, which the env itself would
+    return not any(getattr(x, "requires_grad", False) for _, x in leaves(run.root))
+
+
+def _actor_for(env: Any, rows: RowMemory, run: Run, others: Mapping[Path, Any]) -> Actor:
+    """Make what acts in a run: with no TensorDict, unless the policy must see one or asks for more than rows do.
+
+    ``others`` are those of the first root; see the module.
+    """
+    table = env._table
+    lie_in_rows = rows.carries_all and table.actions == rows.actions
+    actor: Actor | None = None
+    if lie_in_rows and _stay(others) and others.keys().isdisjoint(table.rewards):
+        actor = _actor_on_memory(env, rows, run, others)
+    if actor is None:
+        return OnTensorDicts(rows, run.act, others, table.actions | table.rewards, env.device)
+    actor.others = others
+    return actor
+
+
+def _stay(others: Mapping[Path, Any]) -> bool:
+    """Check whether entries beside the rows are the same at every root."""
+    return all(isinstance(value, torch.Tensor) for value in others.values()) and not asks(others)
+
+
+def _actor_on_memory(env: Any, rows: RowMemory, run: Run, others: Leaves) -> Actor | None:
+    """Make what acts on the rows themselves or on tensors; None where there is nothing that can."""
+    if run.policy is None and not env._facts.action_masks and draws_in_order(env.action_spec):
+        return Drawn(rows, env.full_action_spec, env._action_generator, run)
+    if any(value.requires_grad for value in others.values()):
+        return None
+    policy = run.act.for_run(run.root)
+    if isinstance(policy, LeavesPolicy):
+        return OnLeaves.fitting(policy, rows, {*others}, env.device)
+    return None if policy is None else OnRows.fitting(policy, rows, run.steps)
 
 
 def _flags(env: Any) -> list[Path]:
@@ -153,10 +177,7 @@ class _Recording:
     Args:
         rows, run, ended: see `recorded`.
         actor: acts on roots.
-        others: what stays as it is at every root.
         flags: of an outcome, which say that a row has ended.
-        apart: roots do not pass through the rows, as no caller reads one: those that only repeat what a step made are
-            copied out of its outcome.
     """
 
     def __init__(
@@ -164,16 +185,14 @@ class _Recording:
         rows: RowMemory,
         run: Run,
         actor: Actor,
-        others: Leaves,
         device: torch.device | None,
         *,
         ended: Callable[[TensorDictBase], dict[Path, torch.Tensor]],
         flags: list[Path],
-        apart: bool,
     ):
         self.count, self.asked = 0, None
-        self._rows, self._actor, self._others, self._device = rows, actor, others, device
-        self._steps, self._stops, self._apart = run.steps, run.stop == "any", apart
+        self._rows, self._actor, self._device = rows, actor, device
+        self._steps, self._stops, self._apart = run.steps, run.stop == "any", actor.apart
         self._ended, self._flags = ended, flags
         room = min(_FIRST_STEPS, run.steps) if self._stops else run.steps
         self._stacks = _Stacks.empty(rows, room, device)
@@ -183,7 +202,7 @@ class _Recording:
         self._is_left = False
         for path, stack in self._stacks.roots.items():
             stack[0].copy_(run.root.get(as_key(path)).detach())  # rows would keep a graph for good
-            if not apart:
+            if not self._apart:
                 rows.roots[0][path].copy_(stack[0])
 
     def make(self) -> None:
@@ -270,7 +289,7 @@ class _Recording:
         """Return the root of a step as a policy that sees no TensorDict has seen and acted on it."""
         self.leave()
         td = self.root_at(step)
-        for path, value in {**self._others, **self._actor.latest()}.items():
+        for path, value in {**self._actor.others, **self._actor.latest()}.items():
             td.set(as_key(path), value)
         return td
 
@@ -309,7 +328,7 @@ class _Recording:
         written = self._actor.written(count)
         kept = {
             path: _time_behind(value.expand(count, *value.shape), dims, copy=True)
-            for path, value in self._others.items()
+            for path, value in self._actor.others.items()
             if path not in written
         }
         is_cut = count < len(self._stacks)
@@ -337,11 +356,16 @@ class Actor:
 
     Attributes:
         asks: what it has left last is to be stepped one by one.
-        roots_from_rows: roots are recorded as they lie in the rows; else it tells them with all that it has `written`.
+        roots_from_rows: roots are recorded as they lie in the rows; else they are among what it has `written`.
+        apart: roots do not pass through the rows, as no caller reads one: those that only repeat what a step made are
+            copied out of its outcome.
+        others: what stays as it is at every root.
     """
 
     asks = False
     roots_from_rows = True
+    apart = False
+    others: Leaves = MappingProxyType({})
 
     def open(self, start: int, slots: range) -> None:
         """Begin a window."""
@@ -370,11 +394,13 @@ class Drawn(Actor):
         rows: RowMemory,
         spec: TensorSpec,
         generator: torch.Generator | None,
-        steps: int,
-        first: int,
+        run: Run,
     ):
         self._rows, self._spec, self._generator = rows, spec, generator
-        self._steps, self._next = steps, min(first, steps)
+        self._steps = run.steps
+        self._next = run.steps if run.stop == "never" else min(_FIRST_STEPS, run.steps)
+        is_pool = isinstance(rows, BufferExchange)
+        self.apart = is_pool and rows.has_large_rows and not rows.carried[0]
         self._drawn = 0
         # where the generator was, by actions drawn then
         self._before: list[tuple[int, torch.Tensor]] = []
@@ -430,7 +456,7 @@ class OnRows(Actor):
     """A policy that reads the rows themselves and writes its actions there; it keeps none of them."""
 
     def __init__(self, policy: RowsPolicy, rows: RowMemory, steps: int):
-        self._policy, self._rows = policy, rows
+        self._act, self._rows = policy.act, rows
         dims = len(rows.batch_size) or 1  # one env is a row here
         self._written = {
             path: np.moveaxis(np.empty((*shape[:dims], steps, *shape[dims:]), dtype), dims, 0)
@@ -465,7 +491,7 @@ class OnRows(Actor):
         out = inputs
         if self._written:
             out = {**inputs, **{path: values[step] for path, values in self._written.items()}}
-        self._policy(self._roots[slot], out)
+        self._act(self._roots[slot], out)
         self._rows.check_actions(inputs)
 
     def close(self, start: int, slots: range) -> None:
@@ -613,17 +639,6 @@ def _can_replace(value: Any, known: torch.Tensor) -> bool:
     """Check whether what a policy has put in the place of what it saw can be recorded there."""
     is_plain = isinstance(value, torch.Tensor) and not value.requires_grad
     return is_plain and value.dtype == known.dtype and value.shape == known.shape
-
-
-def _actor_for(rows: RowMemory, run: Run, *, others: set[Path], device: Any) -> Actor | None:
-    """Make what acts in a run without a TensorDict; None where the policy must see some, or asks for more than rows do."""
-    act = run.act
-    policy = act.for_run(run.root) if isinstance(act, ActsInRuns) else None
-    if policy is None:
-        return None
-    if isinstance(policy, LeavesPolicy):
-        return OnLeaves.fitting(policy, rows, others, device)
-    return OnRows.fitting(policy, rows, run.steps)
 
 
 def _stacked(

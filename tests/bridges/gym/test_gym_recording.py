@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envkit import EnvBase, compile_policy
+from envkit.env.bound_policy import bind_policy
 from envkit.env.runs import Run
 from envkit.errors import BatchSizeError, ClosedEnvError, InputError
 from envkit_bridges.gym.gym_env import GymEnv
@@ -228,7 +229,7 @@ def test_runs_and_episodes_of_any_length_are_recorded(steps, length, stops, poli
 @pytest.mark.parametrize("policy", [None, lambda td: td.set("action", torch.tensor([0, 1]))])
 def test_plain_policies_are_recorded_at_once(policy):
     env = GymEnv("CartPole-v1")
-    act = policy or env.rand_action
+    act = bind_policy(env, policy)
 
     whole = env._runs().record(Run("never", env.reset(), 30, policy, act))
     episode = env._runs().record(Run("any", env.reset(), 300, policy, act))

@@ -11,8 +11,8 @@ from tensordict.nn import TensorDictModule, set_skip_existing
 from torch import nn
 
 from envkit import GymEnv, SerialEnv, StepCounter, TransformedEnv
-from envkit.env import on_leaves
-from envkit.env.policy import as_policy
+from envkit.env import bound_policy
+from envkit.env.bound_policy import bind_policy
 from envkit.errors import MissingKeyError, PolicyError
 from tests.bridges.compare import assert_same
 
@@ -143,7 +143,7 @@ def test_a_plain_module_is_never_called_itself(kind, monkeypatch):
 
 def test_on_rows_no_tensordict_is_made_for_a_step(monkeypatch):
     called = []
-    monkeypatch.setattr(on_leaves.CallModule, "__call__", lambda self, td: called.append(td))
+    monkeypatch.setattr(bound_policy._OnModule, "__call__", lambda self, td: called.append(td))
 
     data = ran(module(TensorDictModule))
 
@@ -154,7 +154,7 @@ def test_on_rows_no_tensordict_is_made_for_a_step(monkeypatch):
 def test_a_hook_that_comes_later_is_heeded():
     env = pendulums()
     policy = module(TensorDictModule)
-    act, seen = as_policy(env, policy), []
+    act, seen = bind_policy(env, policy), []
     root = TensorDict({"observation": torch.zeros(2, 3)}, [2])
 
     act(root.copy())
@@ -169,7 +169,7 @@ def test_a_hook_that_comes_later_is_heeded():
 def test_what_is_there_is_not_computed_where_that_is_asked_for():
     root = TensorDict({"observation": torch.zeros(2, 3), "action": torch.ones(2, 1)}, [2])
     env = pendulums()
-    act = as_policy(env, module(TensorDictModule))
+    act = bind_policy(env, module(TensorDictModule))
 
     with set_skip_existing(True):
         kept = act(root.copy())["action"]
@@ -227,7 +227,7 @@ def test_a_release_of_tensordict_that_keeps_something_else_is_left_to_itself(mon
         TensorDictModule, "__call__", lambda self, td: called.append(td) or td.set("action", [0.0])
     )
 
-    as_policy(env, policy)(env.reset())
+    bind_policy(env, policy)(env.reset())
 
     assert len(called) == 1
 
