@@ -6,8 +6,8 @@ new, who shares the result, nor where it is kept. Averages hold the values that 
 far corrects for the zeros.
 
 Conventions
-    moments   weight, mean and sum of squared deviations of what was seen. The weight has shape (), the
-              others one value for each element of a row.
+    moments   weight, mean and sum of squared deviations of what was seen. The weight is a float or has shape (), the
+              others have one value for each element of a row.
     averages  running mean, running mean of squares, and the number of updates (int64), all of one shape.
     rows      shape (rows, *event), floats.
     decay     weight of what was seen before, at each update; 1 weighs all updates alike.
@@ -16,6 +16,7 @@ Conventions
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 from array_api_compat import array_namespace
@@ -59,47 +60,63 @@ def moments_with_rows(
     """
     weight, mean, squares = moments
     xp = array_namespace(mean)
+    before = weight * decay
     if mask is None:
-        count = xp.zeros_like(weight) + rows.shape[0]
+        if not len(rows):
+            return moments
+        count = divisor = len(rows)
+        is_new, total = True, before + count
     else:
         count = xp.sum(xp.astype(mask, weight.dtype))
         mask = xp.reshape(mask, (-1, *(1,) * (rows.ndim - 1)))
+        is_new = count > 0
+        divisor = _like(mean, xp.where(is_new, count, 1))
+        total = xp.where(is_new, before + count, 1)
 
     def added(values: Array) -> Array:
         return xp.sum(values if mask is None else xp.where(mask, values, 0), axis=0)
 
-    def like_mean(number: Array) -> Array:
-        return xp.astype(number, mean.dtype)
-
-    before = weight * decay
-    is_new = count > 0
-    total = xp.where(is_new, before + count, 1)
-    own = added(rows) / like_mean(xp.where(is_new, count, 1))
+    own = added(rows) / divisor
     change, away = own - mean, rows - own
-    spread = added(away * away) + change * change * like_mean(before * count / total)
-    return (
-        xp.where(is_new, total, weight),
-        mean + change * like_mean(count / total),
-        xp.where(is_new, squares * like_mean(xp.zeros_like(weight) + decay) + spread, squares),
-    )
+    spread = added(away * away) + change * change * _like(mean, before * count / total)
+    after = mean + change * _like(mean, count / total)
+    spread = squares * _like(mean, weight * 0 + decay) + spread
+    if mask is None:
+        return total, after, spread
+    return xp.where(is_new, total, weight), after, xp.where(is_new, spread, squares)
 
 
 def loc_and_scale_of_moments(moments: Moments, eps: Array) -> tuple[Any, Any]:
     """Return mean and standard deviation, of a variance of at least ``eps``; 0 and 1 before anything was seen."""
-    weight, mean, squares = moments
-    xp = array_namespace(mean)
-    is_seen = weight > 0
-    variance = squares / xp.astype(xp.where(is_seen, weight, 1), mean.dtype)
-    return mean, xp.sqrt(xp.where(is_seen, xp.maximum(variance, xp.full_like(variance, eps)), 1))
+    xp = array_namespace(moments[1])
+
+    def at_least(variance: Array) -> Array:
+        return xp.maximum(variance, xp.full_like(variance, eps))
+
+    return moments[1], xp.sqrt(_variance(moments, at_least))
 
 
 def deviation_of_moments(moments: Moments, eps: Array) -> Any:
     """Return ``sqrt(variance + eps)``; 1 in place of the variance before anything was seen."""
+    return array_namespace(moments[2]).sqrt(_variance(moments, lambda variance: variance) + eps)
+
+
+def _variance(moments: Moments, change: Callable[[Array], Array]) -> Array:
+    """Return what a function makes of the variance; 1 before anything was seen."""
     weight, _, squares = moments
     xp = array_namespace(squares)
+    if isinstance(weight, float):
+        return change(squares / weight) if weight else xp.ones_like(squares)
     is_seen = weight > 0
-    variance = squares / xp.astype(xp.where(is_seen, weight, 1), squares.dtype)
-    return xp.sqrt(xp.where(is_seen, variance, 1) + eps)
+    variance = squares / _like(squares, xp.where(is_seen, weight, 1))
+    return xp.where(is_seen, change(variance), 1)
+
+
+def _like(array: Array, number: Any) -> Any:
+    """Cast a number to the dtype of an array; a Python number takes it by itself."""
+    return (
+        number if isinstance(number, float) else array_namespace(array).astype(number, array.dtype)
+    )
 
 
 Averages = tuple[Any, Any, Any]

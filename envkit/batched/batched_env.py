@@ -413,6 +413,14 @@ class BatchedEnv(AttributeLookup, PoolOwner):
             self._entries.take(state["entries"])
 
 
+def rows_for_others(env: EnvBase) -> BufferExchange | None:
+    """Return the rows of a pool, if what is around it can record a whole run in them."""
+    if not isinstance(env, BatchedEnv) or not env._steps_by_itself or not env._delivers_here:
+        return None
+    is_plain = len(env._batch_size) == 1 and env.on_worker_failure != "restart"
+    return env._rows_for_run() if is_plain else None
+
+
 class _PoolRuns(Runs):
     """Runs in the rows that carry the data of a pool."""
 
@@ -426,12 +434,8 @@ class _PoolRuns(Runs):
 
     def record_behind(self, env: Any, run: Run) -> Record:
         """Record a rollout of a `TransformedEnv` around the pool in the rows."""
-        pool = self._env
-        rows = pool._rows_for_run() if pool._steps_by_itself else None
-        is_plain = len(pool._batch_size) == 1 and pool.on_worker_failure != "restart"
-        if rows is None or not is_plain or not pool._delivers_here:
-            return None
-        return recorded_behind(env, rows, run)
+        rows = rows_for_others(self._env)
+        return None if rows is None else recorded_behind(env, rows, run)
 
     def in_place(self) -> InPlace | None:
         """Return steps that are read in the rows."""

@@ -314,6 +314,10 @@ class RowVersions:
             )
         return moving
 
+    def write(self, moment: Mapping[Path, torch.Tensor]) -> None:
+        """Write the versions of all rows into a moment of rows."""
+        moment[VERSION].copy_(self._now[:, None])
+
     def tell(
         self,
         told: TensorDictBase,

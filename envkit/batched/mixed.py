@@ -20,6 +20,9 @@ import torch
 from tensordict import TensorDictBase
 
 from envkit import rules
+from envkit.batched.batched_env import rows_for_others
+from envkit.batched.exchange.mixed_rows import MixedRows
+from envkit.batched.exchange.recording import recorded
 from envkit.batched.members import (
     STATE,
     VERSION,
@@ -43,7 +46,7 @@ from envkit.env.facts import Facts
 from envkit.env.html import Told
 from envkit.env.learning import ALL
 from envkit.env.own_state import OWN
-from envkit.env.runs import Runs
+from envkit.env.runs import Record, Run, Runs
 from envkit.env.seeding import reset_keywords
 from envkit.env.thread_lock import InUse
 from envkit.env.tickets import Ticket
@@ -183,8 +186,35 @@ class MixedEnv(EnvBase):
     # ---------------------------------------------------------------------------------------- step
 
     def _runs(self) -> Runs:
-        """Return runs of the members, which learn of a rollout."""
-        return _RunsOfMembers(self.members)
+        """Return runs in the rows of the members, where all have some, and of which all learn."""
+        return _RunsOfMembers(self)
+
+    def _rows_for_run(self) -> MixedRows | None:
+        """Return rows of all members side by side, if a whole run can be recorded in them."""
+        if (
+            self._unshown is not None
+            or self._members_have_states
+            or not (self.device is None or self.device.type == "cpu")
+        ):
+            return None
+        exchanges = [rows_for_others(member.env) for member in self.members]
+        found = [one for one in exchanges if one is not None and MixedRows.can_hold(one)]
+        if len(found) < len(exchanges):
+            return None
+        cache = self._declared.cache
+        rows = cache.get("rows of members")
+        if rows is None or rows.exchanges != tuple(found):
+            rows = cache["rows of members"] = MixedRows(
+                self, found, self._versions, self._keep_newest
+            )
+        return rows
+
+    def _keep_newest(self, rows: MixedRows) -> None:
+        """Note what the members show after a run in their rows."""
+        for member, exchange in zip(self.members, rows.exchanges, strict=True):
+            member.newest = None
+            if not rows.has_failed:
+                member.keep(exchange.newest())
 
     def _prepare_step(self, ticket: Ticket, *, is_ahead: bool) -> None:
         td, mask = ticket.td, None if ticket.mask is None else ticket.mask.cpu()
@@ -465,15 +495,27 @@ class _MixedWork:
 
 
 class _RunsOfMembers(Runs):
-    """Rollouts step by step, of which all members learn."""
+    """Rollouts in the rows of the members, of which all members learn."""
 
-    def __init__(self, members: list[Member]):
-        self._members = members
+    def __init__(self, env: MixedEnv):
+        self._env = env
 
     def expect(self, stop: rules.Stop, policy: Any) -> None:
         """Let each member learn of a rollout."""
-        for member in self._members:
+        for member in self._env.members:
             member.env._runs().expect(stop, policy)
+
+    def record(self, run: Run) -> Record:
+        """Record a rollout in the rows."""
+        env = self._env
+        rows = env._rows_for_run()
+        if rows is None or any(member.newest is None for member in env.members):
+            return None
+        env._versions.moving(run.root, None)
+        try:
+            return recorded(env, rows, run, ended=lambda following: {})
+        finally:
+            env._keep_newest(rows)
 
 
 def _require_members(members: list[EnvBase]) -> None:

@@ -8,7 +8,7 @@ Each is beside its reward and begins again with the episode; `episodes` says whi
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -19,7 +19,6 @@ from envkit import rules
 from envkit.arrays import elementwise, episode_counters, statistics
 from envkit.arrays.elementwise import dtype_name
 from envkit.arrays.leaves import Changes, Leaves
-from envkit.arrays.statistics import Moments
 from envkit.data.arguments import as_bool, as_number, require_option
 from envkit.data.paths import Key, Path, as_key, as_path
 from envkit.data.timeline import seams
@@ -467,41 +466,37 @@ class NormalizeReward(RunningMoments, _RewardTransform):
             found[key] = reward if is_first else episode_counters.discounted(before, reward, gamma)
         return found
 
-    def _divided(
-        self,
-        following: Leaves,
-        totals: Mapping[Key, Any],
-        moments_of: Callable[[Key], Moments],
-        constants: Mapping[str, Any],
-    ) -> Changes:
-        """Return the totals and the rewards of a step."""
-        changes: dict[Path, Any] = {}
+    def _count(self, root: Leaves, following: Leaves, stepped: Any) -> None:
+        """Count the totals of a step; ``stepped`` says of which rows, None of all."""
+        for key, total in self._totals(root, following, self.gamma).items():
+            event = total.shape[following.batch_dims :]
+            rows, mask = by_rows(total, event, stepped, following.batch_dims)
+            rows = rows if mask is None else rows[mask]
+            if len(rows):
+                self._observe_rows(key, rows)
+
+    def _step(self, td: TensorDictBase, next_td: TensorDictBase) -> TensorDictBase:
+        root, following = LeavesOf(td), LeavesOf(next_td)
+        self._count(root, following, td.get(rules.STEP, None))
+        return written(next_td, self.step_leaves(root, following, self._constants_outside()))
+
+    def counted(self, leaves: Leaves, root: Leaves | None) -> dict[str, Any]:
+        if root is not None:  # a reset has no reward
+            self._count(root, leaves, None)
+        return self._constants_outside()
+
+    def step_leaves(self, root: Leaves, following: Leaves, constants: Mapping[str, Any]) -> Changes:
+        totals, changes = self._totals(root, following, constants["gamma"]), {}
         pairs = zip(self.in_keys, self.out_keys, self._pairs(), strict=True)
         for key, out, (source, target) in pairs:
             total = changes[target] = totals[key]
-            deviation = statistics.deviation_of_moments(moments_of(key), constants["eps"])
+            own = of_state(key, constants)
+            deviation = statistics.deviation_of_moments(own, constants["eps"])
             reward = elementwise.cast(following[source], total.dtype)
             reward = reward / elementwise.cast(deviation, total.dtype)
             most = constants["clip"]
             changes[as_path(out)] = elementwise.clipped(reward, -most, most)
         return changes
-
-    def _step(self, td: TensorDictBase, next_td: TensorDictBase) -> TensorDictBase:
-        following, stepped = LeavesOf(next_td), td.get(rules.STEP, None)
-        totals = self._totals(LeavesOf(td), following, self.gamma)
-        for key, total in totals.items():
-            rows, mask = by_rows(total, total.shape[td.batch_dims :], stepped, td.batch_dims)
-            rows = rows if mask is None else rows[mask]
-            if len(rows):
-                self._observe_rows(key, rows)
-        changes = self._divided(
-            following, totals, lambda key: self._moments_of(key).now, self.constants()
-        )
-        return written(next_td, changes)
-
-    def step_leaves(self, root: Leaves, following: Leaves, constants: Mapping[str, Any]) -> Changes:
-        totals = self._totals(root, following, constants["gamma"])
-        return self._divided(following, totals, lambda key: of_state(key, constants), constants)
 
     def seen_leaves(
         self, leaves: Leaves, mask: Any, constants: Mapping[str, Any]
@@ -519,9 +514,6 @@ class NormalizeReward(RunningMoments, _RewardTransform):
     def constants(self) -> dict[str, Any]:
         clip = math.inf if self.clip is None else self.clip
         return {**super().constants(), "gamma": self.gamma, "clip": clip}
-
-    def _constants_outside(self) -> dict[str, Any]:
-        return self.constants()  # a reset needs no state, and `_step` counts
 
     # --------------------------------------------------------------------------------------- specs
 

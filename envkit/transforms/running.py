@@ -15,6 +15,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 from typing import Any, ClassVar, Self
 
 import torch
@@ -27,6 +28,7 @@ from envkit.arrays.leaves import Changes, Leaves
 from envkit.arrays.statistics import Averages, Moments
 from envkit.data.arguments import as_bool, as_number
 from envkit.data.paths import Key, Path, as_key, as_path
+from envkit.env.input_checks import in_functorch
 from envkit.errors import (
     ArgumentError,
     CentredRewardWarning,
@@ -569,11 +571,21 @@ class _Moments(LateBuffers):
                 self.begin({"weight": weight, "mean": mean, "squares": squares})
 
     @torch.no_grad()
-    def add(self, rows: torch.Tensor, decay: float, mask: torch.Tensor) -> None:
-        """Count the rows of ``mask``, in place, so that copies that share them follow."""
-        after = statistics.moments_with_rows(self.now, rows, decay, mask)
+    def add(self, rows: torch.Tensor, decay: float) -> torch.Tensor | None:
+        """Count the rows that are finite, in place, so that copies that share them follow; return which are not, if any."""
+        if _is_memory(rows) and bool(torch.isfinite(rows).all()):
+            # NumPy takes a third of the time for few rows
+            own = float(self.weight), self.mean.numpy(), self.squares.numpy()
+            weight, mean, squares = statistics.moments_with_rows(own, rows.numpy(), decay)
+            self.weight.fill_(weight)
+            self.mean.copy_(torch.from_numpy(mean))
+            self.squares.copy_(torch.from_numpy(squares))
+            return None
+        is_finite = statistics.are_finite(rows)
+        after = statistics.moments_with_rows(self.now, rows, decay, is_finite)
         for tensor, value in zip(self.now, after, strict=True):
             tensor.copy_(value)
+        return ~is_finite
 
     def loc_and_scale(self, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
         """Return mean and standard deviation; 0 and 1 before anything was seen."""
@@ -589,9 +601,21 @@ class PriorMoments(_Moments):
 _SKIPPED = "skipped rows"
 
 
-def _names(key: Key) -> list[str]:
+@cache
+def _names(key: Key) -> tuple[str, ...]:
     """Name the moments of an entry as state of a program."""
-    return [f"{module_name(key)}/{name}" for name in _Moments.names]
+    return tuple(f"{module_name(key)}/{name}" for name in _Moments.names)
+
+
+def _is_memory(value: torch.Tensor) -> bool:
+    """Check whether a tensor is memory that NumPy computes with as torch does."""
+    is_float = value.dtype in (torch.float32, torch.float64)
+    return (
+        is_float
+        and type(value) is torch.Tensor
+        and value.device.type == "cpu"
+        and not in_functorch()
+    )
 
 
 def of_state(key: Key, state: Mapping[str, Any]) -> Moments:
@@ -632,9 +656,9 @@ class RunningMoments(_Running, FusableTransform):
         rows, own = as_float(rows), self._moments_of(key)
         with self.shared_lock:
             own.begin_like(rows.shape[1:], rows.dtype, rows.device)
-            is_finite = statistics.are_finite(rows)
-            own.add(rows, self.decay, is_finite)
-            self._count_skipped(~is_finite)
+            skipped = own.add(rows.detach(), self.decay)
+            if skipped is not None:
+                self._count_skipped(skipped)
 
     def _seen(
         self, rows_of: Callable[[Key], tuple[Any, Any] | None], constants: Mapping[str, Any]
@@ -666,9 +690,8 @@ class RunningMoments(_Running, FusableTransform):
     @property
     def _is_shared(self) -> bool:
         is_locked = not isinstance(self.shared_lock, nullcontext)
-        return is_locked or any(
-            tensor.is_shared() and not tensor.is_cuda for tensor in self.moments.buffers()
-        )
+        buffers = (self._moments_of(key).now for key in self.in_keys if self._moments_of(key).exist)
+        return is_locked or any(t.is_shared() and not t.is_cuda for own in buffers for t in own)
 
     def constants(self) -> dict[str, Any]:
         return {"decay": self.decay, "eps": self.eps, "counts": not self.frozen}
@@ -687,6 +710,17 @@ class RunningMoments(_Running, FusableTransform):
             for name, tensor in zip(_names(key), self._moments_of(key).now, strict=True)
         }
         return {**tensors, _SKIPPED: self.skipped_rows} if known else {}
+
+    def _constants_outside(self) -> dict[str, Any]:
+        """Return `constants`, and moments with the weights as numbers, which makes arithmetic faster."""
+        constants = self.constants()
+        for key in self.in_keys:
+            own = self._moments_of(key)
+            if not own.exist:
+                continue
+            weight, mean, squares = own.now
+            constants |= zip(_names(key), (float(weight), mean, squares), strict=True)
+        return constants
 
     # ---------------------------------------------------------------------------- the statistics
 
@@ -860,6 +894,10 @@ class VecNorm(RunningMoments, CoupledTransform, ArrayTransform):
             return by_rows(value, event, mask, leaves.batch_dims)
 
         return self._seen(rows_of, constants)
+
+    def counted(self, leaves: Leaves, root: Leaves | None) -> dict[str, Any]:
+        self._observe(leaves, lambda key: None)
+        return self._constants_outside()
 
     def moment_leaves(self, leaves: Leaves, constants: Mapping[str, Any]) -> Changes:
         changes: dict[Path, Any] = {}

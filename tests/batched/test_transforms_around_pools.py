@@ -5,6 +5,7 @@ What is compared with has a transform more, which does nothing and cannot be sho
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
@@ -13,6 +14,7 @@ from envkit import (
     Compose,
     GymEnv,
     GymWrapper,
+    NormalizeReward,
     ParallelEnv,
     RewardSum,
     SerialEnv,
@@ -20,6 +22,7 @@ from envkit import (
     SyncDataCollector,
     TransformedEnv,
     VecNorm,
+    VecNormV2,
     compile_policy,
 )
 from envkit.batched.exchange import shown_rows
@@ -73,6 +76,76 @@ def test_recorded_rollouts_show_what_single_steps_show(pools, recordings, kind, 
 
     assert_told_the_same(told, expected)
     assert recordings == [True]
+
+
+STATISTICS = {
+    "of observations": lambda: [VecNorm(["place"], decay=0.9), StepCounter(4)],
+    "of two entries": lambda: [RewardSum(), VecNorm(["place", "episode_reward"], ["x", "y"])],
+    "of returns": lambda: [NormalizeReward(gamma=0.9), RewardSum()],
+    "frozen": lambda: [VecNorm(["place"]).freeze()],
+}
+
+
+@pytest.mark.parametrize("kind", [SerialEnv, ParallelEnv])
+@pytest.mark.parametrize("chain", STATISTICS.values(), ids=STATISTICS)
+def test_statistics_count_what_single_steps_count(pools, recordings, kind, chain):
+    fast, slow = behind(pools[kind][0], chain), behind(pools[kind][1], chain, Opaque())
+
+    told, expected = play(fast), play(slow)
+
+    assert_told_the_same(told, expected)
+    assert recordings == [True]
+    for one, other in zip(fast.transform[:-1] or fast.transform, slow.transform, strict=False):
+        assert one.state_dict().keys() == other.state_dict().keys()
+        for name, value in one.state_dict().items():
+            assert torch.equal(torch.as_tensor(value), torch.as_tensor(other.state_dict()[name]))
+
+
+def test_rows_that_are_not_finite_are_counted_and_told_as_by_single_steps(recordings):
+    class Gap(Walk):
+        """Gives no number now and then."""
+
+        def _observe(self):
+            observation = super()._observe()
+            if self.calls % 7 == 5:
+                observation["place"][0] = np.nan
+            return observation
+
+    found = []
+    for more in ([], [Opaque()]):
+        pool = SerialEnv(ROWS, lambda: GymWrapper(Gap()))
+        env = TransformedEnv(pool, Compose(VecNorm(["place"]), *more))
+        env.set_seed(0)
+        with pytest.warns(UserWarning, match="NaN or an infinite number"):
+            data = env.rollout(20, break_when_any_done=False)
+        found.append((data, env.transform[0].skipped_rows, env.transform[0].statistics))
+        pool.close()
+
+    assert recordings == [True]
+    assert int(found[0][1]) == int(found[1][1]) > 0
+    shown = [data["next", "place"] for data, _, _ in found]
+    assert torch.equal(shown[0].nan_to_num(5.5), shown[1].nan_to_num(5.5))
+    assert_same(found[0][2], found[1][2])
+
+
+@pytest.mark.parametrize("kind", [SerialEnv, ParallelEnv])
+def test_transforms_of_an_env_inside_are_one_chain_with_those_around_it(pools, recordings, kind):
+    fast, slow = pools[kind]
+
+    def nested(pool, *more):
+        inside = TransformedEnv(TransformedEnv(pool, StepCounter(5)), RewardSum())
+        outside = StepCounter(4, step_count_key="steps"), VecNorm(["place"])
+        return TransformedEnv(inside, Compose(*outside, *more))
+
+    env, other = nested(fast), nested(slow, Opaque())
+    told, expected = play(env), play(other)
+
+    assert_told_the_same(told, expected)
+    assert recordings == [True]
+    env.base_env.append_transform(RewardSum(out_keys=["again"]))
+    data = env.rollout(3, break_when_any_done=False)
+    assert recordings == [True, True]
+    assert torch.equal(data["next", "again"], data["next", "episode_reward"])
 
 
 class Module(torch.nn.Module):
@@ -164,10 +237,11 @@ def test_what_cannot_be_shown_stacked_rows_goes_step_by_step(pools, recordings):
             return super().step(tensordict)
 
     for env in (
-        TransformedEnv(pool, VecNorm(["place"])),
+        TransformedEnv(pool, VecNormV2(["place"])),
         TransformedEnv(pool, Compose(StepCounter(), Opaque())),
         Overriding(pool, StepCounter()),
         TransformedEnv(TransformedEnv(pool, Opaque()), StepCounter()),
+        TransformedEnv(TransformedEnv(pool, VecNorm(["place"])), StepCounter()),
         TransformedEnv(SerialEnv(ROWS, Remembered, use_buffers=True), StepCounter()),
     ):
         assert env.rollout(3, break_when_any_done=False).shape == (ROWS, 3)

@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import is_
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -43,9 +43,6 @@ from envkit_bridges.policy.cache_key import few_values, own_classes
 from envkit_bridges.policy.core_aten import RULES, STORAGE, Library, Op, bound, in_range, namespace
 from envkit_bridges.policy.exporting import Exported, Graph, Signature, Step, filled, signature_for
 from envkit_bridges.policy.side_effects import tensors_by_name
-
-if TYPE_CHECKING:
-    from envkit_bridges.policy.compiled import CompiledPolicy
 
 
 @dataclass(frozen=True, eq=False)
@@ -240,6 +237,18 @@ class _Plan:
         return found
 
 
+class Translated(Protocol):
+    """A module and its translations, see `compile_policy`."""
+
+    module: torch.nn.Module
+
+    @property
+    def sees_root(self) -> bool: ...
+
+    def attempt(self, signature: Signature, rows: int, make: Any) -> Any:
+        """Translate the module, or say why that cannot be."""
+
+
 class Stepwise(BoundPolicy):
     """The function that acts step by step in an env for a compiled policy.
 
@@ -252,7 +261,7 @@ class Stepwise(BoundPolicy):
         why: why that was torch; empty if it was not.
     """
 
-    def __init__(self, env: Stepping, policy: CompiledPolicy):
+    def __init__(self, env: Stepping, policy: Translated):
         self._as_torch = bind_policy(env, policy.module)
         super().__init__(self._as_torch)
         self.evaluated_with: str | None = None

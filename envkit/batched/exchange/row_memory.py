@@ -203,6 +203,22 @@ class Rings(NamedTuple):
     nexts: Leaves
 
 
+def rings_of(leaves: HasLeaves, slots: int, *inputs: str) -> Rings:
+    """Make rows of memory for the entries of an env, some kinds of inputs among them."""
+
+    def rings(moments: int, *kinds: str) -> Leaves:
+        return {
+            path: torch.zeros((moments, *leaf.shape), dtype=leaf.dtype, device="cpu")
+            for path, leaf in leaves.paths(*kinds).items()
+        }
+
+    return Rings(
+        rings(slots, *inputs),
+        rings(slots + 1, "observation", "done"),
+        rings(slots, "observation", "reward", "done"),
+    )
+
+
 class RowMemory(ABC):
     """Rows of memory over a few moments.
 

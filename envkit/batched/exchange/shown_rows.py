@@ -18,7 +18,7 @@ import torch
 from tensordict import TensorDictBase
 
 from envkit.batched.exchange.recording import recorded
-from envkit.batched.exchange.row_memory import Rings, RowMemory
+from envkit.batched.exchange.row_memory import RowMemory, rings_of
 from envkit.batched.exchange.shared_rows import BufferExchange, Round, fill
 from envkit.batched.metadata import EnvLeaves
 from envkit.data.paths import Path, as_key
@@ -62,20 +62,11 @@ class ShownRows(RowMemory):
     """The rows of an exchange, and memory for what transforms show of them; see `RowMemory`."""
 
     def __init__(self, env: Any, exchange: BufferExchange, core: SeenThrough):
-        own, slots = EnvLeaves(env), exchange.num_slots
-
-        def rings(moments: int, *kinds: str) -> dict[Path, torch.Tensor]:
-            leaves = own.paths(*kinds)
-            return {
-                path: torch.zeros((moments, *leaf.shape), dtype=leaf.dtype, device="cpu")
-                for path, leaf in leaves.items()
-            }
-
-        inputs = {**rings(slots, "state"), **exchange.rings.inputs}
-        roots = rings(slots + 1, "observation", "done")
-        nexts = rings(slots, "observation", "reward", "done")
+        own = EnvLeaves(env)
+        rings = rings_of(own, exchange.num_slots, "state")
+        inputs = {**rings.inputs, **exchange.rings.inputs}
         super().__init__(
-            Rings(inputs, roots, nexts),
+            rings._replace(inputs=inputs),
             exchange.actions,
             exchange.slots,
             exchange.batch_size,

@@ -22,6 +22,7 @@ from tensordict import TensorDictBase
 from torch import nn
 
 from envkit import rules
+from envkit.arrays.leaves import Leaves
 from envkit.data.paths import Key, as_path
 from envkit.env.own_state import loads_strictly
 from envkit.specs.annotations import reading_waits
@@ -87,10 +88,12 @@ class CoupledTransform(EpisodeTransform):
         self._observe(tensordict, lambda key: None)
         return self._call(tensordict)
 
-    def _observe(self, td: TensorDictBase, mask_of: Callable[[Key], torch.Tensor | None]) -> None:
+    def _observe(
+        self, td: TensorDictBase | Leaves, mask_of: Callable[[Key], torch.Tensor | None]
+    ) -> None:
         """Hand over the new rows of each in_key; ``mask_of`` selects them, None means all."""
         for key in self.in_keys:
-            value = td.get(key, None)
+            value = td.get(as_path(key), None)
             if value is None:
                 continue
             event = self._event_of(key, value.shape[td.batch_dims :])
@@ -196,7 +199,7 @@ class SkipsRows(nn.Module):
     @torch.no_grad()
     def _count_skipped(self, is_skipped: torch.Tensor) -> None:
         """Count the rows that are set, bool, and warn of the first."""
-        self.skipped_rows += is_skipped.sum().to(self.skipped_rows.device)
+        self.skipped_rows.add_(is_skipped.sum().to(self.skipped_rows.device))
         self._warn_of_skipped()
 
     def _warn_of_skipped(self) -> None:

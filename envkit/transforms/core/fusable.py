@@ -173,13 +173,20 @@ class FusableTransform(Transform):
         Each row then gets the bits that it would get alone. Not so where all rows that are seen change one
         state, or where a constant is learned and data is to keep the graph.
         """
-        return (
-            self.fuses
-            and not self.state()
-            and not any(
-                isinstance(value, torch.Tensor) and value.requires_grad
-                for value in self.constants().values()
-            )
+        return self.fuses and not self.state() and not self._learns_constants
+
+    @property
+    def sees_rows(self) -> bool:
+        """Whether the rows of one env may be shown to the hooks over leaves, outside of programs."""
+        counts = type(self).counted is not FusableTransform.counted
+        return self.fuses and (counts or not self.state()) and not self._learns_constants
+
+    @property
+    def _learns_constants(self) -> bool:
+        """Whether a constant is a parameter, so that data is to keep the graph."""
+        return any(
+            isinstance(value, torch.Tensor) and value.requires_grad
+            for value in self.constants().values()
         )
 
     @property
@@ -188,6 +195,18 @@ class FusableTransform(Transform):
         kind, inwards = type(self), ("_inv_call", "_reset_env_preprocess", "_already_begun")
         is_written = any(getattr(kind, name) is not getattr(Transform, name) for name in inwards)
         return not (self.in_keys_inv or self.out_keys_inv or is_written)
+
+    def counted(self, leaves: Leaves, root: Leaves | None) -> dict[str, Any]:
+        """Change the state by what is seen of all rows of an env, and return the constants of the hook that follows.
+
+        This is how rows that are recorded together pass a transform with state. One that does not write it sees
+        TensorDicts.
+
+        Args:
+            leaves: what a step or a reset produced, tensors.
+            root: memory at the root of the step; None at a reset.
+        """
+        return self.constants()
 
     # --------------------------------------------------------------------------- over TensorDicts
 

@@ -496,6 +496,11 @@ class _RunsOfChain(Runs):
             return None
         return env.base_env._runs().record_behind(env, run)
 
+    def record_behind(self, env: Any, run: Run) -> Record:
+        """Make a rollout of transforms around these, as one chain."""
+        is_plain = self._env._instead_of_copies is None
+        return self._env.base_env._runs().record_behind(env, run) if is_plain else None
+
 
 @dataclass(slots=True, eq=False)
 class _TransformedWork:

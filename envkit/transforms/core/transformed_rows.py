@@ -53,15 +53,24 @@ def core_around_rows(env: Any) -> TransformedCore | None:
 
     It is not bound: the pool steps its rows.
     """
-    return _stacking_core(env, None, of_rows=True) if env._steps_by_itself else None
+    make = getattr(type(env.base_env), "core_around_rows", None)
+    inner = None if make is None else make(env.base_env)
+    if not env._steps_by_itself or (make is not None and inner is None):
+        return None
+    if inner is not None and not all(leaf.stacks for leaf in inner.chain):
+        return None  # stepped alone, the env inside counts its resets and those from here one after the other
+    return _stacking_core(env, inner, of_rows=True)
 
 
 def _stacking_core(env: Any, base: Any, *, of_rows: bool) -> TransformedCore | None:
     if not env.is_spec_locked or list(env.done_levels) != [()] or not env.transform.is_flat:
         return None
     chain, inside = tuple(env._chain), env.base_env
-    if not all(isinstance(leaf, FusableTransform) and leaf.stacks for leaf in chain):
-        return None
+    for leaf in chain:
+        if not isinstance(leaf, FusableTransform) or not (
+            leaf.sees_rows if of_rows else leaf.stacks
+        ):
+            return None
     if isinstance(base, TransformedCore):  # an env behind transforms inside another one: one chain
         chain, inside, base = base.chain + chain, base.inside, base.base
     core = TransformedCore(env, inside, base, chain, of_rows=of_rows)
@@ -127,7 +136,7 @@ class TransformedCore:
 
     def through(self, leaves: Tensors, root: Tensors | None) -> Tensors:
         """Show the leaves of stacked rows through the transforms; see `through`."""
-        return through(self.chain, leaves, root)
+        return through(self.chain, leaves, root, counts=True)
 
     def _leaves(self, env: Any, *kinds: str) -> dict[Path, Any]:
         """Return the leaves of one row."""
@@ -328,21 +337,28 @@ class TransformedRows:
             into[place] = value
 
 
-def through(chain: Chain, leaves: Tensors, root: Tensors | None) -> Tensors:
+def through(
+    chain: Chain, leaves: Tensors, root: Tensors | None, *, counts: bool = False
+) -> Tensors:
     """Show the leaves of stacked rows through transforms: of a step from ``root``, or of a reset.
 
     Args:
         chain: first to last.
         leaves: shape (rows, *event), by path.
         root: memory of the transforms at the root of the step; None after a reset.
+        counts: transforms with state count these rows first.
     """
     root = None if root is None else dict(inwards(chain, root))
     for transform in chain:
-        seen, constants = Leaves(leaves, 1), transform.constants()
-        if root is None:
+        seen, memory = Leaves(leaves, 1), None if root is None else Leaves(root, 1)
+        if counts:
+            constants = transform.counted(seen, memory)
+        else:
+            constants = {**transform.constants(), **transform.state()}
+        if memory is None:
             changes = transform.reset_leaves(seen, constants)
         else:
-            changes = transform.step_leaves(Leaves(root, 1), seen, constants)
+            changes = transform.step_leaves(memory, seen, constants)
         leaves = with_changes(leaves, changes)
         if root is not None and isinstance(transform, KeptMemory):
             root = transform.exchanged(root)
