@@ -1,13 +1,10 @@
 """Files and folders that are complete or not there: written under another name, flushed, then renamed.
 
-This module knows no format. A failure while a file is written or read becomes one error that names the file. Which
-paths
-are taken, and what is said of others, is one rule for all that writes or reads files: `whole_file`, `whole_folder`
-and `file_to_read` apply it.
+This module knows no format. A failure while a file is written or read becomes one error that names the file.
+`whole_file`, `whole_folder` and `file_to_read` say for all writers and readers which paths they accept.
 
-A writer holds a lock on what it writes, which ends with its process. So a file without a lock has no writer, and the
-next write of that name removes it. Where the file system knows no locks, or Python has none (Windows), all of it
-stays.
+A writer holds a lock on its file, which ends with its process. So a file without a lock has no writer, and the next
+write of that name removes it. Where the file system knows no locks, or Python has none (Windows), such files stay.
 
 Conventions
     temporary  name in the same folder: "." in front, behind it 32 hexadecimal digits and ".partial".
@@ -26,7 +23,7 @@ import uuid
 import zipfile
 import zlib
 from collections.abc import Callable, Generator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -40,95 +37,31 @@ except ImportError:  # Windows
 
 
 @contextmanager
-def _claimed(path: Path, make: Callable[[Path], None]) -> Generator[Path]:
-    """Make a temporary of ``path``, and keep its lock while the block runs, also when it has got another name.
-
-    Args:
-        path: what it is to become.
-        make: makes an empty file or folder of the name that it is given.
-
-    Raises:
-        OSError: it cannot be made.
-    """
-    while True:
-        temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.partial")
-        make(temporary)
-        lock = _locked(temporary, wait=True)
-        if lock is None or temporary.exists():
-            break
-        os.close(lock)  # another writer took it for left over before it was locked
-    try:
-        yield temporary
-    finally:
-        if lock is not None:
-            os.close(lock)
-
-
-def _remove_unfinished(path: Path) -> None:
-    """Remove temporaries of ``path`` whose writers are gone; what cannot be removed stays, and nothing is said."""
-    name = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{32}}\.partial")
-    with suppress(OSError):
-        for left in [one for one in path.parent.iterdir() if name.fullmatch(one.name)]:
-            lock = _locked(left, wait=False)
-            if lock is None:
-                continue
-            with suppress(OSError):
-                shutil.rmtree(left) if left.is_dir() else left.unlink()
-            os.close(lock)
-
-
-def _locked(path: Path, *, wait: bool) -> int | None:
-    """Lock a file or folder for this process; gives the descriptor that holds the lock, or None if there is none."""
-    if fcntl is None:
-        return None
-    descriptor = None
-    try:
-        descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
-        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-    except OSError:  # it is locked, gone, or of a file system without locks
-        if descriptor is not None:
-            os.close(descriptor)
-        return None
-    return descriptor
-
-
-@contextmanager
 def whole_file(path: str | os.PathLike[str]) -> Generator[IO[bytes]]:
     """Open a file that gets its name when the block ends well; one of that name is replaced then.
 
     The target of a symbolic link is replaced, and not the link. Leftovers of a killed writer of that name in the
-    folder is removed.
+    folder are removed.
 
     Raises:
         ArgumentTypeError, ArgumentError: (a TypeError, a ValueError) ``path`` is no path.
-        WriteError: (an OSError) the file cannot be opened, flushed or named, or what is there is no file: a folder,
-            a device or a pipe; no file has changed then.
+        WriteError: (an OSError) the file cannot be opened, flushed or named, or there is a folder, a device or a
+            pipe of that name; no file has changed then.
     """
     path = as_file("path", path)
     with telling(path):
         path = path.resolve() if path.is_symlink() else path
         require_place(path)
-    _remove_unfinished(path)
-    with ExitStack() as stack:
+    with _whole(path, Path.touch) as temporary:
         with telling(path):
-            temporary = stack.enter_context(_claimed(path, lambda made: made.touch()))
+            file = open(temporary, "w+b")  # noqa: SIM115 (closed below, and a failure to is no news then)
         try:
+            yield file
             with telling(path):
-                file = open(temporary, "w+b")  # noqa: SIM115 (closed below, and a failure to is no news then)
-            try:
-                yield file
-                with telling(path):
-                    file.flush()
-                    os.fsync(file.fileno())
-            finally:
-                with suppress(OSError):
-                    file.close()
-            with telling(path):
-                os.replace(temporary, path)
-                _flush_folder(path.parent)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
+                file.flush()
+        finally:
+            with suppress(OSError):
+                file.close()
 
 
 @contextmanager
@@ -146,29 +79,95 @@ def whole_folder(path: str | os.PathLike[str]) -> Generator[Path]:
     with telling(path):
         if path.exists():
             raise FileExistsError("there is something of that name already")
-    _remove_unfinished(path)
     above = [folder for folder in path.parents if not folder.exists()]
     try:
-        with ExitStack() as stack:
-            with telling(path):
-                path.parent.mkdir(parents=True, exist_ok=True)
-                temporary = stack.enter_context(_claimed(path, Path.mkdir))
-            try:
-                yield temporary
-                with telling(path):
-                    for file in temporary.rglob("*"):
-                        _flush(file)
-                    _flush_folder(temporary)
-                    os.rename(temporary, path)
-                    _flush_folder(path.parent)
-            except BaseException:
-                shutil.rmtree(temporary, ignore_errors=True)
-                raise
+        with telling(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        with _whole(path, Path.mkdir) as temporary:
+            yield temporary
     except BaseException:
         for folder in above:
             if folder.is_dir() and not any(folder.iterdir()):
                 folder.rmdir()
         raise
+
+
+@contextmanager
+def _whole(path: Path, make: Callable[[Path], None]) -> Generator[Path]:
+    """Yield a temporary of ``path``, which gets that name when the block ends well, and else is removed.
+
+    Args:
+        path: of the file or folder that is written.
+        make: makes an empty file or folder of the name that it is called with.
+
+    Raises:
+        WriteError: (an OSError) it cannot be made, flushed or named.
+    """
+    _remove_unfinished(path)
+    lock = None
+    while True:
+        temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.partial")
+        with telling(path):
+            make(temporary)
+        lock = _locked(temporary, wait=True)
+        if lock is None or temporary.exists():
+            break
+        os.close(lock)  # another writer removed it as a leftover before it was locked
+    try:
+        yield temporary
+        with telling(path):
+            for part in (*temporary.rglob("*"), temporary):
+                _flush(part)
+            os.replace(temporary, path)
+            _flush(path.parent)
+    except BaseException:
+        _remove(temporary)
+        raise
+    finally:
+        if lock is not None:
+            os.close(lock)
+
+
+def _remove_unfinished(path: Path) -> None:
+    """Remove temporaries of ``path`` whose writers are gone; those that cannot be removed stay."""
+    name = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{32}}\.partial")
+    with suppress(OSError):
+        for left in [one for one in path.parent.iterdir() if name.fullmatch(one.name)]:
+            lock = _locked(left, wait=False)
+            if lock is not None:
+                _remove(left)
+                os.close(lock)
+
+
+def _remove(path: Path) -> None:
+    with suppress(OSError):
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def _locked(path: Path, *, wait: bool) -> int | None:
+    """Lock a file or folder for this process; return the descriptor that holds the lock, or None if there is none."""
+    if fcntl is None:
+        return None
+    descriptor = None
+    try:
+        descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except OSError:  # it is locked, gone, or of a file system without locks
+        if descriptor is not None:
+            os.close(descriptor)
+        return None
+    return descriptor
+
+
+def _flush(path: Path) -> None:
+    """Write a file, or the names in a folder, to the disk, where folders can be flushed."""
+    if path.is_dir() and sys.platform == "win32":
+        return
+    descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def require_place(path: Path) -> None:
@@ -252,12 +251,12 @@ def undamaged(
         yield
     except EnvkitError:
         raise
-    except _UNREADABLE as found:
-        reason = (str(found).strip() or "no reason is given").splitlines()[0]
+    except _UNREADABLE as cause:
+        reason = (str(cause).strip() or "no reason is given").splitlines()[0]
         raise error(
-            f"{os.fspath(path)} is damaged, or is not {kind}: {type(found).__name__} was raised ({reason}). Read it "
+            f"{os.fspath(path)} is damaged, or is not {kind}: {type(cause).__name__} was raised ({reason}). Read it "
             "with the program that wrote it, or take a copy of the file."
-        ) from found
+        ) from cause
 
 
 _UNREADABLE = (
@@ -266,22 +265,3 @@ _UNREADABLE = (
     *(struct.error, zipfile.BadZipFile, zlib.error),
 )
 """Exceptions that libraries raise for damaged files."""
-
-
-def _flush(path: Path) -> None:
-    if path.is_dir():
-        _flush_folder(path)
-        return
-    with open(path, "rb+") as file:
-        os.fsync(file.fileno())
-
-
-def _flush_folder(folder: Path) -> None:
-    """Have new names in a folder reach the disk too, where folders can be flushed."""
-    if sys.platform == "win32":
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
