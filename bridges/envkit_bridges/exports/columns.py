@@ -1,8 +1,8 @@
 """TensorDicts of steps as named columns of NumPy arrays, and back.
 
-`Layout` says which entries recorded data has, and is written beside the columns as JSON; `read_batches` gives the
-batches of whatever holds data, all of one layout. Files hold numbers and text alone: nothing is pickled,
-and nothing that is read back runs.
+`Layout` says which entries recorded data has, and is written beside the columns as JSON. `read_batches` yields the
+batches of a rollout or of an iterable, all of one layout. Files hold numbers and text alone: no pickles, so reading
+them runs no code.
 
 Conventions
     rows    batch axes in front of time; `arrays_of` flattens them into one.
@@ -13,6 +13,7 @@ Conventions
 from __future__ import annotations
 
 import json
+import re
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -20,11 +21,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from tensordict import NonTensorData, NonTensorStack, TensorDict, TensorDictBase, is_non_tensor
+from tensordict import NonTensorStack, TensorDict, TensorDictBase, is_non_tensor
 
 from envkit.arrays.elementwise import dtype_name
+from envkit.data.episodes import EpisodeNumbers, EpisodeSteps
 from envkit.data.files import undamaged
-from envkit.data.paths import Path, as_key, nest
+from envkit.data.paths import Path, as_key
 from envkit.errors import ArgumentError, ArgumentTypeError, BatchSizeError
 
 TEXT = "text"
@@ -39,6 +41,9 @@ _HELD = {
     TEXT: "object",
 }
 """Dtype of an entry to that of its column: not every reader knows the rest. Values are not rounded."""
+
+RESERVED = frozenset({"episode", "step", "row", "time", "cut"})
+"""Columns that say where a step is."""
 
 
 @dataclass(frozen=True)
@@ -76,8 +81,8 @@ class Layout:
         rows: batch axes in front of time.
         names: of all batch axes.
         columns: of all entries.
-        nodes: path of each nested TensorDict, and what its batch size has beyond that of the data.
-        on_device: whether the data says where it is; what is read lies on the CPU.
+        nodes: path of each nested TensorDict, and the axes of its batch size beyond those of the data.
+        on_device: whether the data has a device; data that is read lies on the CPU.
     """
 
     rows: tuple[int, ...]
@@ -88,8 +93,8 @@ class Layout:
 
     def to_json(self) -> str:
         """Write the layout down."""
-        told = json.dumps(asdict(self))
-        return json.dumps({"version": 1, "checksum": zlib.crc32(told.encode()), **asdict(self)})
+        checksum = zlib.crc32(json.dumps(asdict(self)).encode())
+        return json.dumps({"version": 1, "checksum": checksum, **asdict(self)})
 
     @classmethod
     def from_json(cls, text: str | bytes, source: Any) -> Layout:
@@ -99,37 +104,32 @@ class Layout:
             ArgumentError: (a ValueError) a newer envkit wrote it, or it is damaged.
         """
         with undamaged(source, "a dataset of envkit"):
-            return cls._read(json.loads(text), source)
-
-    @classmethod
-    def _read(cls, told: dict[str, Any], source: object) -> Layout:
-        if told.pop("version", None) != 1:
-            raise ArgumentError(
-                f"{source} was written in a form that this version of envkit does not read. Update envkit."
-            )
-        checksum = told.pop("checksum", None)  # files of older versions have none
-        if checksum is not None and checksum != zlib.crc32(json.dumps(told).encode()):
-            raise ArgumentError(
-                f"{source} is damaged: the list of its entries is not what was written, by the checksum beside it. "
-                "Take a copy of the file, or write it again."
-            )
-        columns = [
-            Column(tuple(one["path"]), one["name"], one["dtype"], tuple(one["shape"]))
-            for one in told["columns"]
-        ]
-        for column in columns:
-            if column.dtype not in _HELD:
+            layout = json.loads(text)
+            if layout.pop("version", None) != 1:
                 raise ArgumentError(
-                    f"{source} is damaged: its entry {column.name!r} has dtype {column.dtype!r}; expected one of "
-                    f"{', '.join(_HELD)}. Take a copy of the file, or write it again."
+                    f"{source} was written in a form that this version of envkit does not read. Update envkit."
                 )
-        return cls(
-            rows=tuple(told["rows"]),
-            names=tuple(told["names"]),
-            columns=tuple(columns),
-            nodes=tuple((tuple(path), tuple(more)) for path, more in told["nodes"]),
-            on_device=told["on_device"],
-        )
+            checksum = layout.pop("checksum", None)  # files of older versions have none
+            if checksum not in (None, zlib.crc32(json.dumps(layout).encode())):
+                raise ArgumentError(
+                    f"{source} is damaged: the list of its entries is not what was written, by the checksum beside it. "
+                    "Take a copy of the file, or write it again."
+                )
+            for column in layout["columns"]:
+                if column["dtype"] not in _HELD:
+                    raise ArgumentError(
+                        f"{source} is damaged: its entry {column['name']!r} has dtype {column['dtype']!r}; expected "
+                        f"one of {', '.join(_HELD)}. Take a copy of the file, or write it again."
+                    )
+            columns = [Column(**tuples(column)) for column in layout["columns"]]
+            return cls(**tuples({**layout, "columns": columns}))
+
+
+def tuples(value: Any) -> Any:
+    """Return a value of JSON with tuples in place of its lists."""
+    if isinstance(value, dict):
+        return {name: tuples(part) for name, part in value.items()}
+    return tuple(map(tuples, value)) if isinstance(value, list) else value
 
 
 # ---------------------------------------------------------------------------------------- reading data
@@ -143,8 +143,13 @@ def read_batches(data: object) -> Iterator[tuple[TensorDictBase, Layout]]:
         ArgumentError: (a ValueError) it has no steps, entries that no column holds, or batches of unlike entries.
         BatchSizeError: (a RuntimeError) the rows of batches differ.
     """
-    layout, is_empty = None, True
-    for number, batch in enumerate(_listed(data)):
+    if not isinstance(data, Iterable):
+        raise ArgumentTypeError(
+            f"data is of type {type(data).__name__}, but must be a TensorDict with a time axis, or an iterable of them. Pass "
+            "a rollout or a collector."
+        )
+    first, is_empty = None, True
+    for number, batch in enumerate([data] if isinstance(data, TensorDictBase) else data):
         if not isinstance(batch, TensorDictBase):
             raise ArgumentTypeError(
                 f"batch {number} of the data is of type {type(batch).__name__}, but must be a TensorDict. A collector "
@@ -154,10 +159,10 @@ def read_batches(data: object) -> Iterator[tuple[TensorDictBase, Layout]]:
             raise ArgumentError(
                 f"batch {number} has batch size (), but its last batch axis must be time. Pass a rollout."
             )
-        found = layout_of(batch)
-        if layout is None:
-            layout = found
-        _require_like(layout, found, number)
+        layout = _layout_of(batch)
+        first = first or layout
+        if layout != first:
+            raise _unlike(first, layout, number)
         if batch.batch_size.numel():
             is_empty = False
             yield batch, layout
@@ -165,44 +170,30 @@ def read_batches(data: object) -> Iterator[tuple[TensorDictBase, Layout]]:
         raise ArgumentError("the data has no steps, so there is nothing to write. Collect some.")
 
 
-def _listed(data: object) -> Iterable[Any]:
-    if isinstance(data, TensorDictBase):
-        return (data,)
-    if not isinstance(data, Iterable):
-        raise ArgumentTypeError(
-            f"data is of type {type(data).__name__}, but must be a TensorDict with a time axis, or an iterable of them. Pass "
-            "a rollout or a collector."
-        )
-    return data
-
-
-def _require_like(first: Layout, found: Layout, number: int) -> None:
-    if found == first:
-        return
-    if found.rows != first.rows:
-        raise BatchSizeError(
-            f"batch {number} has rows of shape {found.rows}, the first one {first.rows}; time is the last axis. "
+def _unlike(first: Layout, layout: Layout, number: int) -> Exception:
+    """Return the error that says in which way a batch is unlike the first."""
+    if layout.rows != first.rows:
+        return BatchSizeError(
+            f"batch {number} has rows of shape {layout.rows}, the first one {first.rows}; time is the last axis. "
             "Batches are joined along time: flatten them all (batch.reshape(-1), with trajectory ids), or write "
             "those of each shape by themselves."
         )
-    was = {column.path: (column.dtype, column.shape) for column in first.columns}
-    now = {column.path: (column.dtype, column.shape) for column in found.columns}
+    was, now = (
+        {column.path: f"{column.dtype} of shape {column.shape}" for column in one.columns}
+        for one in (first, layout)
+    )
     for path in sorted({*was, *now}):
         if was.get(path) != now.get(path):
-            raise ArgumentError(
-                f"the entry {as_key(path)!r} of batch {number} is {_told(now.get(path))}, that of the first one "
-                f"{_told(was.get(path))}. Write batches of the same entries, or leave it out: batch.exclude(...)."
+            return ArgumentError(
+                f"the entry {as_key(path)!r} of batch {number} is {now.get(path, 'missing')}, that of the first one "
+                f"{was.get(path, 'missing')}. Write batches of the same entries, or leave it out: batch.exclude(...)."
             )
-    raise ArgumentError(
+    return ArgumentError(
         f"batch {number} has other nested TensorDicts or names of axes than the first one. Write batches of one env."
     )
 
 
-def _told(entry: tuple[str, tuple[int, ...]] | None) -> str:
-    return "missing" if entry is None else f"{entry[0]} of shape {entry[1]}"
-
-
-def layout_of(batch: TensorDictBase) -> Layout:
+def _layout_of(batch: TensorDictBase) -> Layout:
     """Return which entries a batch has.
 
     Raises:
@@ -210,20 +201,22 @@ def layout_of(batch: TensorDictBase) -> Layout:
     """
     columns: list[Column] = []
     nodes: list[tuple[Path, tuple[int, ...]]] = []
-    taken: set[str] = set()
+    names = set(RESERVED)
     for path, value in _entries(batch):
         if isinstance(value, TensorDictBase) and not is_non_tensor(value):
             nodes.append((path, tuple(value.batch_size[batch.batch_dims :])))
             continue
-        is_text = is_non_tensor(value)
-        shape = value.batch_size if is_text else value.shape
-        dtype = TEXT if is_text else dtype_name(value.dtype)
+        dtype = TEXT if is_non_tensor(value) else dtype_name(value.dtype)
         if dtype not in _HELD:
             raise ArgumentError(
                 f"the entry {as_key(path)!r} has dtype {dtype}, which no column can hold. Convert it, or leave it "
                 f"out: data.exclude({as_key(path)!r})."
             )
-        columns.append(Column(path, _name(path, taken), dtype, tuple(shape[batch.batch_dims :])))
+        name = ".".join(path)
+        while name in names:
+            name += "_"
+        names.add(name)
+        columns.append(Column(path, name, dtype, tuple(value.shape[batch.batch_dims :])))
     return Layout(
         rows=tuple(batch.batch_size[:-1]),
         names=tuple(batch.names),
@@ -248,17 +241,28 @@ def _entries(data: TensorDictBase, path: Path = ()) -> Iterator[tuple[Path, Any]
             yield from _entries(value, here)
 
 
-def _name(path: Path, taken: set[str]) -> str:
-    """Name the column of an entry: "next.reward"; with "_" behind where that is taken."""
-    name = ".".join(path)
-    while name in taken or name in RESERVED:
-        name += "_"
-    taken.add(name)
-    return name
+class EpisodeMarks:
+    """Numbers the episodes of batches that follow each other.
 
+    Attributes:
+        newest: row and time of the newest step of each open episode, by its number.
+        steps: how many steps of each row there were.
+    """
 
-RESERVED = frozenset({"episode", "step", "row", "time", "cut"})
-"""Columns that say where a step is."""
+    def __init__(self) -> None:
+        self.newest: dict[int, tuple[int, int]] = {}
+        self.steps = 0
+        self._numbers = EpisodeNumbers()
+
+    def number(self, batch: TensorDictBase) -> EpisodeSteps:
+        """Return the episode of each step of the next batch, as `EpisodeNumbers` does."""
+        marks = self._numbers.number(batch)
+        for piece in marks.pieces:
+            self.newest.pop(piece.episode, None)
+            if not piece.ended:
+                self.newest[piece.episode] = (piece.row, self.steps + piece.stop - 1)
+        self.steps += batch.batch_size[-1]
+        return marks
 
 
 # ---------------------------------------------------------------------------------------- columns
@@ -270,17 +274,16 @@ def arrays_of(batch: TensorDictBase, layout: Layout) -> dict[Path, np.ndarray]:
     Raises:
         ArgumentError: (a ValueError) data that is no tensor is no text.
     """
-    size = (-1, batch.batch_size[-1])
-    found = {}
+    shape = (int(np.prod(batch.batch_size[:-1])), batch.batch_size[-1])
+    arrays = {}
     for column in layout.columns:
         value: Any = batch.get(as_key(column.path))
-        held = _text(value, column) if column.dtype == TEXT else _numbers(value, column)
-        rows = int(np.prod(layout.rows))
-        found[column.path] = held.reshape(rows, size[1], *column.held_shape)
-    return found
+        held = _texts(value, column) if column.dtype == TEXT else _numbers(value)
+        arrays[column.path] = held.reshape(*shape, *column.held_shape)
+    return arrays
 
 
-def _numbers(value: torch.Tensor, column: Column) -> np.ndarray:
+def _numbers(value: torch.Tensor) -> np.ndarray:
     value = value.detach().cpu().resolve_conj().resolve_neg()
     if value.is_complex():
         value = torch.view_as_real(value)
@@ -289,31 +292,21 @@ def _numbers(value: torch.Tensor, column: Column) -> np.ndarray:
     return value.numpy()
 
 
-def _text(value: Any, column: Column) -> np.ndarray:
-    if isinstance(value, NonTensorData):
-        held = np.full(tuple(value.batch_size), None, dtype=object)
-        held.fill(value.data)
-    else:
-        held = np.empty(tuple(value.batch_size), dtype=object)
-        held.reshape(-1)[:] = _flat(value.tolist(), held.ndim)
-    for text in held.flat:
-        if not isinstance(text, str) or not _is_plain(text):
+def _texts(value: Any, column: Column) -> np.ndarray:
+    texts = value.tolist()
+    for _ in value.batch_size[1:]:
+        texts = [one for part in texts for one in part]
+    for text in texts:
+        if not isinstance(text, str) or _UNWRITABLE.search(text):
             raise ArgumentError(
                 f"the entry {as_key(column.path)!r} holds {text!r}, of type {type(text).__name__}. Files hold tensors, "
                 "and text without null characters and unpaired surrogates. Reading other objects back could run code. "
                 f"Leave the entry out: data.exclude({as_key(column.path)!r})."
             )
-    return held
+    return np.array(texts, dtype=object)
 
 
-def _is_plain(text: str) -> bool:
-    return "\0" not in text and not any("\ud800" <= sign <= "\udfff" for sign in text)
-
-
-def _flat(nested: Any, depth: int) -> list[Any]:
-    if depth == 0:
-        return [nested]
-    return [one for part in nested for one in _flat(part, depth - 1)]
+_UNWRITABLE = re.compile("[\0\ud800-\udfff]")
 
 
 def data_of(layout: Layout, arrays: Mapping[Path, np.ndarray]) -> TensorDict:
@@ -325,34 +318,28 @@ def data_of(layout: Layout, arrays: Mapping[Path, np.ndarray]) -> TensorDict:
     """
     steps = next(iter(arrays.values())).shape[1]
     size = (*layout.rows, steps)
-    entries = {column.path: _entry(column, arrays[column.path], size) for column in layout.columns}
-    device = "cpu" if layout.on_device else None
-    data = TensorDict(_nested(entries, layout, size), size, device=device)
+    data = TensorDict({}, size, device="cpu" if layout.on_device else None)
+    for path, more in sorted(layout.nodes, key=lambda node: len(node[0])):
+        data.set(as_key(path), TensorDict({}, (*size, *more)))
+    for column in layout.columns:
+        held = arrays[column.path].reshape((*size, *column.held_shape))
+        data.set(as_key(column.path), _entry(column, held))
     if any(layout.names):
         data.names = list(layout.names)
     return data
 
 
-def _nested(entries: Mapping[Path, Any], layout: Layout, size: tuple[int, ...]) -> dict[str, Any]:
-    below = dict(entries)
-    for path, more in sorted(layout.nodes, key=lambda node: -len(node[0])):  # the deepest first
-        inside = {at[-1]: below.pop(at) for at in list(below) if at[:-1] == path}
-        below[path] = TensorDict(inside, (*size, *more))
-    return nest(below)
+def tensor_of(held: np.ndarray) -> Any:
+    """Return a column as a tensor, text as a stack of it."""
+    if held.dtype == object:
+        return NonTensorStack.from_list(held.tolist())
+    return torch.from_numpy(np.ascontiguousarray(held))
 
 
-def _entry(column: Column, held: np.ndarray, size: tuple[int, ...]) -> Any:
-    whole = held.reshape((*size, *column.held_shape))
+def _entry(column: Column, held: np.ndarray) -> Any:
+    value = tensor_of(held)
     if column.dtype == TEXT:
-        return _stacked(whole)
-    value = torch.from_numpy(np.ascontiguousarray(whole))
-    if column.dtype.startswith("complex") and value.numel():
-        return torch.view_as_complex(value)
-    return value.reshape((*size, *column.shape)).to(getattr(torch, column.dtype))
-
-
-def _stacked(texts: np.ndarray) -> Any:
-    if texts.ndim == 0:
-        return NonTensorData(texts.item())
-    parts = [_stacked(np.asarray(part, dtype=object)) for part in texts]
-    return NonTensorStack(*parts)  # type: ignore[abstract]
+        return value
+    if column.dtype.startswith("complex"):
+        return torch.complex(value[..., 0], value[..., 1])
+    return value.to(getattr(torch, column.dtype))

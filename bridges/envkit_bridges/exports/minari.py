@@ -1,34 +1,33 @@
 """Recorded steps as a Minari dataset, and Minari's datasets as TensorDicts.
 
-`Roles` says which entries of recorded data are what Minari calls observations, actions, rewards and infos. A dataset that
-envkit wrote is read as it was written; those of others by the names of their spaces.
+`Roles` says which entries of recorded data are Minari's observations, actions, rewards and infos. Minari's own storage
+writes and reads the episodes. A dataset of envkit is read as it was written, others by the names of their spaces.
 
 Conventions
     id       ``(namespace/)name-v(version)``, as Minari writes it; its folder lies in ``MINARI_DATASETS_PATH``.
-    episode  a group of arrays in Minari's HDF5 file, or Minari's ``EpisodeData``: observations, and some infos, have
-             one row more than there are steps.
-    held     columns by path, all episodes one after the other, with an axis of one row in front.
-    carried  entries that are under ``next`` as well: a step's is the next root's. They have a row more than steps.
-    choice   one-hot codes, held as indices, as users of gym write actions.
+    carried  entries that are under ``next`` as well: a step's is the next root's. A dataset has a row more of them
+             than there are steps.
+    held     values as the dataset holds them: one-hot codes as indices, as users of gym write actions.
     start    the first option of a discrete space of Gymnasium. Data counts options from 0, a dataset from there.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from contextlib import closing
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path as File
 from types import ModuleType
 from typing import Any, TypedDict
 
 import numpy as np
 import torch
-from tensordict import TensorDictBase
+from tensordict import TensorDict, TensorDictBase
 from typing_extensions import Unpack
 
 from envkit.arrays.elementwise import dtype_name
-from envkit.data.episodes import EpisodeNumbers, Piece
+from envkit.data.episodes import EpisodeNumbers
 from envkit.data.files import telling, undamaged, whole_folder
 from envkit.data.keywords import refuse_unknown
 from envkit.data.paths import Path, as_key, infos_in, leaf_paths, nest
@@ -39,104 +38,87 @@ from envkit.env.wrapper_hints import require_env
 from envkit.errors import ArgumentError, ArgumentTypeError, MissingFileError, MissingKeyError
 from envkit.specs import Categorical, MultiCategorical, MultiOneHot, OneHot, TensorSpec
 from envkit.specs.annotations import EnvData
-from envkit_bridges.exports.columns import TEXT, Column, Layout, arrays_of, data_of, read_batches
-from envkit_bridges.exports.hdf5 import append, hdf5_file, quoted, require_own_data
+from envkit_bridges.exports.columns import (
+    TEXT,
+    Column,
+    Layout,
+    arrays_of,
+    data_of,
+    read_batches,
+    tensor_of,
+    tuples,
+)
+from envkit_bridges.exports.hdf5 import FileForHDF5, quoted, require_own_data
 from envkit_bridges.exports.recovered import env_spec_of, spaces_inside
-from envkit_bridges.gym.codecs import asked_space, codec_of, dict_space, shown_space
+from envkit_bridges.gym.codecs import (
+    RowLeaf,
+    asked_space,
+    codec_of,
+    dict_space,
+    leaf_of,
+    shown_space,
+)
 from envkit_bridges.libraries import require
 
 _FLAGS = {("done",), ("terminated",), ("truncated",)}
 
 
 @dataclass(frozen=True)
-class Choice:
-    """One-hot codes, one or several side by side.
-
-    Attributes:
-        sizes: of each.
-        is_single: whether there is one, whose index has no separate axis.
-    """
-
-    sizes: tuple[int, ...]
-    is_single: bool
-
-    def indices(self, codes: np.ndarray, path: Path) -> np.ndarray:
-        """Return the index of each code.
-
-        Raises:
-            ArgumentError: (a ValueError) a code has not one entry that is set.
-        """
-        parts = np.split(codes, np.cumsum(self.sizes)[:-1], -1)
-        if not all(((part != 0).sum(-1) == 1).all() for part in parts):
-            raise ArgumentError(
-                f"the entry {as_key(path)!r} holds codes that are not one-hot. Pass data as the env took it."
-            )
-        found = np.stack([part.argmax(-1) for part in parts], -1)
-        return found[..., 0] if self.is_single else found
-
-    def codes(self, indices: np.ndarray, dtype: np.dtype) -> np.ndarray:
-        """Undo `indices`."""
-        indices = indices[..., None] if self.is_single else indices
-        parts = [np.eye(size, dtype=dtype)[indices[..., at]] for at, size in enumerate(self.sizes)]
-        return np.concatenate(parts, -1)
-
-
-@dataclass(frozen=True)
 class Roles:
-    """Paths of entries by what they are to Minari; what is under ``next`` as well is here without that.
+    """Paths of entries by their role in Minari; paths of carried entries and of the reward are without ``next``.
 
     Attributes:
         observations: carried entries that are observations.
         actions: entries that are actions.
         reward: the entry under ``next``.
-        infos: carried entries that are no observations.
-        alone: entries that are not carried, ``next`` included.
-        choices: paths of one-hot codes.
-        starts: paths of options that are not counted from 0 in the dataset, with the first option of each.
+        infos: other entries, carried or not; those under ``next`` alone are with it.
+        one_hot: observations and actions that are one-hot codes.
     """
 
     observations: tuple[Path, ...]
     actions: tuple[Path, ...]
     reward: Path
     infos: tuple[Path, ...]
-    alone: tuple[Path, ...]
-    choices: Mapping[Path, Choice]
-    starts: Mapping[Path, Any] = field(default_factory=dict)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Write the roles down as lists and text."""
-        choices = [[path, one.sizes, one.is_single] for path, one in self.choices.items()]
-        starts = [[path, np.asarray(one).tolist()] for path, one in self.starts.items()]
-        return {**vars(self), "choices": choices, "starts": starts}
+    one_hot: tuple[Path, ...]
 
     @classmethod
-    def from_dict(cls, told: Mapping[str, Any]) -> Roles:
-        """Read what `to_dict` wrote."""
-        choices = {
-            tuple(path): Choice(tuple(sizes), is_single)
-            for path, sizes, is_single in told["choices"]
-        }
-        paths = {
-            name: tuple(map(tuple, told[name]))
-            for name in ("observations", "actions", "infos", "alone")
-        }
-        starts = {tuple(path): np.array(start) for path, start in told.get("starts", ())}
-        return cls(**paths, reward=tuple(told["reward"]), choices=choices, starts=starts)
+    def from_json(cls, roles: Mapping[str, Any]) -> Roles:
+        """Read the roles that a dataset names."""
+        roles = tuples(roles)
+        # Older datasets list infos that are not carried by themselves, and the sizes of codes.
+        return cls(
+            observations=roles["observations"],
+            actions=roles["actions"],
+            reward=roles["reward"],
+            infos=(*roles["infos"], *roles.get("alone", ())),
+            one_hot=roles.get("one_hot", tuple(path for path, *_ in roles.get("choices", ()))),
+        )
 
-    def held(self, path: Path, values: np.ndarray) -> np.ndarray:
-        """Write values as the dataset holds them: options as numbers, counted as Gymnasium counts them."""
-        if path in self.choices:
-            values = self.choices[path].indices(values, path)
-        return values + self.starts[path] if path in self.starts else values
-
-    def coded(self, path: Path, values: np.ndarray, dtype: np.dtype) -> np.ndarray:
-        """Undo `held`."""
-        if path in self.starts:
-            values = values - self.starts[path]
-        return self.choices[path].codes(values, dtype) if path in self.choices else values
+    def places(self) -> list[tuple[Path, Path]]:
+        """Return the paths of entries, with that of each in an episode; the only one of a space has its place."""
+        places = [(path, ("infos", *quoted(path))) for path in self.infos]
+        for kind, paths in (("observations", self.observations), ("actions", self.actions)):
+            is_only = len(paths) == 1
+            places += [(path, (kind, *(() if is_only else quoted(path)))) for path in paths]
+        return places
 
 
-def roles_of(layout: Layout, env: EnvBase | None) -> Roles:
+def _kept_layout(layout: Layout) -> Layout:
+    """Return the layout of the data that Minari holds: one row, without the state of a stateless env."""
+
+    def is_kept(path: Path) -> bool:
+        return path[path[0] == "next" :][:1] != ("state",)
+
+    return replace(
+        layout,
+        rows=(),
+        names=("time",),
+        columns=tuple(column for column in layout.columns if is_kept(column.path)),
+        nodes=tuple((path, more) for path, more in layout.nodes if is_kept(path)),
+    )
+
+
+def _roles_of(layout: Layout, env: EnvBase | None) -> Roles:
     """Return what each entry is: as the env declares it, or without one as it is named and carried.
 
     Raises:
@@ -147,14 +129,14 @@ def roles_of(layout: Layout, env: EnvBase | None) -> Roles:
     columns = {column.path: column for column in layout.columns}
     root = {path for path in columns if path[0] != "next"}
     following = {path[1:] for path in columns if path[0] == "next"}
-    carried = {path for path in root & following if path not in _FLAGS and path[0] != "state"}
+    carried = (root & following) - _FLAGS
     if env is None:
         flags = {path for path in carried if path[-1:] in _FLAGS}  # of agents
-        known = carried - flags - infos_in(carried)
-        private = {path for path in known if any(name.startswith("_") for name in path)}
-        observations = {path for path in known - private if path[0] != "collector"}
+        shown = carried - flags - infos_in(carried)
+        private = {path for path in shown if any(name.startswith("_") for name in path)}
+        observations = {path for path in shown - private if path[0] != "collector"}
         actions = {path for path in root - following if path[-1] == "action"}
-        reward: Path = ("reward",)
+        rewards: list[Path] = [("reward",)]
     else:
         observations = (
             set(leaf_paths(env.full_observation_spec)) - private_entries(env) - env._facts.infos
@@ -163,96 +145,62 @@ def roles_of(layout: Layout, env: EnvBase | None) -> Roles:
         rewards = leaf_paths(env.full_reward_spec)
         if len(rewards) != 1:
             raise ArgumentError(f"Minari holds one reward, but the env has {rewards}. Sum them.")
-        reward = rewards[0]
-    _require("observations", observations, carried)
-    _require("actions", actions, root)
-    _require("reward", {reward}, following)
-    _require("flags", {("done",)}, following)
+    for kind, wanted, there in (
+        ("observations", observations, carried),
+        ("actions", actions, root),
+        ("reward", {*rewards}, following),
+        ("flags", {("done",)}, following),
+    ):
+        missing = wanted - there
+        if missing or not wanted:
+            raise MissingKeyError(
+                f"{kind} that Minari needs are not in the data: {sorted(map(str, map(as_key, missing))) or 'none is found'}. "
+                f"There are {sorted(map(str, map(as_key, there)))}. Pass env=..., the one whose data this is, with its transforms."
+            )
     if env is not None:
-        shown = {*observations, *(("next", *path) for path in observations)}
-        _require_of_env(env, [columns[path] for path in sorted({*shown, *actions})])
-    left = {path for path in columns if path[0] == "state" or path[:2] == ("next", "state")}
-    left |= {*_FLAGS, *(("next", *path) for path in {*_FLAGS, *carried, reward})}
-    kept = {path: column for path, column in columns.items() if path not in left}
-    for column in kept.values():
-        _require_elements(column)
+        for path in sorted({*observations, *(("next", *path) for path in observations), *actions}):
+            _require_of_env(env, columns[path])
+    apart = {*_FLAGS, *(("next", *path) for path in {*_FLAGS, *carried, rewards[0]})}
+    for path in sorted(columns.keys() - apart):
+        column = columns[path]
+        if 0 in column.held_shape or (column.dtype == TEXT and column.shape):
+            raise ArgumentError(
+                f"the entry {as_key(path)!r} is {column.dtype} of shape {column.shape}, which Minari cannot hold. "
+                f"Leave it out: data.exclude({as_key(path)!r})."
+            )
+    specs = {} if env is None else {path: _spec_of(env, path) for path in observations | actions}
+    one_hot = [path for path, spec in specs.items() if isinstance(spec, OneHot | MultiOneHot)]
     return Roles(
         observations=tuple(sorted(observations)),
         actions=tuple(sorted(actions)),
-        reward=reward,
-        infos=tuple(sorted(carried - observations)),
-        alone=tuple(sorted(set(kept) - carried - actions)),
-        choices={} if env is None else _choices(env, observations | actions),
-        starts={} if env is None else _starts(env, observations, actions),
+        reward=rewards[0],
+        infos=tuple(
+            sorted((carried - observations) | (columns.keys() - apart - carried - actions))
+        ),
+        one_hot=tuple(sorted(one_hot)),
     )
 
 
-def _require(kind: str, wanted: set[Path], there: set[Path]) -> None:
-    missing = wanted - there
-    if missing or not wanted:
-        raise MissingKeyError(
-            f"{kind} that Minari needs are not in the data: {sorted(map(str, map(as_key, missing))) or 'none is found'}. "
-            f"There are {sorted(map(str, map(as_key, there)))}. Pass env=..., the one whose data this is, with its transforms."
-        )
-
-
-def _require_of_env(env: EnvBase, found: Iterable[Column]) -> None:
-    """Check that observations and actions have the shapes and dtypes that the env declares."""
-    for column in found:
-        spec = _spec_of(env, column.path[column.path[0] == "next" :])
-        sizes = tuple(spec.shape)
-        is_alike = len(sizes) == len(column.shape) and all(
-            wanted in (-1, size) for wanted, size in zip(sizes, column.shape, strict=True)
-        )
-        if spec.dtype is not None and not (is_alike and column.dtype == dtype_name(spec.dtype)):
-            raise ArgumentError(
-                f"the entry {as_key(column.path)!r} is {column.dtype} of shape {column.shape}, but env gives "
-                f"{dtype_name(spec.dtype)} of shape {sizes}. {_fix(column, spec, is_alike)}"
-            )
-
-
-def _fix(column: Column, spec: TensorSpec, is_alike: bool) -> str:
-    key = as_key(column.path)
-    if is_alike and column.path[0] != "next" and spec.dtype is not None:
-        return (
+def _require_of_env(env: EnvBase, column: Column) -> None:
+    """Check that an observation or an action has the shape and dtype that the env declares."""
+    key, is_root = as_key(column.path), column.path[0] != "next"
+    spec = _spec_of(env, column.path[not is_root :])
+    sizes = tuple(spec.shape)
+    is_alike = len(sizes) == len(column.shape) and all(
+        wanted in (-1, size) for wanted, size in zip(sizes, column.shape, strict=True)
+    )
+    if spec.dtype is None or (is_alike and column.dtype == dtype_name(spec.dtype)):
+        return
+    fix = "Pass the env whose data this is, with its transforms."
+    if is_alike and is_root:
+        fix = (
             f"Convert it, as the env did when it took it: data[{key!r}] = data[{key!r}].to({spec.dtype}). Or pass the env "
             "whose data this is, with its transforms."
         )
-    return "Pass the env whose data this is, with its transforms."
-
-
-def _require_elements(column: Column) -> None:
-    if 0 in column.held_shape or (column.dtype == TEXT and column.shape):
-        raise ArgumentError(
-            f"the entry {as_key(column.path)!r} is {column.dtype} of shape {column.shape}, which Minari cannot hold. "
-            f"Leave it out: data.exclude({as_key(column.path)!r})."
-        )
-
-
-def _choices(env: EnvBase, paths: Iterable[Path]) -> dict[Path, Choice]:
-    found = {}
-    for path in paths:
-        spec = _spec_of(env, path)
-        if isinstance(spec, OneHot):
-            found[path] = Choice((spec.n,), True)
-        elif isinstance(spec, MultiOneHot):
-            found[path] = Choice(tuple(int(size) for size in spec.nvec), False)
-    return found
-
-
-def _starts(env: EnvBase, observations: set[Path], actions: set[Path]) -> dict[Path, Any]:
-    """Return the first option of each entry whose space in Gymnasium does not count from 0."""
-    inside = spaces_inside(env)
-    found = {}
-    for space, key, paths in zip(
-        inside or (), ("observation", "action"), (observations, actions), strict=False
-    ):
-        for path, (leaf, _) in codec_of(space, categorical=True, key=key).leaves.items():
-            if path in paths and isinstance(leaf.spec, Categorical | MultiCategorical):
-                start = np.asarray(leaf.decode(leaf.spec.zero())).reshape(tuple(leaf.spec.shape))
-                if start.any():
-                    found[path] = start
-    return found
+    raise ArgumentError(
+        f"the entry {key!r} is {column.dtype} of shape {column.shape}, but env gives "
+        f"{dtype_name(spec.dtype)} of shape {sizes}. {fix}"
+    )
 
 
 def _spec_of(env: EnvBase, path: Path) -> TensorSpec:
@@ -261,64 +209,65 @@ def _spec_of(env: EnvBase, path: Path) -> TensorSpec:
     return specs[as_key(path)]
 
 
-def kept_layout(layout: Layout, roles: Roles) -> Layout:
-    """Return the layout of what Minari holds: one row, without what is left out."""
-    carried = {*roles.observations, *roles.infos}
-    kept = {*carried, *(("next", *path) for path in carried), *roles.actions, *roles.alone}
-    kept |= {("next", *roles.reward), *_FLAGS, *(("next", *path) for path in _FLAGS)}
-    gone = {("state",), ("next", "state")}
-    return replace(
-        layout,
-        rows=(),
-        names=("time",),
-        columns=tuple(column for column in layout.columns if column.path in kept),
-        nodes=tuple(
-            node for node in layout.nodes if not any(node[0][: len(at)] == at for at in gone)
-        ),
-    )
+def _at(tree: Any, place: Path) -> Any:
+    for name in place:
+        tree = tree[name]
+    return tree
 
 
-# ---------------------------------------------------------------------------------------- spaces
-
-
-def spaces_of(
-    layout: Layout, roles: Roles, env: EnvBase | None, spaces: ModuleType
-) -> tuple[Any, Any]:
+def _spaces_of(layout: Layout, roles: Roles, env: EnvBase | None) -> tuple[Any, Any]:
     """Return the spaces of observations and of actions, which contain what is written."""
+    spaces = require("gymnasium.spaces")
     columns = {column.path: column for column in layout.columns}
+    starts = {} if env is None else _starts(env)
 
     def space(path: Path) -> Any:
-        spec: Any = None if env is None else _spec_of(env, path)
-        if path in roles.starts:
-            return _from(roles.starts[path], asked_space(spec, spaces), spaces)
-        if spec is not None and path in roles.choices:
-            return asked_space(spec, spaces)
-        column = columns[path]
+        column, spec = columns[path], None if env is None else _spec_of(env, path)
         is_flag = column.held_dtype == bool and not column.held_shape
+        if spec is not None and path in starts:
+            counted: Any = asked_space(spec, spaces)
+            if isinstance(counted, spaces.Discrete):
+                return spaces.Discrete(int(counted.n), start=int(starts[path].reshape(-1)[0]))
+            start = np.broadcast_to(starts[path], counted.nvec.shape)
+            return spaces.MultiDiscrete(counted.nvec, counted.dtype, start=start)
+        if spec is not None and path in roles.one_hot:
+            return asked_space(spec, spaces)
         if spec is not None and column.dtype == str(column.held_dtype) and not is_flag:
             return shown_space(spec, spaces)
         return _space_of_data(column, spaces)
 
-    return tuple(
-        _tree({path: space(path) for path in paths}, spaces)
-        for paths in (roles.observations, roles.actions)
-    )  # type: ignore[return-value]
+    places = [(path, place) for path, place in roles.places() if place[0] != "infos"]
+    trees = nest({place: space(path) for path, place in places})
+    return dict_space(trees["observations"], spaces), dict_space(trees["actions"], spaces)
 
 
-def _from(start: np.ndarray, counted: Any, spaces: ModuleType) -> Any:
-    """Return a space of options that counts from ``start`` instead of 0."""
-    if isinstance(counted, spaces.Discrete):
-        return spaces.Discrete(int(counted.n), start=int(start.reshape(-1)[0]))
-    return spaces.MultiDiscrete(
-        counted.nvec, counted.dtype, start=np.broadcast_to(start, counted.nvec.shape)
-    )
+def _starts(env: EnvBase) -> dict[Path, np.ndarray]:
+    """Return the first option of each entry whose space in Gymnasium does not count from 0."""
+    starts = {}
+    for space, key in zip(spaces_inside(env) or (), ("observation", "action"), strict=False):
+        for path, (leaf, _) in codec_of(space, categorical=True, key=key).leaves.items():
+            if isinstance(leaf.spec, Categorical | MultiCategorical):
+                start = np.asarray(leaf.decode(leaf.spec.zero())).reshape(tuple(leaf.spec.shape))
+                if start.any():
+                    starts[path] = start
+    return starts
 
 
-def _tree(members: Mapping[Path, Any], spaces: ModuleType) -> Any:
-    """One space stands for itself, several are a Dict, nested as the entries are."""
-    if len(members) == 1:
-        return next(iter(members.values()))
-    return dict_space(nest({quoted(path): space for path, space in members.items()}), spaces)
+def _option_leaves(roles: Roles, *spaces: Any) -> dict[Path, RowLeaf]:
+    """Return how options are converted which the dataset numbers in another way than the data.
+
+    Args:
+        roles: of the data.
+        spaces: of observations, and of actions.
+    """
+    trees = dict(zip(("observations", "actions"), spaces, strict=True))
+    leaves = {}
+    for path, place in roles.places():
+        if place[0] in trees:
+            space, is_one_hot = _at(trees, place), path in roles.one_hot
+            if is_one_hot or np.any(getattr(space, "start", 0)):
+                leaves[path] = leaf_of(space, not is_one_hot, as_key(path))
+    return leaves
 
 
 def _space_of_data(column: Column, spaces: ModuleType) -> Any:
@@ -332,6 +281,9 @@ def _space_of_data(column: Column, spaces: ModuleType) -> Any:
         return spaces.Box(-np.inf, np.inf, shape, dtype)
     bounds = np.iinfo(dtype)
     return spaces.Box(bounds.min, bounds.max, shape, dtype)
+
+
+# ---------------------------------------------------------------------------------------- writing
 
 
 class MinariMetadata(TypedDict, total=False):
@@ -401,18 +353,212 @@ def to_minari(
             f"there is a dataset {dataset_id!r} in {target.parent} already. Choose another name or version, or delete "
             f"it: minari.delete_dataset({dataset_id!r})."
         )
-    listed = _listed(metadata)
+    checked = _checked(metadata)
     if env is not None:
         require_env("env", env, "Leave it out, or wrap it: GymWrapper(env).")
     with whole_folder(target) as folder:
-        counts, storage = _write(data, folder / "data", target, env)
-        with telling(target):
-            told = {"dataset_id": dataset_id, "minari_version": minari.__version__}
-            storage.update_metadata({**told, **counts, **listed})
-            storage.update_metadata({"dataset_size": storage.get_size()})
+        batches = read_batches(data)
+        batch, layout = next(batches)
+        with closing(_Writer(folder / "data", target, layout, env)) as writer:
+            writer.add(batch)
+            for batch, _ in batches:
+                writer.add(batch)
+            writer.finish(
+                {"dataset_id": dataset_id, "minari_version": minari.__version__, **checked}
+            )
+    namespaces = require("minari.namespace")
     with telling(target):
-        _name_namespace(namespace)
+        if namespace is not None and namespace not in namespaces.list_local_namespaces():
+            namespaces.create_namespace(namespace)
     return minari.load_dataset(dataset_id)
+
+
+def _place(dataset_id: str) -> tuple[str | None, File]:
+    """Return the namespace of an id, and the folder of its dataset.
+
+    Raises:
+        ArgumentTypeError, ArgumentError: (a TypeError, a ValueError) the id is malformed.
+        OSError: Minari's folder of datasets is not there and cannot be made.
+    """
+    if not isinstance(dataset_id, str):
+        raise ArgumentTypeError(
+            f"dataset_id is {dataset_id!r}, of type {type(dataset_id).__name__}, but must be text. Pass 'ant/random-v0', for "
+            "example."
+        )
+    match = require("minari.dataset.minari_dataset").DATASET_ID_RE.fullmatch(dataset_id)
+    if match is None or match["version"] is None:
+        raise ArgumentError(
+            f"dataset_id is {dataset_id!r}, but must have the form '(namespace/)name-v(version)', of letters, digits, "
+            "'_' and '-'. The namespace has two characters or more. Pass 'ant/random-v0', for example."
+        )
+    root = require("minari.storage.datasets_root_dir")
+    return match["namespace"], root.get_dataset_path(dataset_id)
+
+
+def _checked(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the metadata in the form that Minari asks for: sets of authors.
+
+    Raises:
+        OptionError: (a TypeError) Minari has no such metadata.
+        ArgumentTypeError: (a TypeError) one is neither the text, nor the list of texts, nor the number that it must be.
+    """
+    refuse_unknown("to_minari", metadata, list(MinariMetadata.__annotations__))
+    checked = {name: value for name, value in metadata.items() if value is not None}
+    for name, value in checked.items():
+        if name in ("author", "author_email", "requirements"):
+            is_one = isinstance(value, str) or not isinstance(value, Iterable)
+            texts = [value] if is_one else list(value)
+            is_right, wanted = all(isinstance(text, str) for text in texts), "a list of texts"
+            checked[name] = texts if name == "requirements" or not is_right else set(texts)
+        elif name in ("ref_min_score", "ref_max_score"):
+            is_right = isinstance(value, int | float) and not isinstance(value, bool)
+            wanted = "a number"
+        else:
+            is_right, wanted = isinstance(value, str), "a text"
+        if not is_right:
+            raise ArgumentTypeError(
+                f"{name} is {value!r}, of type {type(value).__name__}, but must be {wanted}, which the dataset's "
+                "metadata keeps."
+            )
+    return checked
+
+
+class _Writer:
+    """Appends steps to the episodes of a dataset.
+
+    The newest step of each open episode waits for the next batch: it is truncated if the data ends there.
+    """
+
+    def __init__(self, folder: File, target: File, layout: Layout, env: EnvBase | None):
+        self._target = target
+        self._layout = _kept_layout(layout)
+        self._roles = roles = _roles_of(self._layout, env)
+        columns = {column.path for column in self._layout.columns}
+        shown = (*roles.observations, *roles.infos)
+        self._carried = [path for path in shown if ("next", *path) in columns]
+        self._numbers = EpisodeNumbers()
+        self._waiting: dict[int, dict[Path, np.ndarray]] = {}
+        self._ids: dict[int, int] = {}  # in the dataset, by number of the episode
+        self._steps = Counter[int]()  # by id
+        spaces = _spaces_of(self._layout, self._roles, env)
+        self._leaves = _option_leaves(self._roles, *spaces)
+        spec = None if env is None else env_spec_of(env, *spaces)
+        storage = require("minari.dataset.minari_storage").MinariStorage
+        with telling(target):
+            self._storage = storage.new(
+                folder, *spaces, env_spec=spec, data_format="hdf5", jpeg_encoding=False
+            )
+            self._file = FileForHDF5(self._storage._file_path, "r+")
+            self._storage._file_path = self._file  # Minari opens it for each of its writes
+
+    def close(self) -> None:
+        self._file.close()
+
+    def add(self, batch: TensorDictBase) -> None:
+        arrays, buffers = arrays_of(batch, self._layout), []
+        for piece in self._numbers.number(batch).pieces:
+            steps = {
+                path: self._held(path, values[piece.row, piece.start : piece.stop])
+                for path, values in arrays.items()
+            }
+            if piece.episode in self._waiting:
+                before = self._waiting.pop(piece.episode)
+                steps = {path: np.concatenate([before[path], steps[path]]) for path in steps}
+            self._require_carried(steps)
+            if not piece.ended:
+                self._waiting[piece.episode] = {
+                    path: held[-1:].copy() for path, held in steps.items()
+                }
+                steps = {path: held[:-1] for path, held in steps.items()}
+            if len(steps["next", "done"]):
+                buffers.append(self._buffer(piece.episode, steps, ended=piece.ended))
+        self._write(buffers)
+
+    def finish(self, metadata: dict[str, Any]) -> None:
+        """Truncate the episodes that the end of the data cut, and describe the dataset."""
+        self._write(
+            [self._buffer(*one, ended=True, truncated=True) for one in self._waiting.items()]
+        )
+        envkit = {"layout": self._layout.to_json(), "roles": asdict(self._roles)}
+        with telling(self._target):
+            # Minari counts the steps that an episode got last.
+            self._storage.update_episode_metadata(
+                [{"total_steps": self._steps[number]} for number in sorted(self._steps)]
+            )
+            self._storage.update_metadata({**metadata, "envkit": envkit})
+        self._file.require_written(self._target)
+
+    def _write(self, buffers: list[Any]) -> None:
+        with telling(self._target):
+            self._storage.update_episodes(buffers)
+        self._file.require_written(self._target)
+
+    def _held(self, path: Path, values: np.ndarray) -> np.ndarray:
+        """Return values as the dataset holds them.
+
+        Raises:
+            ArgumentError: (a ValueError) codes are not one-hot.
+        """
+        path = path[path[0] == "next" :]
+        if path not in self._leaves:
+            return values
+        held = self._leaves[path].decode_array(values)
+        if path in self._roles.one_hot:
+            codes = self._leaves[path].encode_array(held).numpy()
+            if not np.array_equal(codes.reshape(values.shape), values):
+                raise ArgumentError(
+                    f"the entry {as_key(path)!r} holds codes that are not one-hot. Pass data as the env took it."
+                )
+        return held
+
+    def _require_carried(self, steps: Mapping[Path, np.ndarray]) -> None:
+        """Check that each step of an episode begins where the one before led.
+
+        Raises:
+            ArgumentError: (a ValueError) one does not, so that one row cannot stand for both.
+        """
+        for path in self._carried:
+            begun, led = steps[path][1:], steps["next", *path][:-1]
+            if not np.array_equal(led, begun, equal_nan=led.dtype.kind == "f"):
+                raise ArgumentError(
+                    f"{as_key(path)!r} of a step is not what {as_key(('next', *path))!r} of the step before was, within one "
+                    "episode. Minari keeps one of both. Write data as the env gave it, before steps are skipped or joined."
+                )
+
+    def _buffer(
+        self, number: int, steps: Mapping[Path, np.ndarray], *, ended: bool, truncated: bool = False
+    ) -> Any:
+        """Return steps of an episode as Minari takes them, with the last observation if the episode has ended."""
+        count = len(steps["next", "done"])
+        episode_id = self._ids.setdefault(number, len(self._ids))
+        self._steps[episode_id] += count
+
+        def flag(name: str) -> np.ndarray | None:
+            held = steps.get(("next", name))
+            return None if held is None else np.asarray(held.reshape(count, -1).any(-1))
+
+        done, is_terminated, is_truncated = flag("done"), flag("terminated"), flag("truncated")
+        assert done is not None
+        if is_terminated is None:
+            is_terminated = done if is_truncated is None else done & ~is_truncated
+        if is_truncated is None:
+            is_truncated = done & ~is_terminated
+        reward = steps["next", *self._roles.reward]
+        trees: dict[Path, Any] = {}
+        for path, place in self._roles.places():
+            trees[place] = steps[path]
+            if ended and path in self._carried and place[0] != "actions":
+                trees[place] = np.concatenate([steps[path], steps["next", *path][-1:]])
+        return require("minari.data_collector").EpisodeBuffer(
+            id=episode_id,
+            rewards=reward.reshape(-1) if reward.size == count else reward,
+            terminations=is_terminated,
+            truncations=is_truncated | truncated,
+            **{"infos": {}, **nest(trees)},
+        )
+
+
+# ---------------------------------------------------------------------------------------- reading
 
 
 def from_minari(dataset_id: str) -> EnvData:
@@ -462,7 +608,9 @@ def from_minari(dataset_id: str) -> EnvData:
             with require("h5py").File(held, "r") as file:
                 require_own_data(file, held)
         _require_spaces(target / "data")
-        return _data_of(minari.load_dataset(dataset_id))
+        dataset = minari.load_dataset(dataset_id)
+        own = dataset.storage.metadata.get("envkit")
+        return _foreign_data(dataset) if own is None else _own_data(dataset, own)
 
 
 def _require_spaces(data: File) -> None:
@@ -481,261 +629,46 @@ def _require_spaces(data: File) -> None:
         )
 
 
-# ---------------------------------------------------------------------------------------- names
-
-
-def _place(dataset_id: str) -> tuple[str | None, File]:
-    """Return the namespace of an id, and the folder of its dataset.
-
-    Raises:
-        ArgumentTypeError, ArgumentError: (a TypeError, a ValueError) the id is malformed.
-        OSError: Minari's folder of datasets is not there and cannot be made.
-    """
-    pattern = require("minari.dataset.minari_dataset").DATASET_ID_RE
-    if not isinstance(dataset_id, str):
-        raise ArgumentTypeError(
-            f"dataset_id is {dataset_id!r}, of type {type(dataset_id).__name__}, but must be text. Pass 'ant/random-v0', for "
-            "example."
-        )
-    match = pattern.fullmatch(dataset_id)
-    if match is None or match["version"] is None:
-        raise ArgumentError(
-            f"dataset_id is {dataset_id!r}, but must have the form '(namespace/)name-v(version)', of letters, digits, "
-            "'_' and '-'. The namespace has two characters or more. Pass 'ant/random-v0', for example."
-        )
-    root = require("minari.storage.datasets_root_dir")
-    return match["namespace"], root.get_dataset_path(dataset_id)
-
-
-def _name_namespace(namespace: str | None) -> None:
-    """Have Minari list the namespace."""
-    spaces = require("minari.namespace")
-    if namespace is not None and namespace not in spaces.list_local_namespaces():
-        spaces.create_namespace(namespace)
-
-
-_TEXTS = ("algorithm_name", "code_permalink", "description")
-_LISTS = ("author", "author_email", "requirements")
-
-
-def _listed(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the metadata in the form that Minari asks for: sets of authors.
-
-    Raises:
-        OptionError: (a TypeError) Minari has no such metadata.
-        ArgumentTypeError: (a TypeError) one is neither the text, nor the list of texts, nor the number that it must be.
-    """
-    refuse_unknown("to_minari", metadata, list(MinariMetadata.__annotations__))
-    told = {name: value for name, value in metadata.items() if value is not None}
-    for name, value in told.items():
-        if name in _LISTS:
-            one_only = isinstance(value, str) or not isinstance(value, Iterable)
-            texts = [value] if one_only else list(value)
-            is_right, wanted = all(isinstance(one, str) for one in texts), "a list of texts"
-            told[name] = texts if name == "requirements" else set(texts)
-        elif name in _TEXTS:
-            is_right, wanted = isinstance(value, str), "a text"
-        else:
-            is_right = isinstance(value, int | float) and not isinstance(value, bool)
-            wanted = "a number"
-        if not is_right:
-            raise ArgumentTypeError(
-                f"{name} is {value!r}, of type {type(value).__name__}, but must be {wanted}, which the dataset's "
-                "metadata keeps."
-            )
-    return told
-
-
-# ---------------------------------------------------------------------------------------- writing
-
-
-def _write(
-    data: Any, folder: File, target: File, env: EnvBase | None
-) -> tuple[dict[str, Any], Any]:
-    """Write all steps; gives what the metadata says of them, and Minari's storage."""
-    storage: Any = None
-    check: Any = None
-    writer: _Writer | None = None
-    with ExitStack() as stack:
-        for batch, layout in read_batches(data):
-            if writer is None:
-                roles = roles_of(layout, env)
-                with telling(target):
-                    storage = _storage(folder, layout, roles, env)
-                    raw = stack.enter_context(open(folder / "main_data.hdf5", "rb+"))
-                file, check = stack.enter_context(hdf5_file(raw, target))
-                writer = _Writer(file, layout, roles)
-            writer.add(batch)
-            check()
-        assert writer is not None  # data without steps was refused
-        writer.finish()
-    held = {"layout": kept_layout(writer.layout, writer.roles).to_json()}
-    told = {"total_steps": writer.total_steps, "total_episodes": writer.total_episodes}
-    return {**told, "envkit": {**held, "roles": writer.roles.to_dict()}}, storage
-
-
-def _storage(folder: File, layout: Layout, roles: Roles, env: EnvBase | None) -> Any:
-    spaces = spaces_of(layout, roles, env, require("gymnasium.spaces"))
-    spec = None if env is None else env_spec_of(env, *spaces)
-    storage = require("minari.dataset.minari_storage").MinariStorage
-    return storage.new(folder, *spaces, env_spec=spec, data_format="hdf5", jpeg_encoding=False)
-
-
-class _Writer:
-    """Appends steps to the groups of their episodes."""
-
-    def __init__(self, file: Any, layout: Layout, roles: Roles):
-        self.layout = layout
-        self.roles = roles
-        self.total_steps = 0
-        self._file = file
-        self._numbers = EpisodeNumbers()
-        self._columns: dict[Path, Column] = {column.path: column for column in layout.columns}
-        # by open episode: the rows it may end with
-        self._last: dict[int, dict[str, np.ndarray]] = {}
-
-    @property
-    def total_episodes(self) -> int:
-        return self._numbers.count
-
-    def add(self, batch: TensorDictBase) -> None:
-        arrays = arrays_of(batch, self.layout)
-        for piece in self._numbers.number(batch).pieces:
-            parts = {
-                path: held[piece.row, piece.start : piece.stop] for path, held in arrays.items()
-            }
-            self._append(piece, parts)
-            self.total_steps += piece.stop - piece.start
-
-    def _append(self, piece: Piece, parts: Mapping[Path, np.ndarray]) -> None:
-        group = self._file.require_group(f"episode_{piece.episode}")
-        group.require_group("infos")
-        group.attrs["id"] = piece.episode
-        group.attrs["total_steps"] = piece.first + piece.stop - piece.start
-        before, last = self._last.pop(piece.episode, {}), {}
-        roles = self.roles
-        for paths, name in ((roles.observations, "observations"), (roles.infos, "infos")):
-            for path in paths:
-                place = _place_of(name, path, paths)
-                now = roles.held(path, parts[path])
-                following = roles.held(path, parts["next", *path])
-                _require_carried(path, before.get(place), now, following)
-                last[place] = following[-1:]
-                append(group, place, np.concatenate([now, last[place]]) if piece.ended else now)
-        for path in roles.actions:
-            append(group, _place_of("actions", path, roles.actions), roles.held(path, parts[path]))
-        for path in roles.alone:
-            append(group, _place_of("infos", path, ()), parts[path])
-        for name, values in self._flags(parts).items():
-            append(group, name, values)
-        if not piece.ended:
-            self._last[piece.episode] = {place: rows.copy() for place, rows in last.items()}
-
-    def _flags(self, parts: Mapping[Path, np.ndarray]) -> dict[str, np.ndarray]:
-        def flag(name: str) -> np.ndarray | None:
-            held = parts.get(("next", name))
-            return None if held is None else np.asarray(held.reshape(len(held), -1).any(-1))
-
-        done, terminated, truncated = flag("done"), flag("terminated"), flag("truncated")
-        assert done is not None
-        if terminated is None:
-            terminated = done if truncated is None else done & ~truncated
-        if truncated is None:
-            truncated = done & ~terminated
-        reward = parts["next", *self.roles.reward]
-        one = reward.size == len(reward)
-        return {
-            "rewards": reward.reshape(-1) if one else reward,
-            "terminations": terminated,
-            "truncations": truncated,
-        }
-
-    def finish(self) -> None:
-        """End the episodes that the end of the data cut."""
-        for episode, rows in self._last.items():
-            group = self._file[f"episode_{episode}"]
-            group["truncations"][-1] = True
-            for place, values in rows.items():
-                append(group, place, values)
-
-
-def _require_carried(
-    path: Path, before: np.ndarray | None, now: np.ndarray, following: np.ndarray
-) -> None:
-    """Check that each step of an episode begins where the one before led.
-
-    Raises:
-        ArgumentError: (a ValueError) one does not, so that one row cannot stand for both.
-    """
-    led = following[:-1] if before is None else np.concatenate([before, following[:-1]])
-    begun = now[len(now) - len(led) :]
-    if not np.array_equal(led, begun, equal_nan=led.dtype.kind == "f"):
-        raise ArgumentError(
-            f"{as_key(path)!r} of a step is not what {as_key(('next', *path))!r} of the step before was, within one "
-            "episode. Minari keeps one of both. Write data as the env gave it, before steps are skipped or joined."
-        )
-
-
-def _place_of(kind: str, path: Path, paths: Iterable[Path]) -> str:
-    """Name the array of an entry in the group of its episode; the only entry of a space is that space's own array."""
-    is_only = kind != "infos" and len(tuple(paths)) == 1
-    return kind if is_only else "/".join([kind, *quoted(path)])
-
-
-def _data_of(dataset: Any) -> EnvData:
-    """Read all episodes of a ``minari.MinariDataset``; see `from_minari`."""
-    told = dataset.storage.metadata.get("envkit")
-    if told is None:
-        return _foreign(dataset)
-    layout = Layout.from_json(told["layout"], dataset.id)
-    roles = Roles.from_dict(told["roles"])
+def _own_data(dataset: Any, own: Mapping[str, Any]) -> EnvData:
+    """Read a dataset that `to_minari` wrote."""
+    layout = Layout.from_json(own["layout"], dataset.id)
+    roles = Roles.from_json(own["roles"])
+    columns = {column.path: column for column in layout.columns}
+    leaves = _option_leaves(roles, dataset.observation_space, dataset.action_space)
     parts, ids = [], []
     for episode in dataset.iterate_episodes():
-        parts.append(dict(_own(episode, layout, roles)))
+        parts.append(dict(_own_columns(episode, columns, roles, leaves)))
         ids.append(np.full(len(episode.rewards), episode.id, np.int64))
-    held = {
-        column.path: np.concatenate([part[column.path] for part in parts])[None]
-        for column in layout.columns
-    }
-    data = data_of(layout, held)
+    arrays = {path: np.concatenate([part[path] for part in parts])[None] for path in columns}
+    data = data_of(layout, arrays)
     if step_entry(data, "traj_ids") is None:
         data.set(("collector", "traj_ids"), torch.from_numpy(np.concatenate(ids)))
     return data
 
 
-def _own(episode: Any, layout: Layout, roles: Roles) -> Iterator[tuple[Path, np.ndarray]]:
+def _own_columns(
+    episode: Any, columns: Mapping[Path, Column], roles: Roles, leaves: Mapping[Path, RowLeaf]
+) -> Iterator[tuple[Path, np.ndarray]]:
     """Yield the columns of one episode that `to_minari` wrote."""
-    columns = {column.path: column for column in layout.columns}
-    steps = len(episode.rewards)
-    for paths, tree in ((roles.observations, episode.observations), (roles.infos, episode.infos)):
-        for path in paths:
-            is_only = tree is episode.observations and len(paths) == 1
-            values = _coded(roles, columns[path], tree if is_only else _at(tree, path))
-            yield path, values[:-1]
+    steps, flags = len(episode.rewards), _flags(episode)
+    for path, place in roles.places():
+        values = _array(_at(vars(episode), place))
+        if path in leaves:
+            values = leaves[path].encode_array(values).numpy()
+        yield path, values[:steps]
+        if len(values) > steps:
             yield ("next", *path), values[1:]
-    for path in roles.actions:
-        tree = episode.actions
-        values = tree if len(roles.actions) == 1 else _at(tree, path)
-        yield path, _coded(roles, columns[path], values)
-    for path in roles.alone:
-        yield path, _text(_at(episode.infos, path))
-    flags = _flags(episode)
-    for column in layout.columns:
-        kind = column.path[-1]
-        if column.path == ("next", *roles.reward):
-            yield column.path, episode.rewards.reshape(steps, *column.held_shape)
-        elif column.path[:-1] == ("next",) and kind in flags:
-            shape = (steps, *(1 for _ in column.shape))
-            yield column.path, np.broadcast_to(flags[kind].reshape(shape), (steps, *column.shape))
-        elif len(column.path) == 1 and kind in flags:
-            yield column.path, np.zeros((steps, *column.shape), bool)
+    for path, column in columns.items():
+        if path == ("next", *roles.reward):
+            yield path, episode.rewards.reshape(steps, *column.held_shape)
+        elif path[:-1] == ("next",) and path[-1] in flags:
+            flag = flags[path[-1]].reshape(steps, *(1 for _ in column.shape))
+            yield path, np.broadcast_to(flag, (steps, *column.shape))
+        elif path in _FLAGS:
+            yield path, np.zeros((steps, *column.shape), bool)
 
 
-def _coded(roles: Roles, column: Column, values: Any) -> np.ndarray:
-    return roles.coded(column.path, _text(values), column.held_dtype)
-
-
-def _text(values: Any) -> np.ndarray:
+def _array(values: Any) -> np.ndarray:
     """Return an array; text, of which some readers give bytes, as objects."""
     array = values if isinstance(values, np.ndarray) else np.array(values, dtype=object)
     if array.dtype != object:
@@ -744,47 +677,40 @@ def _text(values: Any) -> np.ndarray:
     return np.array(texts, dtype=object).reshape(array.shape)
 
 
-def _at(tree: Any, path: Path) -> Any:
-    for name in quoted(path):
-        tree = tree[name]
-    return tree
-
-
 def _flags(episode: Any) -> dict[str, np.ndarray]:
     terminated, truncated = episode.terminations.astype(bool), episode.truncations.astype(bool)
     return {"terminated": terminated, "truncated": truncated, "done": terminated | truncated}
 
 
-# ---------------------------------------------------------------------------------------- of others
+def _foreign_data(dataset: Any) -> EnvData:
+    """Read a dataset of others; infos that some episodes lack are left out."""
+    parts = [dict(_foreign_columns(episode)) for episode in dataset.iterate_episodes()]
+    data = TensorDict({}, [sum(len(part["next", "reward"]) for part in parts)])
+    for path in sorted(set.intersection(*(set(part) for part in parts))):
+        data.set(as_key(path), tensor_of(np.concatenate([part[path] for part in parts])))
+    data.names = ["time"]
+    return data
 
 
-def _foreign(dataset: Any) -> EnvData:
-    parts = [dict(_columns_named(episode)) for episode in dataset.iterate_episodes()]
-    paths = sorted(set.intersection(*(set(part) for part in parts)))
-    held = {path: np.concatenate([part[path] for part in parts])[None] for path in paths}
-    columns = [
-        Column(path, ".".join(path), TEXT if one.dtype == object else str(one.dtype), one.shape[2:])
-        for path, one in held.items()
-    ]
-    nodes = sorted({path[:at] for path in paths for at in range(1, len(path))})
-    return data_of(
-        Layout((), ("time",), tuple(columns), tuple((n, ()) for n in nodes), False), held
-    )
-
-
-def _columns_named(episode: Any) -> Iterator[tuple[Path, np.ndarray]]:
+def _foreign_columns(episode: Any) -> Iterator[tuple[Path, np.ndarray]]:
     """Yield the columns of one episode by the names of its spaces."""
     steps = len(episode.rewards)
-    yield from _carried((), episode.observations, "observation", steps)
+    for path, values in _leaves(episode.observations):
+        path = path or ("observation",)
+        if path[0] in _TAKEN:
+            raise ArgumentError(
+                f"the dataset has an observation {path[0]!r}, which is the name of something else in a TensorDict. "
+                "Read it with minari.load_dataset."
+            )
+        yield path, values[:-1]
+        yield ("next", *path), values[1:]
     for path, values in _leaves(episode.actions):
         yield path or ("action",), values
-    if episode.infos:
-        for path, values in _leaves(episode.infos):
-            if len(values) == steps + 1:
-                yield ("info", *path), values[:-1]
-                yield ("next", "info", *path), values[1:]
-            elif len(values) == steps:
-                yield ("info", *path), values
+    for path, values in _leaves(episode.infos or {}):
+        if len(values) == steps + 1:
+            yield ("next", "info", *path), values[1:]
+        if len(values) in (steps, steps + 1):
+            yield ("info", *path), values[:steps]
     yield ("next", "reward"), episode.rewards.reshape(steps, -1)
     yield ("collector", "traj_ids"), np.full(steps, episode.id, np.int64)
     for name, flag in _flags(episode).items():
@@ -795,18 +721,6 @@ def _columns_named(episode: Any) -> Iterator[tuple[Path, np.ndarray]]:
 _TAKEN = {*("action", "collector", "done", "info", "next", "reward", "terminated", "truncated")}
 
 
-def _carried(above: Path, tree: Any, name: str, steps: int) -> Iterator[tuple[Path, np.ndarray]]:
-    for path, values in _leaves(tree):
-        here = (*above, *(path or (name,)))
-        if here[0] in _TAKEN:
-            raise ArgumentError(
-                f"the dataset has an observation {here[0]!r}, which is the name of something else in a TensorDict. "
-                "Read it with minari.load_dataset."
-            )
-        yield here, values[:-1]
-        yield ("next", *here), values[1:]
-
-
 def _leaves(tree: Any, path: Path = ()) -> Iterator[tuple[Path, np.ndarray]]:
     """Yield the arrays of a tree; members of a tuple are named by their place."""
     if isinstance(tree, tuple):
@@ -815,4 +729,4 @@ def _leaves(tree: Any, path: Path = ()) -> Iterator[tuple[Path, np.ndarray]]:
         for name, part in tree.items():
             yield from _leaves(part, (*path, name))
     elif np.ndim(tree):
-        yield path, _text(tree)
+        yield path, _array(tree)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import pickle
 import random
@@ -221,13 +222,52 @@ def test_a_parquet_file_has_a_row_for_each_step_and_columns_by_name(tmp_path):
     assert first["observation"] == pytest.approx(data["observation"][0, 0].tolist())
 
 
-def test_an_hdf5_file_has_an_array_for_each_entry(tmp_path):
+def test_an_hdf5_file_has_an_array_for_each_entry_that_tensordict_opens_too(tmp_path):
     data = two_rows(5, partial(GymEnv, "CartPole-v1"))
 
-    with h5py.File(to_hdf5(data, tmp_path / "a.h5")) as file:
-        rewards = file["data/next/reward"][()]
+    path = to_hdf5([data[:, :2], data[:, 2:]], tmp_path / "a.h5")
 
-    assert np.array_equal(rewards, data["next", "reward"].numpy())
+    with h5py.File(path) as file:
+        assert np.array_equal(file["data/next/reward"][()], data["next", "reward"].numpy())
+    stored = TensorDict.from_h5(path)
+    assert (stored["data"].to_tensordict() == data).all()
+    stored.close()
+
+
+def test_a_file_of_version_0_2_is_read(tmp_path):
+    columns = {"flag": "bool", "half": "bfloat16", "image": "uint8", "wave": "complex64"}
+    entries = [
+        {"path": [name], "name": name, "dtype": dtype, "shape": [2]}
+        for name, dtype in columns.items()
+    ]
+    entries.append({"path": ["next", "a/b"], "name": "next.a/b", "dtype": "text", "shape": []})
+    entries.append({"path": ["none"], "name": "none", "dtype": "int64", "shape": [0]})
+    layout = {
+        "version": 1,
+        "rows": [2],
+        "names": [None, "time"],
+        "columns": entries,
+        "nodes": [[["next"], []]],
+        "on_device": True,
+    }
+    parts = torch.arange(24.0).reshape(2, 3, 2, 2)
+    numbers = parts[..., 0]
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["envkit"] = json.dumps(layout)
+        file["episode"] = np.zeros((2, 3), np.int64)
+        for name, dtype in (("flag", bool), ("half", np.float32), ("image", np.uint8)):
+            file[f"data/{name}"] = numbers.numpy().astype(dtype)
+        file["data/wave"] = parts.numpy()
+        file["data/next/a%2Fb"] = [["a", "b", "ä"]] * 2
+
+    data = from_hdf5(tmp_path / "a.h5")
+
+    assert data.device == torch.device("cpu") and data.names == [None, "time"]
+    assert data["next", "a/b"] == [["a", "b", "ä"]] * 2 and data["none"].shape == (2, 3, 0)
+    assert torch.equal(data["flag"], numbers.bool())
+    assert torch.equal(data["half"], numbers.bfloat16())
+    assert torch.equal(data["image"], numbers.to(torch.uint8))
+    assert torch.equal(data["wave"], torch.view_as_complex(parts))
 
 
 # ---------------------------------------------------------------------------------------- memory

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import pickle
 import weakref
@@ -131,6 +132,7 @@ def test_a_collector_is_written_as_it_comes(opened):
     assert sum(one.rewards.sum() for one in dataset) == data["next", "reward"].sum()
     for one in dataset:
         assert one.observations.shape == (len(one) + 1, 4)
+    assert dataset.filter_episodes(lambda one: True).total_steps == 240  # by the metadata of each
 
 
 def test_what_else_the_data_holds_is_among_the_infos():
@@ -283,6 +285,56 @@ def test_a_dataset_of_minari_itself_is_read():
     assert torch.equal(data["next", "info", "clock"], data["info", "clock"] + 1)
 
 
+def test_a_dataset_of_version_0_2_is_read():
+    layout = {"version": 1, "rows": [], "names": ["time"], "nodes": [[["next"], []]]}
+    shapes = {"action": [3], "count": [], "chance": []}
+    shapes |= {"next.count": [], "next.reward": [1], "next.done": [1], "done": [1]}
+    dtypes = {"action": "int64", "chance": "float32", "next.reward": "float32"}
+    dtypes |= {"next.done": "bool", "done": "bool"}
+    layout["columns"] = [
+        {"path": name.split("."), "name": name, "dtype": dtypes.get(name, "int64"), "shape": shape}
+        for name, shape in shapes.items()
+    ]
+    roles = {
+        "observations": [["count"]],
+        "actions": [["action"]],
+        "reward": ["reward"],
+        "infos": [],
+        "alone": [["chance"]],
+        "choices": [[["action"], [3], True]],
+        "starts": [[["count"], 5]],
+    }
+    metadata = dict.fromkeys(
+        ("algorithm_name", "author", "author_email", "code_permalink", "description"), "me"
+    )
+    buffer = EpisodeBuffer(
+        observations=np.array([5, 6, 7]),
+        actions=np.array([2, 0]),
+        rewards=np.array([1, 2], np.float32),
+        terminations=np.array([False, True]),
+        truncations=np.array([False, False]),
+        infos={"chance": np.array([0.5, 0.25], np.float32)},
+    )
+    spaces = {
+        "observation_space": gymnasium.spaces.Discrete(9, start=5),
+        "action_space": gymnasium.spaces.Discrete(3),
+    }
+    written = minari.create_dataset_from_buffers(
+        "mine-v0", [buffer], "CartPole-v1", "CartPole-v1", **spaces, **metadata
+    )
+    written.storage.update_metadata(
+        {"envkit": {"layout": json.dumps({**layout, "on_device": False}), "roles": roles}}
+    )
+
+    data = from_minari("mine-v0")
+
+    assert data["action"].tolist() == [[0, 0, 1], [1, 0, 0]]
+    assert data["count"].tolist() == [0, 1] and data["next", "count"].tolist() == [1, 2]
+    assert data["chance"].tolist() == [0.5, 0.25] and data.names == ["time"]
+    assert data["next", "reward"].tolist() == [[1.0], [2.0]]
+    assert data["next", "done"].tolist() == [[False], [True]] and not data["done"].any()
+
+
 # ---------------------------------------------------------------------------------------- streams
 
 
@@ -417,6 +469,8 @@ def test_what_minari_cannot_hold_is_refused(folder):
     skipped["next", "count"] += 10
     env = cartpole()
     played_wrong = env.rollout(3)
+    twice = played_wrong.clone()
+    twice["action"] *= 2
     played_wrong["action"].zero_()
 
     with pytest.raises(MissingKeyError, match="actions that Minari needs are not in the data"):
@@ -427,8 +481,9 @@ def test_what_minari_cannot_hold_is_refused(folder):
         to_minari(Groups().rollout(3), "mine-v0")
     with pytest.raises(ArgumentError, match="'count' of a step is not what"):
         to_minari(skipped, "mine-v0")
-    with pytest.raises(ArgumentError, match="'action' holds codes that are not one-hot"):
-        to_minari(played_wrong, "mine-v0", env=env)
+    for wrong in (played_wrong, twice):
+        with pytest.raises(ArgumentError, match="'action' holds codes that are not one-hot"):
+            to_minari(wrong, "mine-v0", env=env)
     with pytest.raises(OptionError, match="Did you mean 'author'"):
         to_minari(data, "mine-v0", autor="me")
     with pytest.raises(ArgumentTypeError, match=r"env is .*, of type TimeLimit.*GymWrapper"):
