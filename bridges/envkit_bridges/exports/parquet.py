@@ -16,23 +16,29 @@ import os
 from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path as File
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 from tensordict import TensorDictBase
 
-from envkit.data.episodes import EpisodeNumbers, EpisodeSteps
 from envkit.data.files import file_to_read, telling, undamaged, whole_file
 from envkit.data.paths import Path
 from envkit.errors import ArgumentError
 from envkit.specs.annotations import EnvData
-from envkit_bridges.exports.columns import TEXT, Column, Layout, arrays_of, data_of, read_batches
+from envkit_bridges.exports.columns import (
+    TEXT,
+    Column,
+    EpisodeMarks,
+    Layout,
+    arrays_of,
+    data_of,
+    read_batches,
+)
 from envkit_bridges.libraries import require
 
 _ENOUGH_ROWS = 2**16
 _ENOUGH_BYTES = 2**26
-"""How much is gathered before it is written as one group of rows."""
+"""How many steps are gathered before they are written as one group of rows."""
 
 
 def to_parquet(
@@ -65,21 +71,76 @@ def to_parquet(
         torch.Size([5])
         >>> env.close()
     """
-    parquet = require("pyarrow.parquet")
+    arrow, parquet = require("pyarrow"), require("pyarrow.parquet")
     with whole_file(path) as file, ExitStack() as stack:
-        table, writer = None, None
-        for batch, layout in read_batches(data):
-            if table is None or writer is None:
-                table = _Table(layout)
+        batches, marks = read_batches(data), EpisodeMarks()
+        batch, layout = next(batches)
+        # The next group of rows, and the newest step of each open episode: it is cut if the data ends there.
+        waiting = _table(batch, layout, marks)
+        texts = [column.name for column in layout.columns if column.dtype == TEXT]
+        with telling(path):
+            writer = parquet.ParquetWriter(
+                file, waiting.schema, use_dictionary=texts, write_page_checksum=True
+            )
+        stack.callback(_close, writer, path)
+
+        def write(table: Any) -> None:
+            if table.num_rows:
                 with telling(path):
-                    writer = parquet.ParquetWriter(
-                        file, table.schema, use_dictionary=table.texts, write_page_checksum=True
-                    )
-                stack.callback(_close, writer, path)
-            _write(writer, table.add(batch), path)
-        if table is not None:
-            _write(writer, table.rest(), path)
+                    writer.write_table(table)
+
+        for batch, _ in batches:
+            waiting = arrow.concat_tables([waiting, _table(batch, layout, marks)])
+            if waiting.num_rows >= _ENOUGH_ROWS or waiting.nbytes >= _ENOUGH_BYTES:
+                is_open = _is_newest(waiting, layout, marks)
+                write(waiting.filter(arrow.array(~is_open)))
+                waiting = waiting.filter(arrow.array(is_open)).combine_chunks()
+        at = waiting.schema.get_field_index("cut")
+        cut = arrow.array(_is_newest(waiting, layout, marks))
+        write(waiting.set_column(at, waiting.schema.field("cut"), cut))
     return File(path)
+
+
+def _close(writer: Any, path: str | os.PathLike[str]) -> None:
+    with telling(path):
+        writer.close()
+
+
+def _is_newest(table: Any, layout: Layout, marks: EpisodeMarks) -> np.ndarray:
+    """Mark the steps that are the newest of an open episode."""
+    count = int(np.prod(layout.rows))
+    newest = [row + count * time for row, time in marks.newest.values()]
+    return np.isin(table["row"].to_numpy() + count * table["time"].to_numpy(), newest)
+
+
+def _table(batch: TensorDictBase, layout: Layout, marks: EpisodeMarks) -> Any:
+    """Return the steps of a batch as an arrow table."""
+    arrow = require("pyarrow")
+    before = marks.steps
+    steps = marks.number(batch)
+    rows, times = np.indices(steps.episode.shape)
+    is_outside = (steps.episode < 0).numpy().reshape(-1)
+    parts = {
+        name: arrow.array(numbers.numpy().reshape(-1), mask=is_outside)
+        for name, numbers in (("episode", steps.episode), ("step", steps.step))
+    }
+    parts["row"] = arrow.array(rows.reshape(-1))
+    parts["time"] = arrow.array(times.reshape(-1) + before)
+    parts["cut"] = arrow.array(np.zeros(is_outside.shape, bool))
+    arrays = arrays_of(batch, layout)
+    for column in layout.columns:
+        if size := _size(column):
+            is_text = column.dtype == TEXT
+            kind = arrow.string() if is_text else arrow.from_numpy_dtype(column.held_dtype)
+            values = arrow.array(arrays[column.path].reshape(-1), type=kind)
+            if size > 1:
+                values = arrow.FixedSizeListArray.from_arrays(values, size)
+            parts[column.name] = values
+    return arrow.table(parts, metadata={"envkit": layout.to_json()})
+
+
+def _size(column: Column) -> int:
+    return int(np.prod(column.held_shape))
 
 
 def from_parquet(path: str | os.PathLike[str]) -> EnvData:
@@ -124,106 +185,6 @@ def from_parquet(path: str | os.PathLike[str]) -> EnvData:
         return data_of(layout, _read(file, layout, path))
 
 
-def _write(writer: Any, part: Any, path: str | os.PathLike[str]) -> None:
-    if part is not None and part.num_rows:
-        with telling(path):
-            writer.write_table(part)
-
-
-def _close(writer: Any, path: str | os.PathLike[str]) -> None:
-    with telling(path):
-        writer.close()
-
-
-class _Table:
-    """Steps that are not written yet: some that make a group of rows, and the newest of each open episode.
-
-    Whether a step is the last of its episode is known when the data ends; so it waits.
-    """
-
-    def __init__(self, layout: Layout):
-        self._arrow = require("pyarrow")
-        self.layout = layout
-        self.texts = [column.name for column in layout.columns if column.dtype == TEXT]
-        self._numbers = EpisodeNumbers()
-        self._open: dict[int, tuple[int, int]] = {}  # by episode: row and time of its newest step
-        self._steps = 0
-        self.schema = self._schema()
-        self._waiting = self.schema.empty_table()
-
-    def add(self, batch: TensorDictBase) -> Any:
-        """Take a batch, and give a table that is to be written now, or None."""
-        steps = self._numbers.number(batch)
-        for piece in steps.pieces:
-            self._open.pop(piece.episode, None)
-            if not piece.ended:
-                self._open[piece.episode] = (piece.row, self._steps + piece.stop - 1)
-        newest = self._table(batch, steps)
-        self._waiting = self._arrow.concat_tables([self._waiting, newest])
-        self._steps += batch.batch_size[-1]
-        if self._waiting.num_rows < _ENOUGH_ROWS and self._waiting.nbytes < _ENOUGH_BYTES:
-            return None
-        is_open = self._is_open()
-        done = self._waiting.filter(self._arrow.array(~is_open))
-        self._waiting = self._waiting.filter(self._arrow.array(is_open)).combine_chunks()
-        return done
-
-    def rest(self) -> Any:
-        """Return what was not written yet; open episodes are cut."""
-        at = self.schema.get_field_index("cut")
-        cut = self._arrow.array(self._is_open())
-        return self._waiting.set_column(at, self.schema.field("cut"), cut)
-
-    def _is_open(self) -> np.ndarray:
-        """Mark the waiting steps that are the newest of an open episode."""
-        rows, times = (self._waiting[name].to_numpy() for name in ("row", "time"))
-        count = max(int(np.prod(self.layout.rows)), 1)
-        places = [row + count * time for row, time in self._open.values()]
-        return np.isin(rows + count * times, places)
-
-    def _schema(self) -> Any:
-        arrow = self._arrow
-        own = [(name, arrow.int64()) for name in ("episode", "step", "row", "time")]
-        entries = [
-            (column.name, _type(arrow, column)) for column in self.layout.columns if _size(column)
-        ]
-        schema = arrow.schema([*own, ("cut", arrow.bool_()), *entries])
-        return schema.with_metadata({"envkit": self.layout.to_json()})
-
-    def _table(self, batch: TensorDictBase, steps: EpisodeSteps) -> Any:
-        arrow = self._arrow
-        rows, times = np.indices(steps.episode.shape)
-        outside = (steps.episode < 0).numpy().reshape(-1)
-        parts = [
-            arrow.array(number.numpy().reshape(-1), mask=outside)
-            for number in (steps.episode, steps.step)
-        ]
-        parts += [arrow.array(rows.reshape(-1)), arrow.array(times.reshape(-1) + self._steps)]
-        parts.append(arrow.array(np.zeros(outside.shape, bool)))
-        arrays = arrays_of(batch, self.layout)
-        columns = [column for column in self.layout.columns if _size(column)]
-        parts += [_listed(arrow, column, arrays[column.path]) for column in columns]
-        return arrow.table(parts, schema=self.schema)
-
-
-def _size(column: Column) -> int:
-    return int(np.prod(column.held_shape))
-
-
-def _type(arrow: ModuleType, column: Column) -> Any:
-    kind = arrow.string() if column.dtype == TEXT else arrow.from_numpy_dtype(column.held_dtype)
-    return kind if _size(column) == 1 else arrow.list_(kind, _size(column))
-
-
-def _listed(arrow: ModuleType, column: Column, held: np.ndarray) -> Any:
-    """Return a column as an arrow array: a number, or a list of numbers, for each step."""
-    kind = _type(arrow, column)
-    if _size(column) == 1:
-        return arrow.array(held.reshape(-1), type=kind)
-    values = arrow.array(held.reshape(-1), type=kind.value_type)
-    return arrow.FixedSizeListArray.from_arrays(values, type=kind)
-
-
 def _read(file: Any, layout: Layout, path: str | os.PathLike[str]) -> dict[Path, np.ndarray]:
     """Put the steps where they were, one group of rows after the other."""
     rows, count = int(np.prod(layout.rows)), file.metadata.num_rows
@@ -232,19 +193,19 @@ def _read(file: Any, layout: Layout, path: str | os.PathLike[str]) -> dict[Path,
         column.path: np.empty((rows, steps, *column.held_shape), column.held_dtype)
         for column in layout.columns
     }
-    found = np.zeros((rows, steps), bool)
+    is_there = np.zeros((rows, steps), bool)
     for batch in file.iter_batches():
         at = tuple(batch.column(name).to_numpy() for name in ("row", "time"))
-        if any((index >= limit).any() for index, limit in zip(at, found.shape, strict=True)):
+        if any((index >= limit).any() for index, limit in zip(at, is_there.shape, strict=True)):
             break
-        found[at] = True
+        is_there[at] = True
         for column in layout.columns:
             if _size(column):
                 values: Any = batch.column(column.name)
                 flat = values if _size(column) == 1 else values.flatten()
                 held = flat.to_numpy(zero_copy_only=False)
                 arrays[column.path][at] = held.reshape(-1, *column.held_shape)
-    if rows * steps != count or not found.all():
+    if rows * steps != count or not is_there.all():
         raise ArgumentError(
             f"{os.fspath(path)} has {count} steps, which are not all those of {rows} rows: some were taken out. Read "
             "it with pyarrow.parquet.read_table."
