@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import inspect
 import pkgutil
-from collections.abc import Iterator
 from typing import Any
 
 from envkit.batched.batched_env import BatchedEnv
@@ -48,24 +47,22 @@ def _only_entry(env: Any) -> Any:
 
 
 def spaces_inside(env: EnvBase) -> tuple[Any, Any] | None:
-    """Return the spaces of the env of Gymnasium that an env, or each of a pool, is around; None where it is around none.
+    """Return the spaces of the Gymnasium env in an env, or in each env of a pool; None where there is none.
 
     No transforms may be between both.
     """
     if isinstance(env, GymWrapper):
         inside = env._env
-        names = ("single_observation_space", "single_action_space")
-        if not hasattr(inside, names[0]):
-            names = ("observation_space", "action_space")
-        return getattr(inside, names[0]), getattr(inside, names[1])
+        if hasattr(inside, "single_observation_space"):
+            return inside.single_observation_space, inside.single_action_space
+        return inside.observation_space, inside.action_space
     if (
         isinstance(env, BatchedEnv)
         and not env.is_closed
         and all(env._ask_rows(_is_around_one, None))
     ):
-        pairs = list(
-            zip(env.get_attr("observation_space"), env.get_attr("action_space"), strict=True)
-        )
+        names = "observation_space", "action_space"
+        pairs = list(zip(*map(env.get_attr, names), strict=True))
         return pairs[0] if all(pair == pairs[0] for pair in pairs) else None
     return None
 
@@ -75,39 +72,33 @@ def _is_around_one(env: EnvBase) -> bool:
 
 
 def env_spec_of(env: EnvBase, observation_space: object, action_space: object) -> Any:
-    """Return the spec by which Gymnasium makes an env with these spaces; None where there is none.
+    """Return the spec from which Gymnasium makes an env with these spaces; None where there is none.
 
     There is one for envs of Gymnasium, single or in a pool, and for what `make` made, unless transforms are
     between them and the data. No second env is made to find out: there may be room for one alone.
     """
-    for spec, spaces in _candidates(env):
-        fits = _alike(spaces[0], observation_space) and _alike(spaces[1], action_space)
-        if fits and _can_be_made(spec):
-            return spec
-    return None
-
-
-def _candidates(env: EnvBase) -> Iterator[tuple[Any, tuple[Any, Any]]]:
-    """Yield specs, each with the spaces of the env that is made by it."""
     kind = require("gymnasium.envs.registration").EnvSpec
-    inside = spaces_inside(env)
-    if inside is not None:
-        found = getattr(env, "spec", None)  # of a pool, those of its envs
-        specs = [found] if found is None or isinstance(found, kind) else list(found)
-        if isinstance(specs[0], kind) and all(spec == specs[0] for spec in specs):
-            yield specs[0], inside
-    told = made_by(env)
-    if told is not None and not any(
-        leaf.dtype in NO_SPACE for _, leaf in env.full_observation_spec.items(True, True)
-    ):
-        name = "".join(sign if sign.isalnum() else "-" for sign in told["id"])
+    spaces = observation_space, action_space
+    inside, keywords = spaces_inside(env), made_by(env)
+    if inside is not None and all(map(_alike, inside, spaces)):
+        spec = getattr(env, "spec", None)  # of a pool, those of its envs
+        specs = [spec] if spec is None or isinstance(spec, kind) else list(spec)
+        is_one = isinstance(specs[0], kind) and all(spec == specs[0] for spec in specs)
+        if is_one and _can_be_made(specs[0]):
+            return specs[0]
+    dtypes = {leaf.dtype for _, leaf in env.full_observation_spec.items(True, True)}
+    if keywords is None or dtypes & {*NO_SPACE}:
+        return None
+    if all(map(_alike, _spaces_of_recovered(env), spaces)):
+        name = "".join(sign if sign.isalnum() else "-" for sign in keywords["id"])
         spec = kind(
             id=f"envkit/{name}-v0",
             entry_point=f"{__name__}:{recovered_env.__name__}",
-            kwargs=dict(told),
+            kwargs=dict(keywords),
             disable_env_checker=True,
         )
-        yield spec, _spaces_of_recovered(env)
+        return spec if _can_be_made(spec) else None
+    return None
 
 
 def _can_be_made(spec: Any) -> bool:
@@ -117,16 +108,16 @@ def _can_be_made(spec: Any) -> bool:
         for wrapper in spec.additional_wrappers:
             if wrapper.kwargs is None:  # Gymnasium kept none
                 return False
-            made = pkgutil.resolve_name(wrapper.entry_point)
-            inspect.signature(made).bind(env=None, **wrapper.kwargs)
-    # functions, objects, other arguments
-    except (AttributeError, ImportError, TypeError, ValueError):
+            inspect.signature(pkgutil.resolve_name(wrapper.entry_point)).bind(
+                env=None, **wrapper.kwargs
+            )
+    except (AttributeError, ImportError, TypeError, ValueError):  # functions, objects, others
         return False
     return True
 
 
 def _spaces_of_recovered(env: EnvBase) -> tuple[Any, Any]:
-    """Return the spaces of what `recovered_env` makes, from an env that `make` has made in the same way."""
+    """Return the spaces of the env that `recovered_env` makes, from one that `make` has made in the same way."""
     spaces = require("gymnasium.spaces")
     hidden = env._facts.infos | private_entries(env)
     shown = Composite()
