@@ -157,9 +157,10 @@ def _roles_of(layout: Layout, env: EnvBase | None) -> Roles:
                 f"{kind} that Minari needs are not in the data: {sorted(map(str, map(as_key, missing))) or 'none is found'}. "
                 f"There are {sorted(map(str, map(as_key, there)))}. Pass env=..., the one whose data this is, with its transforms."
             )
-    if env is not None:
-        for path in sorted({*observations, *(("next", *path) for path in observations), *actions}):
-            _require_of_env(env, columns[path])
+    specs = _specs_of(env)
+    for path in sorted({*observations, *(("next", *path) for path in observations), *actions}):
+        if specs:
+            _require_like(specs[path[path[0] == "next" :]], columns[path])
     apart = {*_FLAGS, *(("next", *path) for path in {*_FLAGS, *carried, rewards[0]})}
     for path in sorted(columns.keys() - apart):
         column = columns[path]
@@ -168,8 +169,7 @@ def _roles_of(layout: Layout, env: EnvBase | None) -> Roles:
                 f"the entry {as_key(path)!r} is {column.dtype} of shape {column.shape}, which Minari cannot hold. "
                 f"Leave it out: data.exclude({as_key(path)!r})."
             )
-    specs = {} if env is None else {path: _spec_of(env, path) for path in observations | actions}
-    one_hot = [path for path, spec in specs.items() if isinstance(spec, OneHot | MultiOneHot)]
+    one_hot = {path for path, spec in specs.items() if isinstance(spec, OneHot | MultiOneHot)}
     return Roles(
         observations=tuple(sorted(observations)),
         actions=tuple(sorted(actions)),
@@ -177,14 +177,13 @@ def _roles_of(layout: Layout, env: EnvBase | None) -> Roles:
         infos=tuple(
             sorted((carried - observations) | (columns.keys() - apart - carried - actions))
         ),
-        one_hot=tuple(sorted(one_hot)),
+        one_hot=tuple(sorted(one_hot & (observations | actions))),
     )
 
 
-def _require_of_env(env: EnvBase, column: Column) -> None:
+def _require_like(spec: TensorSpec, column: Column) -> None:
     """Check that an observation or an action has the shape and dtype that the env declares."""
     key, is_root = as_key(column.path), column.path[0] != "next"
-    spec = _spec_of(env, column.path[not is_root :])
     sizes = tuple(spec.shape)
     is_alike = len(sizes) == len(column.shape) and all(
         wanted in (-1, size) for wanted, size in zip(sizes, column.shape, strict=True)
@@ -203,10 +202,12 @@ def _require_of_env(env: EnvBase, column: Column) -> None:
     )
 
 
-def _spec_of(env: EnvBase, path: Path) -> TensorSpec:
-    is_shown = path in leaf_paths(env.full_observation_spec)
-    specs = env.single_full_observation_spec if is_shown else env.single_full_action_spec
-    return specs[as_key(path)]
+def _specs_of(env: EnvBase | None) -> dict[Path, TensorSpec]:
+    """Return the specs of actions and observations of one row, by path; none without an env."""
+    if env is None:
+        return {}
+    trees = env.single_full_action_spec, env.single_full_observation_spec
+    return {path: tree[as_key(path)] for tree in trees for path in leaf_paths(tree)}
 
 
 def _at(tree: Any, place: Path) -> Any:
@@ -219,10 +220,10 @@ def _spaces_of(layout: Layout, roles: Roles, env: EnvBase | None) -> tuple[Any, 
     """Return the spaces of observations and of actions, which contain what is written."""
     spaces = require("gymnasium.spaces")
     columns = {column.path: column for column in layout.columns}
-    starts = {} if env is None else _starts(env)
+    specs, starts = _specs_of(env), {} if env is None else _starts(env)
 
     def space(path: Path) -> Any:
-        column, spec = columns[path], None if env is None else _spec_of(env, path)
+        column, spec = columns[path], specs.get(path)
         is_flag = column.held_dtype == bool and not column.held_shape
         if spec is not None and path in starts:
             counted: Any = asked_space(spec, spaces)
