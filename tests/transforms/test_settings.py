@@ -232,13 +232,13 @@ def test_no_program_stays_that_was_made_for_other_settings(make, name):
     env = walker(*make())
     transform = env.transform[len(make()) - 1]
     before, stepper = getattr(transform, name), env._route.stepper
-    account = stepper._engine.programs.account()
+    key = stepper._engine.programs.key()
 
     setattr(transform, name, before + 0.5 if torch.is_tensor(before) else other(name, before))
 
     given = {*transform.constants(), *transform._buffers, "frozen"}
     assert name in given or env._declared.sides == {}
-    assert name in given or stepper._engine.programs.account() != account
+    assert name in given or stepper._engine.programs.key() != key
 
 
 @pytest.mark.parametrize(

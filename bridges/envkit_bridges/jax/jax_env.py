@@ -97,10 +97,11 @@ class JaxEnv(EnvBase):
         device: where torch data and JAX arrays are; None takes the CPU, or the first of ``devices``.
         **options: see `envkit_bridges.jax.options.JaxOptions`.
 
-    Envs that are equal run the same compiled programs: of the same class, with the same attributes of ``env`` by
-    value, the same ``episode_length``, ``reset_mode``, ``pool_size``, ``reset_rows``, ``state_layout``, ``devices``,
-    ``metrics``, ``action_repeat``, ``randomize`` and ``randomize_at``. The second one compiles nothing, at the batch sizes that the first has used. Functions, and objects that are not
-    made in Python, count by identity, and so do fused transforms.
+    Envs that are equal run the same compiled programs: where ``env`` is by ``==`` and has a hash, as static arguments of
+    `jax.jit` must (e.g. a frozen dataclass), and all options that change a program are. The second one compiles nothing,
+    at the batch sizes that the first has used. Envs of the same name and options are equal, copies share programs too.
+    An ``env`` of which an attribute is set to something else is compiled again. Arrays and dicts in attributes are not
+    looked into: give the env another one, and do not write into the one that it has.
 
     Actions are converted and refused as `envkit.specs.inputs` says. On an accelerator their values are not
     looked at, since each step would wait for the device: there an index out of range or NaN reaches

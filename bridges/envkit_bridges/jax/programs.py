@@ -24,9 +24,10 @@ Conventions
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
+from operator import is_
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -35,6 +36,7 @@ import jax.numpy as jnp
 from envkit.data.paths import Path
 from envkit.functional import (
     BatchedEnv,
+    EnvWrapper,
     Policy,
     Stopped,
     StopRule,
@@ -50,7 +52,7 @@ from envkit_bridges.jax.compilation import jit_with_note, simulator_name
 from envkit_bridges.jax.fused_transforms import Acted, NamedRows, RowState, flags_of
 from envkit_bridges.jax.gradients import Differentiable, vjp_of
 from envkit_bridges.jax.sharding import AXIS, EVERYWHERE, FLAGS, ROWS, Shards, after_time
-from envkit_bridges.jax.shared_programs import Program, Same, account_of
+from envkit_bridges.jax.shared_programs import Program, Shared, copied_from, shared_by
 
 if TYPE_CHECKING:
     import numpy as np
@@ -99,9 +101,11 @@ class Programs:
         compiled: or else run operation by operation, as JAX does without ``jit``.
         shards: devices over which rows are spread. `until`, whose rows wait for each other, and the
             backward passes do not run over several.
+        shared: name of the `Shared` of the env that this is a copy of.
 
-    Programs of equal envs are shared, see `shared_programs`. ``traces`` counts by name how often each was
-    traced for this one.
+    Programs are shared by envs that declare to be equal (`key`), and by copies. An env of which an attribute is set to
+    something else is compiled again, and shares with no other from then on; arrays in attributes are not looked into.
+    ``traces`` counts by name how often each was traced for this one.
     """
 
     def __init__(
@@ -112,6 +116,7 @@ class Programs:
         packed: bool = True,
         compiled: bool = True,
         shards: Shards | None = None,
+        shared: str | None = None,
     ):
         self.env = env
         self.transforms = tuple(transforms)
@@ -128,33 +133,60 @@ class Programs:
         self.relayout = self._differentiable("relayout", self._relayout)
         self.unroll = self._program("unroll", self._unroll, static=3)
         self.until = self._program("until", self._until, static=4)
+        self._objects = list(_objects_in(env.env))
+        self._seen = self._attributes()
+        self._shared: Shared | None = copied_from(shared)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A copy shares what is compiled while it is equal, and counts its own traces."""
+        """A copy shares what is compiled, but for transforms, and counts its own traces."""
         make = partial(Programs, packed=self.packed, compiled=self.compiled, shards=self.shards)
-        return make, (self.env, self.transforms)
+        shared = None if self.transforms else self.shared.name
+        return partial(make, shared=shared), (self.env, self.transforms)
 
     def over(self, env: BatchedEnv) -> Programs:
         """Return programs like these over other rows; what they trace is counted with what these did."""
-        make, (_, transforms) = self.__reduce__()
-        programs = make(env, transforms)
+        make = partial(Programs, packed=self.packed, compiled=self.compiled, shards=self.shards)
+        programs = make(env, self.transforms)
         programs.traces = self.traces
         return programs
 
     @property
     def advancing(self) -> set[int]:
         """Numbers of rows that `advance` was traced for by an equal env, or that it is expected to be."""
-        return self.advance.shared.advancing
+        return self.shared.advancing
 
-    def account(self) -> Hashable:
-        """Describe what traces depend on; transforms may hold anything and count as themselves, edits included."""
-        devices = None if self.shards is None else self.shards.devices
-        transforms = tuple((Same(one), one._edits) for one in self.transforms)
-        form = self.packed, self.compiled, devices
-        env = self.env.env
+    @property
+    def shared(self) -> Shared:
+        """Programs of the env as it is now, of which attributes are compared by identity at each call."""
+        seen = self._attributes()
+        if len(seen) != len(self._seen) or not all(map(is_, seen, self._seen)):
+            self._objects = list(_objects_in(self.env.env))
+            self._seen, self._shared = self._attributes(), Shared()
+        elif self._shared is None:
+            self._shared = shared_by(self.key())
+        return self._shared
+
+    def _attributes(self) -> list[object]:
+        held: list[object] = [transform._edits for transform in self.transforms]
+        for one, computed in self._objects:
+            pairs = vars(one).copy().items()  # another thread may add to it
+            held += [part for pair in pairs if pair[0] not in computed for part in pair]
+        return held
+
+    def key(self) -> Hashable:
+        """Return all that traces depend on, of an env that declares by `__eq__` which others it equals."""
+        env = innermost = self.env.env
+        while isinstance(innermost, EnvWrapper):
+            innermost = innermost.env
+        if type(innermost).__eq__ is object.__eq__:
+            return object()
         if env.model_argument is not None:
             env = env.with_model(None)
-        return account_of((env, self.env.axis, self.env.chunks)), transforms, form
+        like = tuple((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(self.env.template))
+        transforms = tuple((transform, transform._edits) for transform in self.transforms)
+        devices = None if self.shards is None else self.shards.devices
+        form = self.packed, self.compiled, devices
+        return env, self.env.axis, self.env.chunks, like, transforms, form
 
     def _program(self, name: str, function: Callable[..., Any], static: int = 0) -> Program:
         self._functions[name] = function, static
@@ -176,7 +208,10 @@ class Programs:
     def trace(self, name: str, *args: object) -> PyTree:
         """Compute what the program of that name does, and count it."""
         self.traces[name] = self.traces.get(name, 0) + 1
-        return self._functions[name][0](*args)
+        try:
+            return self._functions[name][0](*args)
+        finally:
+            self._seen = self._attributes()  # what a trace keeps in an attribute is no change
 
     def _differentiable(self, name: str, function: Callable) -> Differentiable:
         run, vjp = self._program(name, function), self._program(f"{name}_vjp", vjp_of(function))
@@ -406,6 +441,15 @@ class Programs:
             name: _same_bits(leaf, _SIGNED.get(leaf.dtype.name, leaf.dtype))
             for name, leaf in self.env.packing.leaves(state).items()
         }
+
+
+def _objects_in(env: Any) -> Iterator[tuple[object, set[str]]]:
+    """Yield an env and those inside it that may change, with the names of attributes that they compute themselves."""
+    while env is not None:
+        if hasattr(env, "__dict__") and not isinstance(env, EnvWrapper):
+            members = [member for kind in type(env).__mro__ for member in vars(kind).items()]
+            yield env, {name for name, value in members if isinstance(value, cached_property)}
+        env = getattr(env, "env", None)
 
 
 def _same_bits(leaf: jax.Array, dtype: np.dtype | str) -> jax.Array:

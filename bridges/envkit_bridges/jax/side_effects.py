@@ -14,13 +14,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.core import Tracer
 
 from envkit.errors import StateStructureError
 from envkit.functional import BatchedEnv, EnvWrapper, Timestep
 from envkit.functional.spaces import sample_space
-from envkit.functional.structure import PyTree
-from envkit_bridges.jax.shared_programs import account_of, is_of_library
+from envkit.functional.structure import PyTree, is_typed_key
+from envkit_bridges.libraries import LIBRARIES
 from envkit_bridges.policy.side_effects import changed_places, generator_states, values_held
 
 _FIX = (
@@ -75,7 +76,14 @@ def _owners(env: object, name: str) -> list[Any]:
     while env is not None:
         owners.append(env)
         env = getattr(env, "env", None)
-    return [owner for owner in owners if not is_of_library(getattr(type(owner), name, type(owner)))]
+    return [
+        owner for owner in owners if not _is_of_library(getattr(type(owner), name, type(owner)))
+    ]
+
+
+def _is_of_library(value: Any) -> bool:
+    """Check whether a class or function belongs to envkit or to a library that it has an adapter for."""
+    return value.__module__.partition(".")[0] in (*LIBRARIES, "envkit", "envkit_bridges")
 
 
 def _error(name: str, owner: object, what: str) -> StateStructureError:
@@ -93,7 +101,7 @@ def frozen_values(env: Any) -> Iterator[str]:
     """
     while isinstance(env, BatchedEnv | EnvWrapper):
         env = env.env
-    if is_of_library(type(env)):
+    if _is_of_library(type(env)):
         return
     key = jax.random.PRNGKey(0)
     state = jax.eval_shape(env.reset, key)[0]
@@ -115,4 +123,9 @@ def _differs(method: Callable[..., Any], args: tuple[PyTree, ...]) -> bool:
 def _program(method: Callable[..., Any], like: tuple[Any, ...]) -> Hashable:
     # a new function, or JAX would give the trace that it keeps
     traced = jax.make_jaxpr(lambda *args: method(*args))(*like)
-    return re.sub("0x[0-9a-f]+", "", str(traced)), account_of(list(traced.consts))
+    consts = [
+        jax.random.key_data(const) if is_typed_key(const.dtype) else const
+        for const in traced.consts
+    ]
+    values = tuple((str(const.dtype), const.shape, np.asarray(const).tobytes()) for const in consts)
+    return re.sub("0x[0-9a-f]+", "", str(traced)), values

@@ -10,7 +10,8 @@ import contextlib
 import dataclasses
 import threading
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, Unpack
 
 import jax
@@ -21,7 +22,7 @@ from envkit.data.arguments import as_bool
 from envkit.data.keywords import Default
 from envkit.env.wrapper_hints import called_here
 from envkit.errors import ArgumentError, ArgumentTypeError
-from envkit.functional import Box, Timestep, WithoutInfo, WrapperState
+from envkit.functional import Box, Randomizer, Timestep, WithoutInfo, WrapperState
 from envkit.specs.annotations import Device
 from envkit_bridges.jax.jax_env import JaxEnv
 from envkit_bridges.jax.options import LIMIT, JaxOptions
@@ -63,11 +64,21 @@ class DrawingState(WrapperState[Any]):
 class SimulatorCore:
     """Base of the `StatelessEnv` around an env object of a library.
 
-    ``make`` makes the object again: most can be built, but not pickled.
+    ``make`` makes the object again: most can be built, but not pickled. ``source`` is what cores are compared by in its
+    place: the class of the object, and the function and arguments that make it; without these, cores are unlike.
     """
 
-    env: Any
-    make: Callable[[], Any] | None = None
+    env: Any = field(compare=False)
+    make: Callable[[], Any] | None = field(default=None, compare=False)
+    source: Hashable = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        source: Hashable = object()
+        if isinstance(self.make, partial):
+            arguments = *enumerate(self.make.args), *self.make.keywords.items()
+            typed = tuple((name, type(value), value) for name, value in arguments)
+            source = type(self.env), self.make.func, typed
+        object.__setattr__(self, "source", source)
 
     def lasting(self, steps: int | None) -> Self:
         """Return the env with a limit in the library that cuts no episode before so many steps; None: with none.
@@ -81,7 +92,8 @@ class SimulatorCore:
         return self  # nothing in it ever changes
 
     def __reduce__(self) -> tuple[Any, ...]:
-        given = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        names = [field.name for field in dataclasses.fields(self) if field.init]
+        given = {name: getattr(self, name) for name in names}
         if self.make is not None:
             del given["env"]
         return _core_of, (type(self), given)
@@ -347,7 +359,7 @@ class ParamsEnv(SimulatorEnv):
         given: dict[str, Any] = dict(options)
         if as_bool("params_per_row", given.pop("params_per_row", False)):
             given["randomize_at"] = given.get("randomize_at") or "construction"
-            given["randomize"] = _of_every_leaf(given.get("randomize"))
+            given["randomize"] = _EveryLeaf(given.get("randomize"))
         super().__init__(core, device=device, **given)
         self._params = self._core.params
         self._engine.settings.model = jax.tree.map(jnp.asarray, self._params)
@@ -374,11 +386,12 @@ class ParamsEnv(SimulatorEnv):
         self._engine.settings.model = jax.tree.map(jnp.asarray, params)
 
 
-def _of_every_leaf(randomize: Callable[[jax.Array, Any], Any] | None) -> Callable[..., Any]:
-    """Have rows keep every leaf of the params, also those that are not drawn."""
+@dataclass(frozen=True)
+class _EveryLeaf:
+    """Has rows keep every leaf of the params, also those that ``randomize`` does not draw."""
 
-    def copied(key: jax.Array, params: object) -> PyTree:
-        drawn = params if randomize is None else randomize(key, params)
+    randomize: Randomizer | None
+
+    def __call__(self, key: jax.Array, params: PyTree) -> PyTree:
+        drawn = params if self.randomize is None else self.randomize(key, params)
         return jax.tree.map(jnp.copy, drawn)
-
-    return copied

@@ -13,7 +13,7 @@ Conventions
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, Unpack
 
@@ -78,7 +78,7 @@ class JaxMARLCore(SimulatorCore):
     ``masks``: the method that says which actions are allowed, "" where there is none.
     """
 
-    action_space: Mapping[str, Any] | None = None
+    action_space: Mapping[str, Any] | None = field(default=None, compare=False)
     members: tuple[tuple[str, tuple[int, ...]], ...] = ()
     limit: int | None = None
     masks: str = ""

@@ -199,16 +199,22 @@ class PlaygroundEnv(PlaygroundWrapper):
                 f"MuJoCo Playground has no domain randomisation for {env_name!r}. Write a function "
                 "(key, model) -> model, e.g. model.replace(body_mass=...)."
             )
+        return _Randomizer(theirs)
 
-        def randomize(key: jax.Array, model: object) -> PyTree:
-            many, _ = theirs(model, key[None])  # theirs draws a batch, here of one
-            return jax.tree.map(
-                lambda leaf, own: leaf if leaf is own or leaf.shape == own.shape else leaf[0],
-                many,
-                model,
-            )
 
-        return randomize
+@dataclass(frozen=True)
+class _Randomizer:
+    """Draws one model by a function of the library, which draws a batch."""
+
+    theirs: Callable[..., Any]
+
+    def __call__(self, key: jax.Array, model: PyTree) -> PyTree:
+        many, _ = self.theirs(model, key[None])
+        return jax.tree.map(
+            lambda leaf, own: leaf if leaf is own or leaf.shape == own.shape else leaf[0],
+            many,
+            model,
+        )
 
 
 MujocoPlaygroundEnv = PlaygroundEnv
@@ -243,7 +249,7 @@ def _config(name: str, given: Any, overrides: Mapping[str, Any] | None, impl: st
             f"config_overrides={overrides!r} does not fit the config of {name!r}: {str(error)[:80]}... It has: "
             f"{', '.join(sorted(config.keys()))}; one inside another is called by a dotted name."
         ) from error
-    return config
+    return require("ml_collections").FrozenConfigDict(config)  # which can be compared
 
 
 def _environment(name: str, config: Any) -> Simulator:
@@ -251,7 +257,7 @@ def _environment(name: str, config: Any) -> Simulator:
         _require_menagerie(name)
     try:
         with quietly():
-            return _library().registry.load(name, config=config.copy_and_resolve_references())
+            return _library().registry.load(name, config=config.as_configdict())
     except AttributeError as error:
         raise BrokenLibraryError(
             f"MuJoCo Playground fails to build {name!r} with the mujoco that is installed: {error}. Install the "

@@ -11,8 +11,8 @@ Conventions
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
@@ -225,14 +225,16 @@ def _with_tasks(
             "benchmark and randomize both say how params are drawn. Pass one of them; your own function can call benchmark.sample_ruleset(key)."
         )
     tasks = _benchmark(benchmark)
-    return params.replace(ruleset=tasks.get_ruleset(0)), {**options, "randomize": _Drawing(tasks)}
+    drawing = _Drawing(tasks, benchmark if isinstance(benchmark, str) else object())
+    return params.replace(ruleset=tasks.get_ruleset(0)), {**options, "randomize": drawing}
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class _Drawing:
-    """Draw a ruleset of a benchmark."""
+    """Draw a ruleset of a benchmark; those of one ``name`` are equal."""
 
-    tasks: Any
+    tasks: Any = field(compare=False)
+    name: Hashable
 
     def __call__(self, key: jax.Array, params: PyTree) -> PyTree:
         return params.replace(ruleset=self.tasks.sample_ruleset(key))

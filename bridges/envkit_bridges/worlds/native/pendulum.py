@@ -51,6 +51,12 @@ class JaxPendulum:
         }
         self.params = {**PARAMETERS, **own}
 
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and other.params == self.params  # type: ignore[attr-defined]
+
+    def __hash__(self) -> int:
+        return hash(tuple(sorted(self.params.items())))
+
     @property
     def action_space(self) -> Box:
         """A torque."""
