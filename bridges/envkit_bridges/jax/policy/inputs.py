@@ -37,8 +37,7 @@ from envkit_bridges.jax.codecs import action_tree, integers_in_jax, is_choice
 from envkit_bridges.jax.engine import ProgramEngine
 from envkit_bridges.jax.fused_transforms import Acted
 from envkit_bridges.jax.policy.jax_policy import JaxPolicy, Places, act
-from envkit_bridges.jax.policy.translated import Translation, in_jax, narrowed
-from envkit_bridges.jax.policy.widths import INT32
+from envkit_bridges.jax.policy.translated import WIDE, Translation, has_64_bits, in_jax, narrowed
 from envkit_bridges.policy.compiled import CompiledPolicy
 from envkit_bridges.policy.errors import STEPWISE
 from envkit_bridges.policy.exporting import signature_for
@@ -131,36 +130,25 @@ def _translated(
     carries = tuple(path for path in translation.reads if path in free)
     remembers = tuple(path for path in carries if ("next", *path) in translation.writes)
     lasting = frozenset(shown) - set(_FLAGS) | set(carries)
-    _refuse_wide_memory(translation, lasting)
+    _refuse_wide_memory(translation.writes, lasting)
     function = _Translated(translation, actions, lasting)
     tensors = translation.tensors(policy, env.device or torch.device("cpu"))
     return Actor(function, tensors, carries, remembers, translation.writes)
 
 
-_MOST_A_STEP = 1024
-"""Growth of an integer in one step with which it stays within 32 bits for two million steps, as a counter does."""
-
-
-def _refuse_wide_memory(translation: Translation, lasting: Collection[Path]) -> None:
-    """Check that what goes on into the next root fits into the 32 bits in which programs carry it.
+def _refuse_wide_memory(writes: Mapping[Path, torch.dtype], lasting: Collection[Path]) -> None:
+    """Check that what goes on into the next root has the 32 bits in which programs carry it.
 
     Raises:
-        TranslationError: it may not.
+        TranslationError: it has 64, and JAX is set to 32.
     """
-    writes = list(translation.writes.items())
-    for place, span in translation.widths.outputs.items():
-        path, dtype = writes[place]
+    for path, dtype in writes.items():
         kept = path[1:] if path[0] == "next" else path
-        if kept not in lasting:
-            continue
-        low, high = INT32[0] - _MOST_A_STEP, INT32[1] + _MOST_A_STEP
-        if span is not None and low <= span[0] and span[1] <= high:
-            continue
-        bits = "a float" if span is None else f"an integer from {span[0]} to {span[1]}"
-        raise TranslationError(
-            f"the module writes {as_key(path)!r} as {bits} of {dtype}, but a program carries 32 bits to the next step. "
-            f"Cast it to torch.float32 or torch.int32, bound it with clamp or %, or {STEPWISE}."
-        )
+        if kept in lasting and dtype in WIDE and not has_64_bits():
+            raise TranslationError(
+                f"the module writes {as_key(path)!r} as {dtype}, but a program carries 32 bits to the next step. "
+                f"Cast it to torch.float32 or torch.int32, or {STEPWISE}."
+            )
 
 
 # --------------------------------------------------------------------------------- what it is given
@@ -318,11 +306,6 @@ class _Translated:
         rows = next(iter(observation.values())).shape[0]
         never = dict.fromkeys(_FLAGS, jnp.zeros((rows, 1), bool))
         written = self.translation(params, {**never, **observation}, key)
-        written |= {
-            path: narrowed(value)
-            for path, value in written.items()
-            if (path[1:] if path[0] == "next" else path) in self.lasting
-        }
         read = {leaf.path: leaf.read(written[leaf.path]) for leaf in self.actions}
         return _acted(written, read, self.lasting)
 

@@ -68,7 +68,8 @@ def _placed(plain: Callable[..., Any], extreme: Callable[..., Any]) -> Callable[
 
     def place(x: jax.Array, axis: int | None = None, keepdims: bool = False) -> jax.Array:
         if x.dtype.itemsize < 8:
-            return plain(x, axis, keepdims=keepdims)
+            with jax.enable_x64(False):
+                return plain(x, axis, keepdims=keepdims)
         flat = x.reshape(-1) if axis is None or not x.ndim else x
         at = 0 if axis is None or not x.ndim else axis % x.ndim
         best = extreme(flat, at, keepdims=True)

@@ -2,16 +2,17 @@
 
 This module computes the graph of an exported module with JAX arrays, and decides which values it is
 called with: those of parameters and buffers are looked up on the live module at every call, and copied,
-so that an optimiser may step as soon as the call has returned. Steps that need 64 bits have them, see `widths`.
+so that an optimiser may step as soon as the call has returned.
 
 Conventions
     keys    an operator that draws gets ``fold_in(key, n)``, n counting the draws in the graph's order.
+    wide    of a dtype with 64 bits in torch. Where JAX is set to 32 bits, steps that take or give such values are
+            computed with JAX's 64 bits, and the values keep them. Only draws have 32 bits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +28,6 @@ from envkit.errors import TranslationError
 from envkit_bridges.dlpack import to_jax, to_jit
 from envkit_bridges.jax.policy.jax_library import JAX
 from envkit_bridges.jax.policy.operators import TABLE
-from envkit_bridges.jax.policy.widths import Widths, widths_of
 from envkit_bridges.policy.compiled import CompiledPolicy
 from envkit_bridges.policy.errors import STEPWISE
 from envkit_bridges.policy.exporting import Exported, Graph, Signature, Step, filled
@@ -47,7 +47,6 @@ class Translation:
         writes: entries it gives, with the dtypes torch gives them.
         constants: NumPy arrays of the tensors that are no parameter and no buffer, by name. They belong to no
             trace, since one translation serves many programs.
-        widths: what needs 64 bits.
         doubles: names of the parameters and buffers of float64 that cross as their bits.
     """
 
@@ -55,7 +54,6 @@ class Translation:
     reads: tuple[Path, ...]
     writes: dict[Path, torch.dtype]
     constants: Mapping[str, np.ndarray]
-    widths: Widths
     doubles: frozenset[str]
 
     def __call__(
@@ -70,37 +68,21 @@ class Translation:
         """
         graph = self.graph
         values: dict[str, Any] = {}
-        for name, value in self.constants.items():
-            with _wide() if name in self.widths.values else nullcontext():
+        with jax.enable_x64(True):
+            for name, value in self.constants.items():
                 values[name] = jnp.asarray(value)
         values.update(zip(graph.tensors, tensors, strict=True))
-        with _wide():
+        with jax.enable_x64(True):
             for name in self.doubles:
                 values[name] = jax.lax.bitcast_convert_type(values[name], jnp.float64)
         values.update(zip(graph.inputs, (entries[path] for path in self.reads), strict=True))
         for step in graph.steps:
             own = jax.random.fold_in(key, step.draw) if step.op.draws else None
-            if step.name in self.widths.steps:
-                values[step.name] = self._applied_wide(step, values, own)
-            else:
+            if has_64_bits() or not _is_wide(step.node, *step.node.all_input_nodes):
                 values[step.name] = step.apply(values, own)
+            else:
+                values[step.name] = _applied_wide(step, values, own)
         return dict(zip(self.writes, filled(list(graph.outputs), values), strict=True))
-
-    def _applied_wide(self, step: Step, values: Mapping[str, Any], own: jax.Array | None) -> PyTree:
-        """Compute a step with 64 bits; what is drawn is drawn with 32 and widened."""
-        nodes = step.node.all_input_nodes
-        with nullcontext() if step.op.draws else _wide():
-            given = {
-                node.name: _with_bits(values[node.name], _NARROW)
-                if step.op.draws
-                else _as_torch_has_it(values[node.name], node)
-                for node in nodes
-            }
-            value = step.apply(given, own)
-        with _wide():
-            if step.name in self.widths.values:
-                return _as_torch_has_it(value, step.node)
-            return _with_bits(value, _NARROW)
 
     def tensors(self, policy: CompiledPolicy, device: torch.device) -> list[Any]:
         """Read the parameters and buffers of the live module, as arguments of a jitted call.
@@ -126,11 +108,10 @@ def in_jax(exported: Exported, signature: Signature, module: torch.nn.Module) ->
     _refuse_complex(module)
     reads = tuple(path for path, _, _ in signature.reads)
     graph = Graph(exported.program, [".".join(path) for path in reads], TABLE, JAX)
-    widths = _NONE if _has_64_bits() else widths_of(graph)
     with jax.ensure_compile_time_eval():  # this may be called while a program is traced
         constants = {
             name: value.numpy(force=True)
-            if name in widths.values
+            if value.dtype in WIDE
             else np.asarray(to_jax(value, detach=True))
             for name, value in graph.constants.items()
         }
@@ -138,41 +119,52 @@ def in_jax(exported: Exported, signature: Signature, module: torch.nn.Module) ->
     doubles = {
         name
         for name, own in graph.tensors.items()
-        if named[own].dtype == torch.float64 and not _has_64_bits()
+        if named[own].dtype == torch.float64 and not has_64_bits()
     }
-    return Translation(graph, reads, dict(exported.writes), constants, widths, frozenset(doubles))
+    return Translation(graph, reads, dict(exported.writes), constants, frozenset(doubles))
+
+
+WIDE = frozenset(getattr(torch, name) for name in NARROWER)
+
+
+def has_64_bits() -> bool:
+    """Return whether JAX computes with 64 bits by itself."""
+    return bool(jax.config.jax_enable_x64)  # type: ignore[attr-defined]
 
 
 def narrowed(value: jax.Array) -> jax.Array:
     """Cast to 32 bits what has 64 where JAX has none; an integer that does not fit becomes the nearest that does."""
-    narrow = _NARROW.get(value.dtype)
-    if narrow is None or _has_64_bits():
+    narrow = NARROWER.get(value.dtype.name)
+    if narrow is None or has_64_bits():
         return value
-    with _wide():
-        if jnp.issubdtype(narrow, jnp.integer):
+    with jax.enable_x64(True):
+        if jnp.issubdtype(value.dtype, jnp.integer):
             value = jnp.clip(value, jnp.iinfo(narrow).min, jnp.iinfo(narrow).max)
         return value.astype(narrow)
 
 
-_NONE = Widths(frozenset(), frozenset(), {})
-_NARROW = {np.dtype(wide): np.dtype(narrow) for wide, narrow in NARROWER.items()}
+def _is_wide(*nodes: Node) -> bool:
+    values = [node.meta.get("val") for node in nodes]
+    return any(getattr(leaf, "dtype", None) in WIDE for leaf in jax.tree.leaves(values))
 
 
-def _has_64_bits() -> bool:
-    return bool(jax.config.jax_enable_x64)  # type: ignore[attr-defined]
+def _applied_wide(step: Step, values: Mapping[str, Any], own: jax.Array | None) -> PyTree:
+    """Compute a step with 64 bits; what is drawn is drawn with 32 and widened."""
+    nodes = step.node.all_input_nodes
+    if step.op.draws:
+        drawn = step.apply({n.name: jax.tree.map(narrowed, values[n.name]) for n in nodes}, own)
+        with jax.enable_x64(True):
+            return _as_in_torch(drawn, step.node)
+    with jax.enable_x64(True):
+        value = step.apply({n.name: _as_in_torch(values[n.name], n) for n in nodes}, own)
+        return _as_in_torch(value, step.node)
 
 
-def _wide() -> AbstractContextManager[object]:
-    """Let JAX compute with 64 bits while the context is open, also within a trace."""
-    return jax.enable_x64(True)
-
-
-def _as_torch_has_it(value: PyTree, node: Node) -> PyTree:
+def _as_in_torch(value: PyTree, node: Node) -> PyTree:
     """Cast the results of a node to the dtypes that torch has."""
     like = node.meta.get("val")
     if isinstance(like, tuple | list):
-        pairs = zip(value, like, strict=False)
-        return [_as_dtype(one, other) for one, other in pairs]
+        return [_as_dtype(*pair) for pair in zip(value, like, strict=False)]
     return _as_dtype(value, like)
 
 
@@ -180,18 +172,9 @@ def _as_dtype(value: PyTree, like: object) -> PyTree:
     return value.astype(JAX.dtype_of(like.dtype)) if isinstance(like, torch.Tensor) else value
 
 
-def _with_bits(value: PyTree, dtypes: Mapping[np.dtype, np.dtype]) -> PyTree:
-    return jax.tree.map(
-        lambda leaf: (
-            leaf.astype(dtypes.get(leaf.dtype, leaf.dtype)) if isinstance(leaf, jax.Array) else leaf
-        ),
-        value,
-    )
-
-
 def _refuse_complex(module: torch.nn.Module) -> None:
     for name, value in tensors_by_name(module).items():
-        if value.dtype == torch.complex128 and not _has_64_bits():
+        if value.dtype == torch.complex128 and not has_64_bits():
             raise TranslationError(
                 f"{name!r} is {value.dtype}, which crosses to JAX only if jax_enable_x64 is set. Set it, keep the "
                 f"real and the imaginary part in two tensors, or {STEPWISE}."
