@@ -12,12 +12,14 @@ Conventions
 from __future__ import annotations
 
 import logging
+import pickle
 import random
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from enum import Enum
 from functools import partial
+from itertools import chain
 from types import FunctionType, MethodType
 from typing import Any
 
@@ -41,6 +43,7 @@ _VALUES = (
     torch.dtype,
     torch.device,
 )
+GENERATORS = random.Random | np.random.Generator | np.random.RandomState
 _FEW = 1024
 """Values of a tensor that are compared; larger ones are compared by identity and by what torch counts of writes."""
 
@@ -128,27 +131,10 @@ class _Walk:
         if id(value) in self._around:
             return self._around.index(id(value))
         self._around.append(id(value))
-        try:
-            if isinstance(value, Mapping):
-                return self._of_entries(value)
-            keys = map(self.key, value)
-            return tuple(keys) if isinstance(value, list | tuple | deque) else frozenset(keys)
-        finally:
-            self._around.pop()
-
-    def _of_entries(self, entries: Mapping[Any, Any]) -> Hashable:
-        """Identify names and what is under them; to call `key` for each of them takes twice the time."""
-        found: list[Any] = []
-        for name, item in entries.items():
-            found.append(name if type(name) is str else self.key(name))
-            kind = type(item)
-            if kind in _PLAIN:
-                found.append((kind, item))
-            elif kind in _EMPTY and not item:
-                found.append((kind, ()))
-            else:
-                found.append(self.key(item))
-        return tuple(found)
+        parts = chain(*value.items()) if isinstance(value, Mapping) else value
+        keys = [self.key(part) for part in parts]
+        self._around.pop()
+        return frozenset(keys) if isinstance(value, set | frozenset) else tuple(keys)
 
     def _of_tensor(self, tensor: torch.Tensor) -> Hashable:
         if id(tensor) in self._named:
@@ -165,12 +151,8 @@ class _Walk:
             return self.key(value.__func__), self.key(value.__self__)
         if isinstance(value, partial):
             return self.key(value.func), self.key(value.args), self.key(value.keywords)
-        if self._in_trace and isinstance(value, random.Random):
-            return (value.getstate(),)
-        if self._in_trace and isinstance(value, np.random.Generator):
-            return (repr(value.bit_generator.state),)
-        if self._in_trace and isinstance(value, np.random.RandomState):
-            return (repr(value.get_state()),)
+        if self._in_trace and isinstance(value, GENERATORS):
+            return (pickle.dumps(value),)
         if self._in_trace and isinstance(value, logging.Logger):
             return ()  # it notes which levels it was asked for
         if self._in_trace and isinstance(value, Iterator):

@@ -15,8 +15,10 @@ import copy
 import random
 import sys
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import FunctionType, SimpleNamespace
 from typing import Any
@@ -25,7 +27,13 @@ import numpy as np
 import torch
 
 from envkit.errors import TranslationError
-from envkit_bridges.policy.cache_key import is_own_object, own_classes, state_of, values_of_class
+from envkit_bridges.policy.cache_key import (
+    GENERATORS,
+    is_own_object,
+    own_classes,
+    state_of,
+    values_of_class,
+)
 from envkit_bridges.policy.errors import STEPWISE
 
 _PYTHON, _NUMPY = "the generator of `random`", "the generator of `numpy.random`"
@@ -39,22 +47,85 @@ def tensors_by_name(module: torch.nn.Module) -> dict[str, torch.Tensor]:
     return named
 
 
+@dataclass(frozen=True)
+class _Names:
+    """Names that a forward may give other values: attributes of an object or a class, globals of a module.
+
+    Attributes:
+        place: how a change of one is reported.
+        values: reads them all.
+        put, drop: set and delete one.
+    """
+
+    place: str
+    values: Callable[[], dict[str, Any]]
+    put: Callable[[str, Any], None]
+    drop: Callable[[str], None]
+
+    def states(
+        self, named: Iterable[torch.Tensor] = (), kinds: Any = object
+    ) -> dict[str, Hashable]:
+        """Return what those of some ``kinds`` are now, each by its place; see `state_of`."""
+        values = [pair for pair in self.values().items() if isinstance(pair[1], kinds)]
+        return {self.place.format(name): state_of(value, named) for name, value in values}
+
+    def restore(self, before: Mapping[str, Any]) -> None:
+        """Set each name to the value that it had, and drop those that are new."""
+        now = self.values()
+        for name in now.keys() - before.keys():
+            self.drop(name)
+        for name, value in before.items():
+            if now.get(name, self) is not value:
+                self.put(name, value)
+
+
+def _names_in(module: torch.nn.Module) -> Iterator[_Names]:
+    """Yield what the parts of a module and their classes have, and what globals their functions name."""
+    for name, part in module.named_modules():
+        yield from _attributes_of(part, f"{name}." if name else "")
+        of_classes = [value for cls in own_classes(part) for value in vars(cls).values()]
+        for function in (*of_classes, *part.__dict__.values()):
+            if isinstance(function, FunctionType) and _is_own_code(function):
+                yield _globals_of(function)
+
+
+def _attributes_of(owner: object, prefix: str = "") -> Iterator[_Names]:
+    """Yield the attributes of an object, and those of each of its classes but for their functions.
+
+    Modules of libraries keep things of theirs under private names, as flat weights.
+    """
+    own, is_own = getattr(owner, "__dict__", {}), is_own_object(owner)
+
+    def attributes() -> dict[str, Any]:
+        names = [name for name in own if name not in _OF_MODULES]
+        return {name: own[name] for name in names if is_own or not name.startswith("_")}
+
+    def of_class(cls: type) -> dict[str, Any]:
+        values = values_of_class(cls).items()
+        return {name: value for name, value in values if not isinstance(value, FunctionType)}
+
+    yield _Names(f"its attribute '{prefix}{{}}'", attributes, own.__setitem__, own.__delitem__)
+    for cls in own_classes(owner):
+        change = partial(setattr, cls), partial(delattr, cls)
+        yield _Names("its class attribute '{}'", partial(of_class, cls), *change)
+
+
+def _globals_of(function: FunctionType) -> _Names:
+    """Return the globals with their own value that a function names."""
+    space = function.__globals__
+    names = [name for name in function.__code__.co_names if _may_change(space.get(name))]
+
+    def values() -> dict[str, Any]:
+        return {name: space[name] for name in names if name in space}
+
+    return _Names("the global '{}'", values, space.__setitem__, space.__delitem__)
+
+
 def python_state(module: torch.nn.Module) -> dict[str, Hashable]:
     """Return what a forward can change besides tensors, each place by its name."""
-    named = tensors_by_name(module).values()
-    found = generator_states()
-    for name, part in module.named_modules():
-        is_own = is_own_object(part)  # a library's modules keep things of theirs, as flat weights
-        for attribute, value in part.__dict__.items():
-            if attribute not in _OF_MODULES and (is_own or not attribute.startswith("_")):
-                place = f"{name}.{attribute}".lstrip(".")
-                found[f"its attribute {place!r}"] = state_of(value, named)
-        for cls in own_classes(part):
-            for attribute, value in values_of_class(cls).items():
-                if not isinstance(value, FunctionType):
-                    found[f"its class attribute {attribute!r}"] = state_of(value, named)
-        for attribute, values in _globals_read(part):
-            found[f"the global {attribute!r}"] = state_of(values[attribute], named)
+    named, found = tensors_by_name(module).values(), generator_states()
+    for names in _names_in(module):
+        found |= names.states(named)
     return found
 
 
@@ -63,29 +134,11 @@ def generator_states() -> dict[str, Hashable]:
     return {_PYTHON: random.getstate(), _NUMPY: repr(np.random.get_state())}
 
 
-_COUNTED = (
-    bool,
-    int,
-    float,
-    np.ndarray,
-    np.generic,
-    random.Random,
-    np.random.Generator,
-    np.random.RandomState,
-)
-
-
 def values_held(owner: object) -> dict[str, Hashable]:
     """Return the numbers, arrays and generators that an object and its classes have as attributes, each by its place."""
-    own, classes = getattr(owner, "__dict__", {}), own_classes(owner)
-    attributes = {f"its attribute {name!r}": value for name, value in own.items()}
-    for cls in classes:
-        attributes |= {f"its class attribute {n!r}": v for n, v in values_of_class(cls).items()}
-    return {
-        place: state_of(value, ())
-        for place, value in attributes.items()
-        if isinstance(value, _COUNTED)
-    }
+    kinds = (bool, int, float, np.ndarray, np.generic, GENERATORS)
+    names = list(_attributes_of(owner))
+    return {place: state for one in names for place, state in one.states(kinds=kinds).items()}
 
 
 def changed_places(before: Mapping[str, Hashable], after: Mapping[str, Hashable]) -> list[str]:
@@ -118,73 +171,42 @@ def require_pure(
 
 @contextmanager
 def python_kept(module: torch.nn.Module) -> Iterator[None]:
-    """Put back what a forward does in Python.
-
-    Export puts back attributes that a module has, lists and dicts among them. Attributes that a forward
-    adds, classes, globals, generators and other objects are put back here.
-    """
+    """Put back what a forward does in Python: it gets copies of containers, iterators and generators meanwhile."""
+    copies: dict[int, Any] = {}
     with ExitStack() as stack:
         stack.callback(random.setstate, random.getstate())
         stack.callback(np.random.set_state, np.random.get_state())
-        for part in module.modules():
-            _keep_attributes(part, stack)
-            for cls in own_classes(part):
-                stack.callback(_put_back_names, cls, values_of_class(cls))
-            for name, values in _globals_read(part):
-                stack.callback(values.__setitem__, name, values[name])
-                _keep_content(values[name], stack)
+        for names in _names_in(module):
+            before = names.values()
+            stack.callback(names.restore, before)
+            for name, value in before.items():
+                if type(value) is torch.Tensor and not value.is_inference():
+                    stack.callback(_write_back, value, value.detach().clone(), value._version)
+                elif isinstance(value, Iterator | deque | list | dict | set | GENERATORS):
+                    if id(value) not in copies:
+                        copies[id(value)] = _copied(value)
+                    names.put(name, copies[id(value)])
+                elif is_own_object(value):
+                    attributes = next(_attributes_of(value))
+                    stack.callback(attributes.restore, attributes.values())
         yield
 
 
-def _keep_attributes(part: torch.nn.Module, stack: ExitStack) -> None:
-    own = dict(part.__dict__)
-    if is_own_object(part):
-        stack.callback(_drop_new, part.__dict__, own)
-    for name, value in own.items():
-        if name in _OF_MODULES:
-            continue
-        if isinstance(value, Iterator):  # the trace takes from a copy
-            try:
-                part.__dict__[name] = copy.deepcopy(value)
-            except TypeError:  # a generator: it has no copy, and is not looked at
-                continue
-            stack.callback(part.__dict__.__setitem__, name, value)
-        else:
-            _keep_content(value, stack)
+def _copied(value: Any) -> Any:
+    """Copy a container, or all of an iterator or generator of numbers."""
+    try:
+        return (
+            copy.copy(value)
+            if isinstance(value, deque | list | dict | set)
+            else copy.deepcopy(value)
+        )
+    except TypeError:  # a generator function has no copy, and is not looked at
+        return value
 
 
-def _drop_new(attributes: dict[str, Any], known: Mapping[str, Any]) -> None:
-    for name in [name for name in attributes if name not in known]:
-        del attributes[name]
-
-
-def _put_back_names(cls: type, values: Mapping[str, Any]) -> None:
-    now = values_of_class(cls)
-    for name in now:
-        if name not in values:
-            delattr(cls, name)
-    for name, value in values.items():
-        if now.get(name, cls) is not value:
-            setattr(cls, name, value)
-
-
-def _globals_read(part: torch.nn.Module) -> list[tuple[str, dict[str, Any]]]:
-    """List the globals with their own value that methods of a module, or functions it holds, name.
-
-    Returns:
-        The name of each, and the namespace that holds it.
-    """
-    functions = [value for cls in own_classes(part) for value in vars(cls).values()]
-    functions += part.__dict__.values()
-    found: dict[tuple[str, int], tuple[str, dict[str, Any]]] = {}
-    for function in functions:
-        if not isinstance(function, FunctionType) or not _is_own_code(function):
-            continue
-        values = function.__globals__
-        for name in function.__code__.co_names:
-            if name in values and _may_change(values[name]):
-                found[name, id(values)] = name, values
-    return list(found.values())
+def _write_back(tensor: torch.Tensor, content: torch.Tensor, version: int) -> None:
+    if tensor._version != version:
+        tensor.copy_(content)
 
 
 def _is_own_code(function: FunctionType) -> bool:
@@ -202,41 +224,3 @@ def _may_change(value: object) -> bool:
         return True
     is_standard = type(value).__module__.partition(".")[0] in sys.stdlib_module_names
     return is_own_object(value) and not is_standard and not isinstance(value, torch.nn.Module)
-
-
-def _keep_content(value: object, stack: ExitStack) -> None:
-    """Register what brings an object back to what it holds now."""
-    if isinstance(value, random.Random):
-        stack.callback(value.setstate, value.getstate())
-    elif isinstance(value, np.random.Generator):
-        stack.callback(setattr, value.bit_generator, "state", value.bit_generator.state)
-    elif isinstance(value, np.random.RandomState):
-        stack.callback(value.set_state, value.get_state())
-    elif type(value) is torch.Tensor and not value.is_inference():
-        stack.callback(_write_back, value, value.detach().clone(), value._version)
-    elif isinstance(value, list | deque):
-        stack.callback(_refill, value, value.extend, list(value))
-    elif isinstance(value, dict):
-        stack.callback(_refill, value, value.update, dict(value))
-    elif isinstance(value, set):
-        stack.callback(_refill, value, value.update, set(value))
-    elif is_own_object(value):
-        own: Any = value.__dict__
-        stack.callback(_refill, own, own.update, dict(own))
-
-
-def _write_back(tensor: torch.Tensor, content: torch.Tensor, version: int) -> None:
-    if tensor._version != version:
-        tensor.copy_(content)
-
-
-def _refill(container: Any, fill: Callable[[Any], None], content: Any) -> None:
-    if _identities(container) != _identities(content):  # others may be reading it meanwhile
-        container.clear()
-        fill(content)
-
-
-def _identities(container: Any) -> Any:
-    if isinstance(container, Mapping):
-        return [(name, id(value)) for name, value in container.items()]
-    return sorted(map(id, container)) if isinstance(container, set) else list(map(id, container))
