@@ -1,14 +1,117 @@
-"""The name under which envkit is installed, the command that adds one of its extras, and where it keeps files.
+"""The name under which envkit is installed, the table of optional libraries, and the folder where envkit keeps files.
 
 ``envkit`` on the Python Package Index is another project, which parses environment variables. Ours is not published
 there: extras are installed from a clone of the repository.
+
+To add a library of envs, write its module in ``bridges/envkit_bridges/worlds`` and a line in `LIBRARIES`: `make`,
+`list_envs`, error messages and ``envkit doctor`` read that line.
 """
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 DISTRIBUTION = "envkit-rl"
 """Distribution name, as in pyproject.toml. The import name is ``envkit``."""
+
+Kind = Literal["stateless", "stateful", "batched"]
+
+
+@dataclass(frozen=True)
+class Library:
+    """An optional library.
+
+    Attributes:
+        module: name by which it is imported.
+        distribution: name by which it is installed.
+        extra: of envkit, which brings it.
+        wrapper: public class around its env objects, if it has any.
+        world: name in ids, if `make` builds its envs; the meaning of it and of ``kind`` is in
+            `envkit_bridges.catalogue.ids`.
+        kind: of its envs.
+        adapter: module in ``bridges/envkit_bridges/worlds`` that lists and builds its envs.
+        limit: keyword of its envs that truncates episodes after so many steps, if they have one.
+    """
+
+    module: str
+    distribution: str
+    extra: str
+    wrapper: str | None = None
+    world: str | None = None
+    kind: Kind = "stateful"
+    adapter: str = ""
+    limit: str | None = None
+
+
+def _of_jax(name: str, wrapper: str, module: str | None = None) -> Library:
+    """Describe a library of envs in JAX, with one name in ids, of its distribution, its extra and its adapter."""
+    module = module or name
+    return Library(module, name, name, wrapper, name, "stateless", name, "episode_length")
+
+
+LIBRARIES = {
+    library.module: library
+    for library in (
+        _of_jax("brax", "BraxWrapper"),
+        _of_jax("craftax", "CraftaxWrapper"),
+        _of_jax("gymnax", "GymnaxWrapper"),
+        _of_jax("jaxmarl", "JaxMARLWrapper"),
+        _of_jax("jumanji", "JumanjiWrapper"),
+        _of_jax("navix", "NavixWrapper"),
+        _of_jax("pgx", "PgxWrapper"),
+        _of_jax("playground", "PlaygroundWrapper", module="mujoco_playground"),
+        _of_jax("xminigrid", "XMiniGridWrapper"),
+        Library(
+            "dm_control",
+            "dm-control",
+            "dm_control",
+            wrapper="DMControlWrapper",
+            world="dm_control",
+            adapter="dm_control",
+        ),
+        Library(
+            "envpool",
+            "envpool",
+            "envpool",
+            world="envpool",
+            kind="batched",
+            adapter="envpool.multithreaded_env",
+            limit="max_episode_steps",
+        ),
+        Library(
+            "gymnasium",
+            "gymnasium",
+            "gym",
+            wrapper="GymWrapper",
+            world="gym",
+            adapter="gymnasium",
+            limit="max_episode_steps",
+        ),
+        Library(
+            "pettingzoo",
+            "pettingzoo",
+            "pettingzoo",
+            wrapper="PettingZooWrapper",
+            world="pettingzoo",
+            adapter="pettingzoo.pettingzoo_env",
+        ),
+        Library("mpe2", "mpe2", "pettingzoo", wrapper="PettingZooWrapper"),
+        Library("torchrl", "torchrl", "torchrl", wrapper="TorchRLWrapper"),
+        Library("chess", "chess", "chess"),
+        Library("h5py", "h5py", "hdf5"),
+        Library("imageio", "imageio", "video"),
+        Library("imageio_ffmpeg", "imageio-ffmpeg", "video"),
+        Library("jax", "jax", "jax"),
+        Library("matplotlib", "matplotlib", "viz"),
+        Library("minari", "minari", "minari"),
+        Library("pyarrow", "pyarrow", "parquet"),
+        Library("ray", "ray", "ray"),
+        Library("stable_baselines3", "stable-baselines3", "sb3"),
+        Library("tqdm", "tqdm", "viz"),
+    )
+}
+"""Libraries by the name by which they are imported."""
 
 
 def install_command(*extras: str) -> str:

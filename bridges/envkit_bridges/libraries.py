@@ -24,41 +24,11 @@ from envkit.errors import (
     MissingLibraryError,
     UnknownEnvError,
 )
-from envkit.installing import install_hint
+from envkit.installing import LIBRARIES, install_hint
 from envkit.process_wide import filters_kept, no_output, no_warnings
 
 Simulator = Any
 """An environment object of another library, e.g. Gymnasium, dm_control or Jumanji, which need not be installed."""
-
-LIBRARIES = {
-    "brax": "brax",
-    "chess": "chess",
-    "craftax": "craftax",
-    "dm_control": "dm_control",
-    "envpool": "envpool",
-    "gymnasium": "gym",
-    "gymnax": "gymnax",
-    "h5py": "hdf5",
-    "imageio": "video",
-    "imageio_ffmpeg": "video",
-    "jax": "jax",
-    "jaxmarl": "jaxmarl",
-    "jumanji": "jumanji",
-    "matplotlib": "viz",
-    "minari": "minari",
-    "mpe2": "pettingzoo",
-    "mujoco_playground": "playground",
-    "navix": "navix",
-    "pettingzoo": "pettingzoo",
-    "pgx": "pgx",
-    "pyarrow": "parquet",
-    "ray": "ray",
-    "stable_baselines3": "sb3",
-    "torchrl": "torchrl",
-    "tqdm": "viz",
-    "xminigrid": "xminigrid",
-}
-"""Library name to the extra that brings it."""
 
 
 def require(library: str) -> ModuleType:
@@ -74,7 +44,9 @@ def require(library: str) -> ModuleType:
         name = _top(library)
         if isinstance(error, ModuleNotFoundError) and _top(error.name) == name:
             raise explained(error) from error
-        again = install_hint(LIBRARIES[name]) if name in LIBRARIES else f"Run: pip install '{name}'"
+        again = f"Run: pip install '{name}'"
+        if name in LIBRARIES:
+            again = install_hint(LIBRARIES[name].extra)
         raise BrokenLibraryError(
             f"{name!r} is installed, but importing it fails: {type(error).__name__}: {error}. A library that it "
             f"needs may be missing or have another version. {again}",
@@ -88,7 +60,7 @@ def explained(error: ModuleNotFoundError) -> ImportError:
     if library not in LIBRARIES:
         return error
     return MissingLibraryError(
-        f"{library!r} is not installed. {install_hint(LIBRARIES[library])}", name=library
+        f"{library!r} is not installed. {install_hint(LIBRARIES[library].extra)}", name=library
     )
 
 
@@ -100,7 +72,7 @@ def get_available_libraries() -> dict[str, bool]:
         >>> get_available_libraries()["gymnasium"]
         True
     """
-    return {name: importlib.util.find_spec(name) is not None for name in LIBRARIES}
+    return {name: importlib.util.find_spec(name) is not None for name in sorted(LIBRARIES)}
 
 
 class EnvNames:

@@ -27,15 +27,10 @@ from packaging.utils import canonicalize_name
 from rich.console import Console
 from rich.markup import escape
 
-from envkit.installing import DISTRIBUTION, install_hint
+from envkit.installing import DISTRIBUTION, LIBRARIES, install_hint
 
-LIBRARIES = (
-    *("torch", "tensordict", "numpy", "jax", "jaxlib", "brax", "playground", "gymnax", "jumanji"),
-    "pgx",
-    *("mujoco", "mujoco-mjx", "gymnasium", "dm-control", "pettingzoo", "envpool", "ray", "torchrl"),
-    *("craftax", "xminigrid", "navix", "jaxmarl", "stable-baselines3", "minari", "pyarrow", "h5py"),
-)
-"""Distributions whose versions are shown."""
+_ALWAYS_SHOWN = ("torch", "tensordict", "numpy", "jaxlib", "mujoco", "mujoco-mjx")
+"""Distributions whose versions are shown beside those of the optional libraries."""
 
 _SECONDS = 120
 _LEAST_SHARED_MIB = 128
@@ -65,6 +60,10 @@ def examine() -> int:
     return int(is_broken)
 
 
+def _distributions() -> list[str]:
+    return [*_ALWAYS_SHOWN, *(library.distribution for library in LIBRARIES.values())]
+
+
 def _version_of(distribution: str) -> str | None:
     try:
         return metadata.version(distribution)
@@ -74,9 +73,10 @@ def _version_of(distribution: str) -> str | None:
 
 def _versions() -> Iterator[Finding]:
     yield Finding("Python", "ok", f"{platform.python_version()} on {platform.platform()}")
-    found = {name: version for name in LIBRARIES if (version := _version_of(name))}
-    told = ", ".join(f"{name} {version}" for name, version in found.items())
-    yield Finding("versions", "ok", f"envkit {_version_of(DISTRIBUTION)}, {told}")
+    versions = {"envkit": _version_of(DISTRIBUTION)}
+    versions |= {name: version for name in _distributions() if (version := _version_of(name))}
+    listed = ", ".join(f"{name} {version}" for name, version in versions.items())
+    yield Finding("versions", "ok", listed)
     if stranger := _version_of("envkit"):
         told = f"the distribution 'envkit' {stranger} is installed beside {DISTRIBUTION}: both bring a package envkit"
         fix = "pip uninstall envkit, then in the folder of your clone: pip install -e ."
@@ -112,7 +112,7 @@ def _in_use() -> Iterator[tuple[str, Requirement]]:
     for who, required in of_envkit.items():
         if all(_version_of(one.name) for one in required):
             yield from ((who, one) for one in required)
-    for library in LIBRARIES:
+    for library in _distributions():
         if version := _version_of(library):
             for one in _requirements_of(library):
                 if one.marker is None or one.marker.evaluate({"extra": ""}):

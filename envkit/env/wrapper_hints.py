@@ -4,23 +4,7 @@ from __future__ import annotations
 
 from envkit.env.base import EnvBase
 from envkit.errors import ArgumentTypeError
-
-_WRAPPERS = {
-    "brax": "BraxWrapper",
-    "craftax": "CraftaxWrapper",
-    "dm_control": "DMControlWrapper",
-    "gymnasium": "GymWrapper",
-    "gymnax": "GymnaxWrapper",
-    "jaxmarl": "JaxMARLWrapper",
-    "jumanji": "JumanjiWrapper",
-    "mpe2": "PettingZooWrapper",
-    "mujoco_playground": "PlaygroundWrapper",
-    "navix": "NavixWrapper",
-    "pettingzoo": "PettingZooWrapper",
-    "pgx": "PgxWrapper",
-    "torchrl": "TorchRLWrapper",
-    "xminigrid": "XMiniGridWrapper",
-}
+from envkit.installing import LIBRARIES
 
 _MEMBERS = {
     "action_size": "action_spec.shape",
@@ -63,9 +47,11 @@ def require_env(name: str, env: object, fix: str = "") -> None:
 
 def known_wrapping_of(env: object) -> str | None:
     """Return how to wrap an env of another library, as code; None of what comes from none that is known."""
-    libraries = [kind.__module__.partition(".")[0] for kind in type(env).__mro__]
-    known = [_WRAPPERS[library] for library in libraries if library in _WRAPPERS]
-    return f"{known[0]}(env)" if known else None
+    for kind in type(env).__mro__:
+        library = LIBRARIES.get(kind.__module__.partition(".")[0])
+        if library is not None and library.wrapper is not None:
+            return f"{library.wrapper}(env)"
+    return None
 
 
 def wrapping_of(env: object) -> str:

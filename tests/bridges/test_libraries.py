@@ -5,7 +5,8 @@ import sys
 import pytest
 
 from envkit.errors import BrokenLibraryError, MissingLibraryError
-from envkit_bridges.libraries import LIBRARIES, quietly, require
+from envkit.installing import LIBRARIES
+from envkit_bridges.libraries import quietly, require
 
 
 @pytest.fixture
@@ -53,7 +54,9 @@ def test_every_extra_that_a_message_names_exists(pytestconfig):
 
     project = tomllib.loads((pytestconfig.rootpath / "pyproject.toml").read_text())["project"]
 
-    assert set(LIBRARIES.values()) <= set(project["optional-dependencies"])
+    assert {library.extra for library in LIBRARIES.values()} <= set(
+        project["optional-dependencies"]
+    )
 
 
 def test_a_library_that_takes_the_streams_of_the_process_is_quiet_too(capsys):

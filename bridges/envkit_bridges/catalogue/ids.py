@@ -1,7 +1,7 @@
-"""The libraries that envkit knows, and what an id means: which library, which env in it, and what to say of an id that means nothing.
+"""What an id means: which library, which env in it, and what to say of an id that means nothing.
 
-To add a library of envs, write its module in ``bridges/envkit_bridges/worlds`` and a line in `WORLDS`. Somebody else's package adds
-one through an entry point, see `registered`.
+envkit's own worlds are those of the table `envkit.installing.LIBRARIES`. Somebody else's package adds one through an
+entry point, see `register`.
 
 Conventions
     world  a library of envs behind one name: the part of an id before its first "/".
@@ -15,15 +15,13 @@ Conventions
 from __future__ import annotations
 
 import fnmatch
-import importlib
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cached_property, lru_cache, partial
-from importlib import metadata, util
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from importlib import import_module, metadata, util
+from typing import TYPE_CHECKING, Any, Protocol
 
 from envkit.errors import (
     ArgumentError,
@@ -32,13 +30,11 @@ from envkit.errors import (
     EnvkitError,
     MissingLibraryError,
 )
-from envkit.installing import DISTRIBUTION, install_hint
-from envkit_bridges.libraries import LIBRARIES, explained, quietly, require
+from envkit.installing import DISTRIBUTION, LIBRARIES, Kind, install_hint
+from envkit_bridges.libraries import explained, quietly, require
 
 if TYPE_CHECKING:
     from envkit.env.base import EnvBase
-
-Kind = Literal["stateless", "stateful", "batched"]
 
 
 class WorldModule(Protocol):
@@ -80,7 +76,7 @@ class World:
 
     name: str
     kind: Kind
-    load: Callable[[], WorldModule]
+    load: Callable[[], Any]
     library: str | None = None
     distribution: str = DISTRIBUTION
     limit: str | None = None
@@ -88,7 +84,7 @@ class World:
     @property
     def extra(self) -> str | None:
         """The extra of envkit that brings the library."""
-        return None if self.library is None else LIBRARIES[self.library]
+        return None if self.library is None else LIBRARIES[self.library].extra
 
     @property
     def version(self) -> str | None:
@@ -119,50 +115,19 @@ class World:
             ) from error
 
 
-def _ours(
-    name: str,
-    kind: Kind,
-    home: str,
-    library: str | None = None,
-    distribution: str | None = None,
-    *,
-    limit: str | None = None,
-) -> World:
-    """Describe a world that is a module in ``bridges/envkit_bridges/worlds``."""
-    load: Any = partial(importlib.import_module, f"envkit_bridges.worlds.{home}")
-    return World(name, kind, load, library, distribution or library or DISTRIBUTION, limit)
+@lru_cache(maxsize=1)
+def own_worlds() -> Mapping[str, World]:
+    """Return envkit's own worlds by name: its own envs, and the libraries of the table."""
+    worlds = [World("envkit", "stateless", partial(import_module, f"{_ADAPTERS}.native"))]
+    for library in LIBRARIES.values():
+        if library.world is not None:
+            load = partial(import_module, f"{_ADAPTERS}.{library.adapter}")
+            installed = library.module, library.distribution
+            worlds.append(World(library.world, library.kind, load, *installed, library.limit))
+    return {world.name: world for world in worlds}
 
 
-_ALIKE = ("brax", "gymnax", "jumanji", "craftax", "jaxmarl", "xminigrid", "navix", "pgx")
-"""Libraries of stateless envs with one name for all: in ids, of the module here, and of what is installed."""
-
-WORLDS: Mapping[str, World] = MappingProxyType(
-    {
-        world.name: world
-        for world in (
-            *(_ours(name, "stateless", name, name, limit="episode_length") for name in _ALIKE),
-            _ours("envkit", "stateless", "native"),
-            _ours("dm_control", "stateful", "dm_control", "dm_control", "dm-control"),
-            _ours("gym", "stateful", "gymnasium", "gymnasium", limit="max_episode_steps"),
-            _ours(
-                "playground",
-                "stateless",
-                "playground",
-                "mujoco_playground",
-                "playground",
-                limit="episode_length",
-            ),
-            _ours("pettingzoo", "stateful", "pettingzoo.pettingzoo_env", "pettingzoo"),
-            _ours(
-                "envpool",
-                "batched",
-                "envpool.multithreaded_env",
-                "envpool",
-                limit="max_episode_steps",
-            ),
-        )
-    }
-)
+_ADAPTERS = "envkit_bridges.worlds"
 
 
 Factory = Callable[..., "EnvBase"]
@@ -279,7 +244,7 @@ def register(id: str, factory: Factory, *, kind: Kind = "stateful") -> None:
         raise ArgumentError(
             f"id is {id!r}, but must have the form 'library/name'. Pass 'lab/Arm-v0', for example."
         )
-    if world in WORLDS:
+    if world in own_worlds():
         raise ArgumentError(
             f"id is {id!r}, but {world!r} is a library that envkit has already. Choose another name in front of the '/'."
         )
@@ -295,14 +260,14 @@ def register(id: str, factory: Factory, *, kind: Kind = "stateful") -> None:
 @lru_cache(maxsize=1)
 def _all_worlds() -> Mapping[str, World]:
     """Return envkit's worlds and those of installed packages, whose entry points are imported when they are needed."""
-    found = dict(WORLDS)
+    worlds = dict(own_worlds())
     for point in metadata.entry_points(group="envkit.worlds"):
         owner = point.dist.name if point.dist else point.module
-        found.setdefault(
+        worlds.setdefault(
             point.name,
             World(point.name, "stateful", lambda point=point: point.load()(), distribution=owner),
         )
-    return found
+    return worlds
 
 
 # ---------------------------------------------------------------------------------------- finding

@@ -24,7 +24,7 @@ from envkit.transforms.core.transform import Transform
 from envkit.transforms.core.transformed_env import TransformedEnv
 from envkit.transforms.devices import BatchSizeTransform
 from envkit.transforms.episodes import StepCounter
-from envkit_bridges.catalogue.ids import WORLDS, Found, find
+from envkit_bridges.catalogue.ids import Found, find, own_worlds
 
 
 def make(
@@ -155,7 +155,7 @@ class _Request:
 
     def build(self, **more: Any) -> EnvBase:
         """Make one env object of the world; what somebody else has registered need not know devices."""
-        device = "cpu" if self.device is None and self.found.world in WORLDS else self.device
+        device = "cpu" if self.device is None and self.found.world in own_worlds() else self.device
         given = {} if device is None else {"device": device}
         return self.found.build(**given, **more, **self.keywords)
 

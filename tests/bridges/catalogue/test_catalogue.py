@@ -1,6 +1,8 @@
 """Envs by id: what is found, what is told of an id that means nothing, and which form many envs take."""
 
+import importlib
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -22,7 +24,9 @@ from envkit import (
     register,
     worlds,
 )
+from envkit.cli import doctor
 from envkit.errors import ArgumentError, ArgumentTypeError, MissingLibraryError, OptionError
+from envkit.installing import LIBRARIES, Library
 from envkit_bridges.catalogue import ids
 from tests.zoo.envs import Count
 
@@ -31,10 +35,15 @@ from tests.zoo.envs import Count
 def registry():
     """Let a test register ids that are gone after it."""
     before = dict(ids._REGISTERED)
-    ids._all_worlds.cache_clear()
+    forget_worlds()
     yield
     ids._REGISTERED.clear()
     ids._REGISTERED.update(before)
+    forget_worlds()
+
+
+def forget_worlds():
+    ids.own_worlds.cache_clear()
     ids._all_worlds.cache_clear()
 
 
@@ -298,6 +307,18 @@ def test_an_id_that_cannot_be_registered_is_refused(registry, id, factory, optio
         register(id, factory, **options)
 
 
+def install(folder, monkeypatch, name, version, source, entry_points=""):
+    """Install a package of one module."""
+    module = name.replace("-", "_")
+    (folder / f"{module}.py").write_text(source)
+    info = folder / f"{module}-{version}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    (info / "entry_points.txt").write_text(entry_points)
+    monkeypatch.syspath_prepend(folder)
+    forget_worlds()
+
+
 PACKAGE = """
 from tests.zoo.envs import Count
 
@@ -317,13 +338,8 @@ class World:
 
 
 def test_a_package_brings_a_world_by_its_entry_point(opened, registry, tmp_path, monkeypatch):
-    (tmp_path / "their_envs.py").write_text(PACKAGE)
-    info = tmp_path / "their_envs-0.3.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: their-envs\nVersion: 0.3\n")
-    (info / "entry_points.txt").write_text("[envkit.worlds]\ntheirs = their_envs:World\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    ids._all_worlds.cache_clear()
+    entry_points = "[envkit.worlds]\ntheirs = their_envs:World\n"
+    install(tmp_path, monkeypatch, "their-envs", "0.3", PACKAGE, entry_points)
 
     env = opened(make("theirs/Short"))
     listed = list_envs(world="theirs")
@@ -333,6 +349,27 @@ def test_a_package_brings_a_world_by_its_entry_point(opened, registry, tmp_path,
     assert listed == ["theirs/Long", "theirs/Short"]
     assert [id.needs_network for id in listed] == [True, False]
     assert (described.library, described.version, described.num_envs) == ("their-envs", "0.3", 2)
+
+
+def test_one_entry_of_the_table_adds_a_library(opened, registry, tmp_path, monkeypatch):
+    install(tmp_path, monkeypatch, "new-lib", "0.3", "class Simulator: ...")
+    entry = Library("new_lib", "new-lib", "new", "NewWrapper", "new", adapter="new")
+    monkeypatch.setitem(LIBRARIES, "new_lib", entry)
+    adapter = SimpleNamespace(env_names=lambda: ["Short"], build=lambda name, **_: Count(2))
+    monkeypatch.setitem(sys.modules, "envkit_bridges.worlds.new", adapter)
+
+    env = opened(make("new/Short"))
+    (described,) = [world for world in worlds() if world.name == "new"]
+    _, versions, *_ = doctor._versions()
+    (finding,) = [one for one in doctor._worlds() if one.what == "library new"]
+
+    assert env.rollout(9).shape == (2,)
+    assert list_envs(world="new") == ["new/Short"]
+    assert (described.library, described.version, described.extra) == ("new_lib", "0.3", "new")
+    assert "new-lib 0.3" in versions.told and finding.told == "1 envs of new_lib 0.3"
+    assert envkit.get_available_libraries()["new_lib"]
+    with pytest.raises(ArgumentTypeError, match=r"Wrap it: NewWrapper\(env\)"):
+        TransformedEnv(importlib.import_module("new_lib").Simulator(), RewardSum())
 
 
 # --------------------------------------------------------------------------------------- listing
@@ -379,13 +416,9 @@ def test_worlds_say_what_is_installed(monkeypatch):
 
 
 def test_a_world_that_fails_at_import_is_told_and_hides_no_other(tmp_path, monkeypatch, registry):
-    (tmp_path / "broken_world.py").write_text("raise ImportError('of another time')")
-    info = tmp_path / "broken_world-1.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: broken-world\nVersion: 1\n")
-    (info / "entry_points.txt").write_text("[envkit.worlds]\nbroken = broken_world:World\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    ids._all_worlds.cache_clear()
+    source = "raise ImportError('of another time')"
+    entry_points = "[envkit.worlds]\nbroken = broken_world:World\n"
+    install(tmp_path, monkeypatch, "broken-world", "1", source, entry_points)
 
     (described,) = [world for world in worlds() if world.name == "broken"]
 
