@@ -31,6 +31,7 @@ class Library:
             `envkit_bridges.catalogue.ids`.
         kind: of its envs.
         adapter: module in ``bridges/envkit_bridges/worlds`` that lists and builds its envs.
+        env: class of the adapter that builds an env by name; "" where the adapter has a function `build` for that.
         limit: keyword of its envs that truncates episodes after so many steps, if they have one.
     """
 
@@ -41,27 +42,43 @@ class Library:
     world: str | None = None
     kind: Kind = "stateful"
     adapter: str = ""
+    env: str = ""
     limit: str | None = None
 
 
-def _of_jax(name: str, wrapper: str, module: str | None = None) -> Library:
-    """Describe a library of envs in JAX, with one name in ids, of its distribution, its extra and its adapter."""
-    module = module or name
-    return Library(module, name, name, wrapper, name, "stateless", name, "episode_length")
+def _of_jax(name: str, classes: str, module: str | None = None) -> Library:
+    """Describe a library of envs in JAX.
+
+    Args:
+        name: in ids, and of its distribution, its extra and its adapter.
+        classes: what ``Env`` and ``Wrapper`` follow in the names of its classes.
+        module: by which it is imported; None where that is ``name``.
+    """
+    return Library(
+        module or name,
+        name,
+        name,
+        wrapper=f"{classes}Wrapper",
+        world=name,
+        kind="stateless",
+        adapter=name,
+        env=f"{classes}Env",
+        limit="episode_length",
+    )
 
 
 LIBRARIES = {
     library.module: library
     for library in (
-        _of_jax("brax", "BraxWrapper"),
-        _of_jax("craftax", "CraftaxWrapper"),
-        _of_jax("gymnax", "GymnaxWrapper"),
-        _of_jax("jaxmarl", "JaxMARLWrapper"),
-        _of_jax("jumanji", "JumanjiWrapper"),
-        _of_jax("navix", "NavixWrapper"),
-        _of_jax("pgx", "PgxWrapper"),
-        _of_jax("playground", "PlaygroundWrapper", module="mujoco_playground"),
-        _of_jax("xminigrid", "XMiniGridWrapper"),
+        _of_jax("brax", "Brax"),
+        _of_jax("craftax", "Craftax"),
+        _of_jax("gymnax", "Gymnax"),
+        _of_jax("jaxmarl", "JaxMARL"),
+        _of_jax("jumanji", "Jumanji"),
+        _of_jax("navix", "Navix"),
+        _of_jax("pgx", "Pgx"),
+        _of_jax("playground", "Playground", module="mujoco_playground"),
+        _of_jax("xminigrid", "XMiniGrid"),
         Library(
             "dm_control",
             "dm-control",

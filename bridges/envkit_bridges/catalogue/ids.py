@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 class WorldModule(Protocol):
     """What a world is made of: a module, or any object, with these functions.
 
+    ``fetching_names()``, where there is one, lists those of its envs that need the network when they are built.
+
     A module whose envs are built in pools, when the pool starts, may have two checks.
     ``require_env(name)`` raises an ArgumentError, with the closest names, where there is no such env.
     ``require_keywords(name, given)`` raises an OptionError where ``build`` would refuse a keyword.
@@ -49,15 +51,14 @@ class WorldModule(Protocol):
     """
 
     def env_names(self) -> Collection[str]:
-        """Name the envs that can be made here. Downloads and builds nothing."""
-        ...
-
-    def fetching_names(self) -> Collection[str]:
-        """Name those of them that need the network when they are built."""
+        """List the envs that can be made here. Downloads and builds nothing."""
         ...
 
     def build(self, name: str, **kwargs: Any) -> EnvBase:
-        """Make one env; a "batched" world takes ``num_workers``, a "stateless" one ``batch_size``."""
+        """Build one env; a "batched" world takes ``num_workers``, a "stateless" one ``batch_size``.
+
+        A module of envkit without this function has the class `World.env`, which takes the same arguments.
+        """
         ...
 
 
@@ -72,6 +73,7 @@ class World:
         library: what is imported, None where envkit or another package brings the envs itself.
         distribution: what is installed.
         limit: keyword of its envs that truncates episodes after so many steps; None: they have none.
+        env: class of the module that builds an env by name, where there is no function for it.
     """
 
     name: str
@@ -80,6 +82,7 @@ class World:
     library: str | None = None
     distribution: str = DISTRIBUTION
     limit: str | None = None
+    env: str = ""
 
     @property
     def extra(self) -> str | None:
@@ -122,8 +125,16 @@ def own_worlds() -> Mapping[str, World]:
     for library in LIBRARIES.values():
         if library.world is not None:
             load = partial(import_module, f"{_ADAPTERS}.{library.adapter}")
-            installed = library.module, library.distribution
-            worlds.append(World(library.world, library.kind, load, *installed, library.limit))
+            world = World(
+                library.world,
+                library.kind,
+                load,
+                library=library.module,
+                distribution=library.distribution,
+                limit=library.limit,
+                env=library.env,
+            )
+            worlds.append(world)
     return {world.name: world for world in worlds}
 
 
@@ -302,7 +313,8 @@ def _in_world(world: World, name: str) -> Found:
     check = None if require_keywords is None else partial(require_keywords, name)
     lasting = getattr(module, "lasting", None)
     lasts = None if lasting is None else partial(lasting, name)
-    return Found(partial(module.build, name), kind, world.limit, world.name, name, check, lasts)
+    build = getattr(module, "build", None) or getattr(module, world.env)
+    return Found(partial(build, name), kind, world.limit, world.name, name, check, lasts)
 
 
 def _anywhere(name: str) -> Found:

@@ -178,26 +178,36 @@ class ParamsCore(SimulatorCore):
     """Field of the params that is the library's own limit of steps; "" where there is none."""
 
     @classmethod
-    def of(
-        cls,
-        env: Simulator,
-        default: PyTree,
-        params: PyTree = None,
-        *,
-        make: Callable[[], Any] | None = None,
-    ) -> Self:
-        """Wrap an env object, stepped with ``params``; None takes ``default``.
+    def of(cls, env: Simulator, params: PyTree, make: Callable[[], Any] | None) -> Self:
+        """Wrap an env object, stepped with ``params``; None takes its default.
 
         Raises:
-            ArgumentTypeError: the params are not of the kind of ``default``.
+            ArgumentTypeError: it is no env object of the library, or the params are not of the kind of its default.
+            ArgumentError: it is a wrapper of the library that resets by itself.
             SpecTypeError: the action space is none that an env over JAX takes.
         """
+        cls.require_bare(env)
+        default = cls.default_params(env)
         if params is None:
             params = default
         else:
             _require_kind(params, default)
         core = cls(env, make, params, form=_form_of(params))
         return dataclasses.replace(core, action_space=core.space_of(params))
+
+    @staticmethod
+    def require_bare(env: Simulator) -> None:
+        """Check that something is an env object of the library, without wrappers that reset.
+
+        Raises:
+            ArgumentTypeError, ArgumentError: see `of`.
+        """
+        raise NotImplementedError
+
+    @staticmethod
+    def default_params(env: Simulator) -> PyTree:
+        """Return the params that the library has for an env object."""
+        return env.default_params
 
     def lasting(self, steps: int | None) -> Self:
         """Return the env with params of such a limit."""
@@ -347,15 +357,25 @@ class ParamsEnv(SimulatorEnv):
     """An env object that is handed params at every call, see `ParamsCore`.
 
     Args:
-        core: how it resets and steps.
+        env: the env object.
+        env_params: what it is stepped with; None takes its default.
         device, **options: of `JaxEnv`; ``params_per_row`` of `ParamsOptions`.
     """
 
+    core_type: ClassVar[type[ParamsCore]]
+    """How an env object of the library resets and steps."""
     _core: ParamsCore
 
     def __init__(
-        self, core: ParamsCore, *, device: Device | None = None, **options: Unpack[ParamsOptions]
+        self,
+        env: Simulator,
+        *,
+        env_params: PyTree = None,
+        device: Device | None = None,
+        _make: Callable[[], Any] | None = None,
+        **options: Unpack[ParamsOptions],
     ):
+        core = self.core_type.of(env, env_params, _make)
         given: dict[str, Any] = dict(options)
         if as_bool("params_per_row", given.pop("params_per_row", False)):
             given["randomize_at"] = given.get("randomize_at") or "construction"

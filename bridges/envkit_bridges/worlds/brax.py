@@ -124,11 +124,6 @@ def env_names() -> list[str]:
     return sorted(import_brax()._envs)
 
 
-def fetching_names() -> frozenset[str]:
-    """Name the envs that are made from the network: none."""
-    return frozenset()
-
-
 def build(name: str, **kwargs: Any) -> BraxEnv:
     """Build one env by its name; see `BraxEnv` for keywords and errors.
 

@@ -11,7 +11,7 @@ Conventions
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack
@@ -43,6 +43,17 @@ class CraftaxCore(ParamsCore):
     """A game of Craftax as a `StatelessEnv`; what it gives as info are infos."""
 
     limit_name = "max_timesteps"
+
+    @staticmethod
+    def require_bare(env: Simulator) -> None:
+        """Check that something is an env object of Craftax.
+
+        Raises:
+            ArgumentTypeError, ArgumentError: see `ParamsCore.of`.
+        """
+        bases = require("craftax.environment_base.environment_bases")
+        if not isinstance(env, bases.EnvironmentAutoReset | bases.EnvironmentNoAutoReset):
+            raise no_object_of("an env object of Craftax", "Craftax", env)
 
     def space_of(self, params: PyTree) -> Discrete:
         """Count the library's actions."""
@@ -117,21 +128,7 @@ class CraftaxWrapper(ParamsEnv):
     """
 
     libname = "craftax"
-
-    def __init__(
-        self,
-        env: Simulator,
-        *,
-        env_params: PyTree = None,
-        device: Device | None = None,
-        _make: Callable[[], Any] | None = None,
-        **options: Unpack[ParamsOptions],
-    ):
-        bases = require("craftax.environment_base.environment_bases")
-        if not isinstance(env, bases.EnvironmentAutoReset | bases.EnvironmentNoAutoReset):
-            raise no_object_of("an env object of Craftax", "Craftax", env)
-        core = CraftaxCore.of(env, env.default_params, env_params, make=_make)
-        super().__init__(core, device=device, **options)
+    core_type = CraftaxCore
 
 
 _NAMES = (
@@ -144,16 +141,6 @@ def env_names() -> list[str]:
     """List the games that the library makes by name."""
     require("craftax")
     return list(_NAMES)
-
-
-def fetching_names() -> frozenset[str]:
-    """Name the envs that are made from the network: none."""
-    return frozenset()
-
-
-def build(name: str, **kwargs: Any) -> CraftaxEnv:
-    """Build one env by its name; see `CraftaxEnv` for keywords and errors."""
-    return CraftaxEnv(name, **kwargs)
 
 
 class CraftaxEnv(CraftaxWrapper):

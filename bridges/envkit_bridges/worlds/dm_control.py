@@ -147,11 +147,6 @@ def env_names() -> list[str]:
     return sorted("/".join(pair) for pair in import_suite().ALL_TASKS)
 
 
-def fetching_names() -> frozenset[str]:
-    """Name those that are fetched from the network: none."""
-    return frozenset()
-
-
 def tasks_by_domain() -> list[tuple[str, list[str]]]:
     """List the domains with their tasks: those of the benchmark first, then extra ones."""
     suite = import_suite()

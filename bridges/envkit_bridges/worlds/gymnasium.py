@@ -32,11 +32,6 @@ _NEEDS = {"box2d": "Box2D", "mujoco": "mujoco", "phys2d": "jax", "tabular": "jax
 """Family of Gymnasium's own envs to the library that it imports."""
 
 
-def fetching_names() -> frozenset[str]:
-    """None: models and ROMs come with the packages."""
-    return frozenset()
-
-
 def require_env(name: str) -> None:
     """Check that an env is registered by a name, or that the name says which module registers it.
 

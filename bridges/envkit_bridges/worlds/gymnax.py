@@ -9,7 +9,7 @@ Conventions
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack
@@ -44,6 +44,26 @@ class GymnaxCore(ParamsCore):
     """A gymnax env as a `StatelessEnv`; what it gives as info are infos."""
 
     limit_name = "max_steps_in_episode"
+
+    @staticmethod
+    def require_bare(env: Simulator) -> None:
+        """Check that something is an env object of gymnax, without the library's wrappers.
+
+        Raises:
+            ArgumentTypeError, ArgumentError: see `ParamsCore.of`.
+        """
+        kind = require("gymnax.environments.environment").Environment
+        if isinstance(env, kind):
+            return
+        inner = getattr(env, "_env", None)
+        if isinstance(inner, kind):
+            raise ArgumentError(
+                f"{type(env).__name__} is one of gymnax's wrappers, which step and reset by themselves. Pass the env "
+                "that it wraps, and let transforms do what the wrapper does."
+            )
+        raise no_object_of(
+            "an env object of gymnax, the first of what gymnax.make gives", "Gymnax", env
+        )
 
     def space_of(self, params: PyTree) -> SpaceTree:
         """Read the library's action space."""
@@ -134,34 +154,7 @@ class GymnaxWrapper(ParamsEnv):
     """
 
     libname = "gymnax"
-
-    def __init__(
-        self,
-        env: Simulator,
-        *,
-        env_params: PyTree = None,
-        device: Device | None = None,
-        _make: Callable[[], Any] | None = None,
-        **options: Unpack[ParamsOptions],
-    ):
-        _require_bare(env)
-        core = GymnaxCore.of(env, env.default_params, env_params, make=_make)
-        super().__init__(core, device=device, **options)
-
-
-def _require_bare(env: object) -> None:
-    kind = require("gymnax.environments.environment").Environment
-    if isinstance(env, kind):
-        return
-    inner = getattr(env, "_env", None)
-    if isinstance(inner, kind):
-        raise ArgumentError(
-            f"{type(env).__name__} is one of gymnax's wrappers, which step and reset by themselves. Pass the env "
-            "that it wraps, and let transforms do what the wrapper does."
-        )
-    raise no_object_of(
-        "an env object of gymnax, the first of what gymnax.make gives", "Gymnax", env
-    )
+    core_type = GymnaxCore
 
 
 _FETCHING = frozenset(("MNISTBandit-bsuite",))
@@ -175,11 +168,6 @@ def env_names() -> list[str]:
 def fetching_names() -> frozenset[str]:
     """Name the envs that are made from the network: the bandit over MNIST."""
     return _FETCHING
-
-
-def build(name: str, **kwargs: Any) -> GymnaxEnv:
-    """Build one env by its name; see `GymnaxEnv` for keywords and errors."""
-    return GymnaxEnv(name, **kwargs)
 
 
 class GymnaxEnv(GymnaxWrapper):

@@ -477,16 +477,6 @@ def env_names() -> list[str]:
     )
 
 
-def fetching_names() -> frozenset[str]:
-    """Name the envs that are made from the network: none."""
-    return frozenset()
-
-
-def build(name: str, **kwargs: Any) -> JaxMARLEnv:
-    """Build one env by its name; see `JaxMARLEnv` for keywords and errors."""
-    return JaxMARLEnv(name, **kwargs)
-
-
 class JaxMARLEnv(JaxMARLWrapper):
     """Make an env of JaxMARL by name; see `JaxMARLWrapper` for its entries.
 

@@ -250,11 +250,6 @@ def fetching_names() -> frozenset[str]:
     return _FETCHING
 
 
-def build(name: str, **kwargs: Any) -> JumanjiEnv:
-    """Build one env by its name; see `JumanjiEnv` for keywords and errors."""
-    return JumanjiEnv(name, **kwargs)
-
-
 class JumanjiEnv(JumanjiWrapper):
     """Make an env of Jumanji by name; see `JumanjiWrapper` for its entries.
 

@@ -153,16 +153,6 @@ def env_names() -> list[str]:
     return sorted(require_quietly("navix").registry())
 
 
-def fetching_names() -> frozenset[str]:
-    """Name the envs that are made from the network: none."""
-    return frozenset()
-
-
-def build(name: str, **kwargs: Any) -> NavixEnv:
-    """Build one env by its name; see `NavixEnv` for keywords and errors."""
-    return NavixEnv(name, **kwargs)
-
-
 class NavixEnv(NavixWrapper):
     """A grid of Navix by name; see `NavixWrapper`.
 

@@ -210,16 +210,6 @@ def env_names() -> list[str]:
     return sorted(require_quietly("pgx").available_envs())
 
 
-def fetching_names() -> frozenset[str]:
-    """Name the games that are made from the network: none."""
-    return frozenset()
-
-
-def build(name: str, **kwargs: Any) -> PgxEnv:
-    """Build one game by its name; see `PgxEnv` for keywords and errors."""
-    return PgxEnv(name, **kwargs)
-
-
 class PgxEnv(PgxWrapper):
     """Make a game of pgx by name; see `PgxWrapper` for its entries.
 

@@ -134,11 +134,6 @@ def fetching_names() -> frozenset[str]:
     return frozenset((*library.locomotion.ALL_ENVS, *library.manipulation.ALL_ENVS))
 
 
-def build(name: str, **kwargs: Any) -> PlaygroundEnv:
-    """Build one env by its name; see `PlaygroundEnv` for keywords and errors."""
-    return PlaygroundEnv(name, **kwargs)
-
-
 class PlaygroundEnv(PlaygroundWrapper):
     """Make an env of MuJoCo Playground by name; see `PlaygroundWrapper`.
 

@@ -11,7 +11,7 @@ Conventions
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack
@@ -44,6 +44,34 @@ class XMiniGridCore(ParamsCore):
     """A grid as a `StatelessEnv`; its discount is its info."""
 
     limit_name = "max_steps"
+
+    @staticmethod
+    def require_bare(env: Simulator) -> None:
+        """Check that something is an env object of the library, without wrappers that reset episodes.
+
+        Raises:
+            ArgumentTypeError, ArgumentError: see `ParamsCore.of`.
+        """
+        if not isinstance(env, require("xminigrid.environment").Environment):
+            raise no_object_of(
+                "an env object of XLand-MiniGrid, the first of what xminigrid.make gives",
+                "XMiniGrid",
+                env,
+            )
+        wrappers = require("xminigrid.wrappers")
+        inside = env
+        while isinstance(inside, wrappers.Wrapper):
+            if isinstance(inside, wrappers.GymAutoResetWrapper | wrappers.DmEnvAutoResetWrapper):
+                raise ArgumentError(
+                    f"{type(inside).__name__} is a wrapper of XLand-MiniGrid that resets episodes itself. Pass the env "
+                    "without it."
+                )
+            inside = inside._env
+
+    @staticmethod
+    def default_params(env: Simulator) -> PyTree:
+        """Return what the library's method of that name gives."""
+        return env.default_params()
 
     def space_of(self, params: PyTree) -> Discrete:
         """Count the library's actions."""
@@ -116,52 +144,12 @@ class XMiniGridWrapper(ParamsEnv):
     """
 
     libname = "xminigrid"
-
-    def __init__(
-        self,
-        env: Simulator,
-        *,
-        env_params: PyTree = None,
-        device: Device | None = None,
-        _make: Callable[[], Any] | None = None,
-        **options: Unpack[ParamsOptions],
-    ):
-        _require_bare(env)
-        core = XMiniGridCore.of(env, env.default_params(), env_params, make=_make)
-        super().__init__(core, device=device, **options)
-
-
-def _require_bare(env: Simulator) -> None:
-    if not isinstance(env, require("xminigrid.environment").Environment):
-        raise no_object_of(
-            "an env object of XLand-MiniGrid, the first of what xminigrid.make gives",
-            "XMiniGrid",
-            env,
-        )
-    wrappers = require("xminigrid.wrappers")
-    inside = env
-    while isinstance(inside, wrappers.Wrapper):
-        if isinstance(inside, wrappers.GymAutoResetWrapper | wrappers.DmEnvAutoResetWrapper):
-            raise ArgumentError(
-                f"{type(inside).__name__} is a wrapper of XLand-MiniGrid that resets episodes itself. Pass the env "
-                "without it."
-            )
-        inside = inside._env
+    core_type = XMiniGridCore
 
 
 def env_names() -> list[str]:
     """List the registered envs, those that somebody else registered included."""
     return sorted(require_quietly("xminigrid").registered_environments())
-
-
-def fetching_names() -> frozenset[str]:
-    """Name the envs that are made from the network: none. Benchmarks of rulesets are fetched, see `XMiniGridEnv`."""
-    return frozenset()
-
-
-def build(name: str, **kwargs: Any) -> XMiniGridEnv:
-    """Build one env by its name; see `XMiniGridEnv` for keywords and errors."""
-    return XMiniGridEnv(name, **kwargs)
 
 
 class XMiniGridEnv(XMiniGridWrapper):

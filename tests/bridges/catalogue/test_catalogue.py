@@ -353,9 +353,9 @@ def test_a_package_brings_a_world_by_its_entry_point(opened, registry, tmp_path,
 
 def test_one_entry_of_the_table_adds_a_library(opened, registry, tmp_path, monkeypatch):
     install(tmp_path, monkeypatch, "new-lib", "0.3", "class Simulator: ...")
-    entry = Library("new_lib", "new-lib", "new", "NewWrapper", "new", adapter="new")
+    entry = Library("new_lib", "new-lib", "new", "NewWrapper", "new", adapter="new", env="NewEnv")
     monkeypatch.setitem(LIBRARIES, "new_lib", entry)
-    adapter = SimpleNamespace(env_names=lambda: ["Short"], build=lambda name, **_: Count(2))
+    adapter = SimpleNamespace(env_names=lambda: ["Short"], NewEnv=lambda name, **_: Count(2))
     monkeypatch.setitem(sys.modules, "envkit_bridges.worlds.new", adapter)
 
     env = opened(make("new/Short"))
@@ -384,6 +384,13 @@ def test_envs_are_listed_by_world_and_by_pattern():
     assert "gym/CartPole-v1" in list_envs("cartpole")
     assert list_envs("brax/a*") == ["brax/ant"]
     assert list_envs("no such env") == []
+
+
+def test_envs_of_three_libraries_need_the_network():
+    fetching = [id for id in list_envs() if id.needs_network]
+
+    assert {"gymnax/MNISTBandit-bsuite", "jumanji/Sokoban-v0"} <= set(fetching)
+    assert {id.partition("/")[0] for id in fetching} <= {"gymnax", "jumanji", "playground"}
 
 
 def test_an_unknown_world_is_told_with_the_closest():

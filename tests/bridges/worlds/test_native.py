@@ -32,11 +32,10 @@ def twin():
     return env
 
 
-def test_names_are_sorted_and_need_no_network():
+def test_names_are_sorted():
     names = native.env_names()
 
     assert names == sorted(names) and "Pendulum" in names
-    assert not native.fetching_names()
 
 
 def test_an_unknown_name_or_keyword_is_told_with_the_nearest():

@@ -15,8 +15,6 @@ from envkit.env.base import EnvBase
 from envkit.errors import ArgumentError
 from envkit_bridges.libraries import explained, get_available_libraries
 
-__all__ = ["build", "env_names", "fetching_names"]
-
 _HOMES = {
     "Chess": ("envkit_bridges.worlds.native.chess", "ChessEnv"),
     "FinancialRegime": ("envkit.envs.trading", "FinancialRegimeEnv"),
@@ -38,11 +36,6 @@ def env_names() -> list[str]:
     """List the names of those whose libraries are installed, sorted."""
     there = get_available_libraries()
     return [name for name in sorted(_HOMES) if there.get(_NEEDS.get(name, ""), True)]
-
-
-def fetching_names() -> frozenset[str]:
-    """Name the envs that need the network to be built: none."""
-    return frozenset()
 
 
 def build(name: str, **kwargs: Any) -> EnvBase:

@@ -246,11 +246,6 @@ def env_names() -> list[str]:
     return names()
 
 
-def fetching_names() -> frozenset[str]:
-    """None: what the games need comes with the packages."""
-    return frozenset()
-
-
 def require_keywords(name: str, given: Mapping[str, Any]) -> None:
     """Check the keywords that `build` will be given; nothing is made.
 
