@@ -38,15 +38,12 @@ from envkit.env.policy import ExplorationType as ExplorationType
 from envkit.env.policy import RandomPolicy as RandomPolicy
 from envkit.env.policy import exploration_type as exploration_type
 from envkit.env.policy import set_exploration_type as set_exploration_type
-from envkit.envs.llm_hashing import LLMHashingEnv as LLMHashingEnv
 from envkit.envs.model_based import DreamerDecoder as DreamerDecoder
 from envkit.envs.model_based import DreamerEnv as DreamerEnv
 from envkit.envs.model_based import ImaginedEnv as ImaginedEnv
 from envkit.envs.model_based import ModelBasedEnvBase as ModelBasedEnvBase
 from envkit.envs.model_based import WorldModelEnv as WorldModelEnv
 from envkit.envs.pendulum import PendulumEnv as PendulumEnv
-from envkit.envs.tictactoe import TicTacToeEnv as TicTacToeEnv
-from envkit.envs.trading import FinancialRegimeEnv as FinancialRegimeEnv
 from envkit.errors import CentredRewardWarning as CentredRewardWarning
 from envkit.errors import EnvSpecWarning as EnvSpecWarning
 from envkit.errors import StaleNextWarning as StaleNextWarning
@@ -233,7 +230,10 @@ from envkit_bridges.worlds.jaxmarl import JaxMARLWrapper as JaxMARLWrapper
 from envkit_bridges.worlds.jumanji import JumanjiEnv as JumanjiEnv
 from envkit_bridges.worlds.jumanji import JumanjiWrapper as JumanjiWrapper
 from envkit_bridges.worlds.native.chess import ChessEnv as ChessEnv
+from envkit_bridges.worlds.native.llm_hashing import LLMHashingEnv as LLMHashingEnv
 from envkit_bridges.worlds.native.pendulum import PendulumJaxEnv as PendulumJaxEnv
+from envkit_bridges.worlds.native.tictactoe import TicTacToeEnv as TicTacToeEnv
+from envkit_bridges.worlds.native.trading import FinancialRegimeEnv as FinancialRegimeEnv
 from envkit_bridges.worlds.navix import NavixEnv as NavixEnv
 from envkit_bridges.worlds.navix import NavixWrapper as NavixWrapper
 from envkit_bridges.worlds.pettingzoo.pettingzoo_env import PettingZooEnv as PettingZooEnv

@@ -17,11 +17,11 @@ from envkit_bridges.libraries import explained, get_available_libraries
 
 _HOMES = {
     "Chess": ("envkit_bridges.worlds.native.chess", "ChessEnv"),
-    "FinancialRegime": ("envkit.envs.trading", "FinancialRegimeEnv"),
-    "LLMHashing": ("envkit.envs.llm_hashing", "LLMHashingEnv"),
+    "FinancialRegime": ("envkit_bridges.worlds.native.trading", "FinancialRegimeEnv"),
+    "LLMHashing": ("envkit_bridges.worlds.native.llm_hashing", "LLMHashingEnv"),
     "Pendulum": ("envkit.envs.pendulum", "PendulumEnv"),
     "PendulumJax": ("envkit_bridges.worlds.native.pendulum", "PendulumJaxEnv"),
-    "TicTacToe": ("envkit.envs.tictactoe", "TicTacToeEnv"),
+    "TicTacToe": ("envkit_bridges.worlds.native.tictactoe", "TicTacToeEnv"),
 }
 """Name to module and class."""
 

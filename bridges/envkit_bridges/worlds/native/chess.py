@@ -13,7 +13,7 @@ Conventions
     order    of moves: short strings first, those of one length by their characters.
     action   int64, shape (*batch,): place in `san_moves`, the same for both colours.
     turn     bool, shape (*batch,): White is to move.
-    text     an entry of strings, see `envkit.envs.texts`: san, fen, pgn.
+    text     an entry of strings, see `envkit_bridges.worlds.native.texts`: san, fen, pgn.
     picture  uint8, shape (3, 390, 390): squares of 45 pixels in a margin of 15, White at the bottom; rows from the
              top, columns from the left.
     glyph    15 rows of 15 characters, "#" where a piece is; each is drawn 3 x 3 pixels large.
@@ -36,7 +36,6 @@ from envkit.env.base import EnvBase
 from envkit.env.facts import Facts
 from envkit.env.options import EnvOptions
 from envkit.envs.seeded_env import Undrawn
-from envkit.envs.texts import Repertoire, strings_in, written
 from envkit.errors import (
     ArgumentError,
     BatchSizeError,
@@ -49,6 +48,7 @@ from envkit.specs import Binary, Bounded, Categorical, Composite, NonTensor, Unb
 from envkit.specs.annotations import Device, EnvData, require_memory
 from envkit.specs.lasting import lasting
 from envkit_bridges.libraries import require
+from envkit_bridges.worlds.native.texts import Repertoire, strings_in, written
 
 if TYPE_CHECKING:
     import chess

@@ -18,12 +18,10 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 from envkit.arrays.integers import as_int
-from envkit.arrays.siphash import siphash
 from envkit.data.paths import Key
 from envkit.env.base import EnvBase
 from envkit.env.options import EnvOptions
 from envkit.envs.seeded_env import Undrawn
-from envkit.envs.texts import written
 from envkit.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -34,6 +32,8 @@ from envkit.errors import (
 )
 from envkit.specs import Categorical, Composite, NonTensor, Unbounded
 from envkit.specs.annotations import Device, EnvData, require_memory
+from envkit_bridges.worlds.native.siphash import siphash
+from envkit_bridges.worlds.native.texts import written
 
 HASHING = "hashing"
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from envkit.arrays.siphash import siphash, words_of
+from envkit_bridges.worlds.native.siphash import siphash, words_of
 
 VECTORS = {  # of the reference implementation, for the bytes 0, 1, 2, ...
     0: 0x726FDB47DD0E0E31,

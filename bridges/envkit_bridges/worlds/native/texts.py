@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from tensordict import NonTensorData, TensorDictBase, lazy_stack
 
-from envkit.arrays.siphash import siphash, words_of
 from envkit.errors import MissingKeyError
+from envkit_bridges.worlds.native.siphash import siphash, words_of
 
 
 def strings_in(td: TensorDictBase, key: str) -> list[str] | None:
