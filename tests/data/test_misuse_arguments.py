@@ -13,9 +13,9 @@ import torch
 from tensordict import TensorDict
 
 from envkit import EnvBase, GymEnv, GymWrapper, check_env_specs, step_mdp
-from envkit.env.as_gym import GymView
 from envkit.errors import EnvkitError
 from envkit.specs import Composite, OneHot, Unbounded
+from envkit_bridges.exports.gym_registry import gym_env_of
 from envkit_bridges.gym.backend import set_gym_backend
 from envkit_bridges.gym.like import GymLikeEnv
 from envkit_bridges.jax.jax_env import JaxEnv
@@ -37,9 +37,9 @@ def preset(**entries):
 
 def faced(**options):
     """An env behind gym's protocol, reset."""
-    face = GymView(Count(), **{"info_keys": None, "to_numpy": False, **options})
-    face.reset(None)
-    return face
+    env = gym_env_of(Count(), "gymnasium", **{"info_keys": None, "to_numpy": False, **options})
+    env.reset()
+    return env
 
 
 class Untold(GymLikeEnv):
@@ -328,7 +328,7 @@ def test_a_type_of_number_that_can_index_counts_steps():
 
 
 def test_one_name_of_an_info_is_a_list_of_one():
-    observation, infos = faced(info_keys="count").reset(None)
+    observation, infos = faced(info_keys="count").reset()
 
     assert list(observation) == []
     assert infos["count"].tolist() == [0]

@@ -41,7 +41,6 @@ from envkit.batched.attributes import (
 from envkit.batched.batched_env import BatchedEnv
 from envkit.batched.mixed import MixedEnv
 from envkit.data.paths import Key, Path, as_key, as_path, info_names, leaf_paths
-from envkit.env.as_gym import as_tensor, private_entries, shown_and_infos, spelled
 from envkit.env.base import EnvBase
 from envkit.env.runs import InPlace, Moment
 from envkit.env.seeding import checked_seed
@@ -56,7 +55,16 @@ from envkit.errors import (
 )
 from envkit.specs import Composite, NonTensor, TensorSpec
 from envkit_bridges.exports.painters import draws_states, painter_of, without_transforms
-from envkit_bridges.exports.shown_spaces import Shown, part_of, require_whole, shown_as
+from envkit_bridges.exports.shown_spaces import (
+    Shown,
+    as_tensor,
+    part_of,
+    private_entries,
+    require_whole,
+    shown_and_infos,
+    shown_as,
+    spelled,
+)
 from envkit_bridges.gym.codecs import (
     NO_SPACE,
     Codec,

@@ -1,11 +1,14 @@
 """envkit environments in the registry of a gym library: ``gymnasium.make("MyEnv-v0")``.
 
-`register` writes an entry that builds the env and puts a `GymView` of it behind the library's own
-``Env`` class.
+`register_gym` writes an entry that builds the env and shows it as the library's own ``Env`` class: a reset that gives
+two values, a step that gives five. Which entries are observations is decided in `shown_spaces`, as for vector envs.
 
 Conventions
     library  a gym backend, see `gym_backend`.
     options  keywords of the library's ``register`` that say how it wraps the env.
+    tree     nested dict with sorted keys; leaves are tensors, or arrays with ``to_numpy``: copies, so that a caller who
+             changes them does not change what the env reads at its next step.
+    flags    those of the root where it has some, else those that all levels agree on.
 """
 
 from __future__ import annotations
@@ -21,30 +24,29 @@ from typing import Any
 
 import numpy as np
 import torch
+from tensordict import TensorDictBase, is_non_tensor
 
 from envkit.arrays.integers import as_int
-from envkit.data.paths import Key, Path, as_key, leaf_paths, nest
-from envkit.env.as_gym import GymView
+from envkit.data.paths import Key, Path, as_key, as_path, info_names, leaf_paths, nest
 from envkit.env.base import EnvBase
-from envkit.errors import ArgumentError, ArgumentTypeError, OptionError
+from envkit.errors import ArgumentError, ArgumentTypeError, MissingKeyError, OptionError
 from envkit.transforms.core.compose import Compose
 from envkit.transforms.core.transform import Transform
 from envkit.transforms.core.transformed_env import TransformedEnv
-from envkit_bridges.exports.shown_spaces import Branch, Shown, part_of, require_whole, shown_as
+from envkit_bridges.exports.shown_spaces import (
+    Branch,
+    Shown,
+    as_tensor,
+    part_of,
+    private_entries,
+    require_whole,
+    shown_and_infos,
+    shown_as,
+    spelled,
+)
 from envkit_bridges.gym.backend import gym_library
 from envkit_bridges.gym.codecs import Codec, Leaf, asked_space, codecs_of, shown_space
 from envkit_bridges.gym.reports import RESET, STEP, Facts, listen
-
-_OPTIONS = {
-    "reward_threshold": None,
-    "nondeterministic": False,
-    "max_episode_steps": None,
-    "order_enforce": True,
-    "autoreset": False,
-    "disable_env_checker": False,
-    "apply_api_compatibility": False,
-}
-"""Options of ``register`` in any version of a gym library, with what they are when not given."""
 
 
 def register_gym(
@@ -89,8 +91,9 @@ def _accepted(library: ModuleType, options: dict[str, Any], *, to_numpy: bool) -
         OptionError: another option was set.
     """
     known = inspect.signature(library.register).parameters
+    ours = inspect.signature(EnvBase.register_gym).parameters
     refused = sorted(
-        name for name, value in options.items() if name not in known and value != _OPTIONS[name]
+        name for name, value in options.items() if name not in known and value != ours[name].default
     )
     if refused:
         raise OptionError(
@@ -111,20 +114,11 @@ def _build(
     **kwargs: Any,
 ) -> Any:
     """Build an env and show it to the library; called by its ``make``."""
-    maker: Any = pkgutil.resolve_name(make) if isinstance(make, str) else make
-    env = maker(**kwargs)
+    build: Any = pkgutil.resolve_name(make) if isinstance(make, str) else make
+    env = build(**kwargs)
     if transform is not None:
         env = TransformedEnv(env, _own(transform))
     return gym_env_of(env, library_name, info_keys=info_keys, to_numpy=to_numpy)
-
-
-def gym_env_of(
-    env: EnvBase, library_name: str, *, info_keys: Iterable[Key] | None, to_numpy: bool
-) -> Any:
-    """Show an env as one of a gym library; see `GymView` for the arguments."""
-    face = GymView(env, info_keys=info_keys, to_numpy=to_numpy)
-    library = importlib.import_module(library_name)
-    return _registered_class(library)(face, library.spaces)
 
 
 def _own(transform: Any) -> Any:
@@ -135,38 +129,23 @@ def _own(transform: Any) -> Any:
     return transform.clone() if is_taken else transform
 
 
-def _spaces_of(face: GymView, facts: Facts | None, spaces: ModuleType) -> tuple[Shown, Shown]:
-    """Return what is observed and what is done; the first is a Dict."""
-    observed, acted = face.observation_spec, face.env.full_action_spec
-    specs = {path: observed[as_key(path)] for path in leaf_paths(observed)}
-    actions = {path: acted[as_key(path)] for path in leaf_paths(acted)}
-    codecs: tuple[Codec | None, Codec | None] = (None, None)
-    if facts is not None and isinstance(facts.action_space, spaces.Space):
-        codecs = codecs_of(
-            facts.observation_space, facts.action_space, categorical=facts.categorical
-        )
-    names = {path: path for path in specs}
-    shown = partial(shown_space, spaces=spaces)
-    observation: Shown = Branch({}, spaces)
-    if specs:
-        observation = shown_as(codecs[0], specs, shown, spaces, names=names, root="observation")
-    if not isinstance(observation.space, spaces.Dict):
-        observation = Branch({observation.paths[0][0]: observation}, spaces)
-    names = {path: path for path in actions} if len(actions) > 1 else dict.fromkeys(actions, ())
-    asked = partial(asked_space, spaces=spaces)
-    return observation, shown_as(codecs[1], actions, asked, spaces, names=names, root="action")
+def gym_env_of(
+    env: EnvBase, library_name: str, *, info_keys: Iterable[Key] | None, to_numpy: bool
+) -> Any:
+    """Show an env as one of a gym library.
 
+    Args:
+        env: any environment; a batch of several shows values with its batch axes.
+        library_name: module of the library.
+        info_keys: see `shown_and_infos`.
+        to_numpy: give arrays instead of tensors, and Python numbers for integers without axes and
+            for the rewards and end flags of a single env.
 
-def _single(values: Any, *, to_numpy: bool) -> Any:
-    """Return the value of the only row."""
-    if isinstance(values, Mapping):
-        return {name: _single(part, to_numpy=to_numpy) for name, part in values.items()}
-    if isinstance(values, tuple):
-        return tuple(_single(part, to_numpy=to_numpy) for part in values)
-    if not to_numpy:
-        return torch.as_tensor(values[0])
-    is_number = values.ndim == 1 and values.dtype.kind in "iu"
-    return int(values[0]) if is_number else values[0, ...]
+    Raises:
+        ArgumentTypeError, MissingKeyError: see `shown_and_infos`.
+    """
+    library = importlib.import_module(library_name)
+    return _registered_class(library)(env, library.spaces, info_keys, to_numpy)
 
 
 @functools.cache
@@ -180,57 +159,103 @@ class _Registered:
     ``env.unwrapped.envkit_env`` is the environment itself.
     """
 
-    def __init__(self, face: GymView, spaces: ModuleType):
-        self.face = face
-        self.envkit_env = env = face.env
+    def __init__(
+        self, env: EnvBase, spaces: ModuleType, info_keys: Iterable[Key] | None, to_numpy: bool
+    ):
+        self.envkit_env, self._to_numpy = env, to_numpy
         self.metadata = getattr(env, "metadata", {"render_modes": []})
         self.render_mode = getattr(env, "render_mode", None)
+        self._root: TensorDictBase | None = None
+        paths = leaf_paths(env.full_observation_spec)
+        shown, infos = shown_and_infos(paths, env._facts.infos, info_keys)
+        self._paths = [path for path in shown if path not in private_entries(env)]
         facts, self._listener = listen(env)
-        self._observation, self._action = _spaces_of(face, facts, spaces)
-        if facts is not None:
-            face.leave_out(facts.recorded)
+        recorded = frozenset() if facts is None else facts.recorded
+        self._infos = {
+            path: name for path, name in info_names(infos).items() if path not in recorded
+        }
+        self._observation, self._action = self._spaces(facts, spaces)
         self.observation_space = self._observation.space
         self.action_space = self._action.space
+
+    def _spaces(self, facts: Facts | None, spaces: ModuleType) -> tuple[Shown, Shown]:
+        """Return what is observed and what is done; the first is a Dict."""
+        observed, acted = self.envkit_env.full_observation_spec, self.envkit_env.full_action_spec
+        specs = {path: observed[as_key(path)] for path in self._paths}
+        actions = {path: acted[as_key(path)] for path in leaf_paths(acted)}
+        codecs: tuple[Codec | None, Codec | None] = (None, None)
+        if facts is not None and isinstance(facts.action_space, spaces.Space):
+            codecs = codecs_of(
+                facts.observation_space, facts.action_space, categorical=facts.categorical
+            )
+        names = {path: path for path in specs}
+        shown = partial(shown_space, spaces=spaces)
+        observation: Shown = Branch({}, spaces)
+        if specs:
+            observation = shown_as(codecs[0], specs, shown, spaces, names=names, root="observation")
+        if not isinstance(observation.space, spaces.Dict):
+            observation = Branch({observation.paths[0][0]: observation}, spaces)
+        names = {path: path for path in actions} if len(actions) > 1 else dict.fromkeys(actions, ())
+        asked = partial(asked_space, spaces=spaces)
+        return observation, shown_as(codecs[1], actions, asked, spaces, names=names, root="action")
+
+    # ------------------------------------------------------------------------------------- calls
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         """Start an episode; ``options`` are keywords of the env's own reset."""
         super().reset(seed=seed)  # type: ignore[misc]
-        observation, info = self.face.reset(seed, **(options or {}))
-        return self._shown(observation), self._with_infos(info, RESET)
+        if seed is not None:
+            self.seed(seed)
+        self._root = self.envkit_env.reset(**(options or {}))
+        return self._observed(self._root), self._informed(self._root, RESET)
 
     def step(self, action: Any) -> Any:
-        """Advance by one step."""
-        observation, reward, *flags, info = self.face.step(self._encoded(action))
-        if isinstance(reward, float) and self._listener is not None:
-            exact = self._listener.reward
-            if isinstance(exact, float | int) and np.float32(exact) == np.float32(reward):
-                reward = float(exact)  # the data holds it rounded
-        return self._shown(observation), reward, *flags, self._with_infos(info, STEP)
+        """Advance by one step, and give observation, reward, terminated, truncated and infos.
 
-    def _with_infos(self, info: dict[str, Any], call: int) -> dict[str, Any]:
-        return info if self._listener is None else {**info, **self._listener.infos[call]}
+        Args:
+            action: a value of the action space, or what the specs hold.
 
-    def _shown(self, observation: dict[str, Any]) -> Any:
-        """Return an observation as its space has it."""
+        Raises:
+            ArgumentError: `reset` was not called before.
+            ArgumentTypeError: the action is neither number nor array.
+        """
+        if self._root is None:
+            raise ArgumentError("step was called before reset: call reset first.")
+        env = self.envkit_env
+        for path, value in self._acted(action).items():
+            key = as_key(path)
+            spec = env.full_action_spec[key]
+            self._root.set(key, spelled(as_tensor(value, key, spec), key, spec))
+        data = env.step(self._root)
+        following = data.get("next")
+        self._root = env.step_mdp(data)
+        flags = self._flag(following, "terminated"), self._flag(following, "truncated")
+        infos = self._informed(following, STEP)
+        return self._observed(following), self._rewards(following), *flags, infos
+
+    def seed(self, seed: int | None = None) -> int | None:
+        """Seed the env; the next reset starts from it."""
+        return self.envkit_env.set_seed(seed)
+
+    def render(self) -> Any:
+        """Render the env, if it can be rendered."""
+        return self.envkit_env.render()  # type: ignore[operator]
+
+    def close(self) -> None:
+        """Close the env."""
+        self.envkit_env.close(raise_if_closed=False)
+
+    # ------------------------------------------------------------------------------------ values
+
+    def _acted(self, action: Any) -> dict[Path, Any]:
+        """Return the value of each action; what the specs hold already is left as it is."""
+        env = self.envkit_env
         if self._listener is None:
-            return observation
-
-        def read(path: Path) -> np.ndarray:
-            value: Any = observation
-            for name in path:
-                value = value[name]
-            return np.asarray(value)[None]
-
-        return _single(self._observation.values(read), to_numpy=self.face.to_numpy)
-
-    def _encoded(self, action: Any) -> Any:
-        """Return an action as the specs have it; what they hold already is left."""
-        if self._listener is None:
-            return action
+            return {as_path(key): self._picked(action, key) for key in env.action_keys}
         encoded: dict[Path, Any] = {}
 
         def write(path: Path, value: Any, space: Any, leaf: Leaf | None) -> None:
-            spec = self.envkit_env.full_action_spec[as_key(path)]
+            spec = env.full_action_spec[as_key(path)]
             is_held = not isinstance(value, tuple) and np.shape(value) == tuple(spec.shape)
             if (
                 leaf is None
@@ -243,16 +268,86 @@ class _Registered:
                 encoded[path] = leaf.encode(value)
 
         self._action.write(action, write, part_of)
-        return encoded[next(iter(encoded))] if len(encoded) == 1 else nest(encoded)
+        return encoded
 
-    def seed(self, seed: int | None = None) -> int | None:
-        """Seed the env; the next reset starts from it."""
-        return self.face.seed(seed)
+    def _picked(self, action: Any, key: Key) -> Any:
+        """Take the value of one action out of what the user gave."""
+        keys = self.envkit_env.action_keys
+        if not isinstance(action, Mapping) and len(keys) == 1:
+            return action
+        for name in as_path(key):
+            if not isinstance(action, Mapping) or name not in action:
+                given = sorted(action) if isinstance(action, Mapping) else type(action).__name__
+                raise MissingKeyError(
+                    f"the action has no {key!r}, it holds {given}. Pass a nested dict with the "
+                    f"entries {keys}."
+                )
+            action = action[name]
+        return action
 
-    def render(self) -> Any:
-        """Render the env, if it can be rendered."""
-        return self.envkit_env.render()  # type: ignore[operator]
+    def _observed(self, td: TensorDictBase) -> Any:
+        """Return an observation as its space has it."""
+        if self._listener is None:
+            return self._tree(td, {path: path for path in self._paths})
 
-    def close(self) -> None:
-        """Close the env."""
-        self.envkit_env.close(raise_if_closed=False)
+        def read(path: Path) -> np.ndarray:
+            return np.asarray(self._value(td.get(as_key(path))))[None]
+
+        return _single(self._observation.values(read), to_numpy=self._to_numpy)
+
+    def _informed(self, td: TensorDictBase, call: int) -> dict[str, Any]:
+        infos = self._tree(td, self._infos)
+        return infos if self._listener is None else {**infos, **self._listener.infos[call]}
+
+    def _rewards(self, following: TensorDictBase) -> Any:
+        paths = sorted(as_path(key) for key in self.envkit_env.reward_keys)
+        if len(paths) > 1:
+            return self._tree(following, {path: path for path in paths})
+        reward = self._scalar(following.get(as_key(paths[0])))
+        if isinstance(reward, float) and self._listener is not None:
+            exact = self._listener.reward
+            if isinstance(exact, float | int) and np.float32(exact) == np.float32(reward):
+                return float(exact)  # the data holds it rounded
+        return reward
+
+    def _flag(self, following: TensorDictBase, name: str) -> Any:
+        levels = self.envkit_env.done_levels
+        flags = None
+        for level in [()] if () in levels else levels:
+            held = name if name in levels[level] else "done"
+            flag = following.get(as_key((*level, held)))
+            flag = flag if held == name else torch.zeros_like(flag)
+            if () not in levels:
+                flag = flag.flatten(self.envkit_env.batch_dims).all(-1, keepdim=True)
+            flags = flag if flags is None else flags & flag
+        assert flags is not None  # every env has a done level
+        return self._scalar(flags)
+
+    def _scalar(self, value: torch.Tensor) -> Any:
+        if self._to_numpy and not self.envkit_env.batch_dims and value.numel() == 1:
+            return value.item()
+        return self._value(value)
+
+    def _tree(self, td: TensorDictBase, names: Mapping[Path, Path]) -> dict[str, Any]:
+        return nest({name: self._value(td.get(as_key(path))) for path, name in names.items()})
+
+    def _value(self, value: Any) -> Any:
+        if is_non_tensor(value):
+            return value.tolist() if value.batch_size else value.data
+        if not self._to_numpy:
+            return value.clone()
+        if value.ndim == 0 and not value.is_floating_point():
+            return value.item()  # one of several: gym libraries want an int
+        return np.array(value.numpy(force=True))
+
+
+def _single(values: Any, *, to_numpy: bool) -> Any:
+    """Return the value of the only row."""
+    if isinstance(values, Mapping):
+        return {name: _single(part, to_numpy=to_numpy) for name, part in values.items()}
+    if isinstance(values, tuple):
+        return tuple(_single(part, to_numpy=to_numpy) for part in values)
+    if not to_numpy:
+        return torch.as_tensor(values[0])
+    is_number = values.ndim == 1 and values.dtype.kind in "iu"
+    return int(values[0]) if is_number else values[0, ...]

@@ -32,7 +32,6 @@ from envkit.data.files import telling, undamaged, whole_folder
 from envkit.data.keywords import refuse_unknown
 from envkit.data.paths import Path, as_key, infos_in, leaf_paths, nest
 from envkit.data.timeline import step_entry
-from envkit.env.as_gym import private_entries
 from envkit.env.base import EnvBase
 from envkit.env.wrapper_hints import require_env
 from envkit.errors import ArgumentError, ArgumentTypeError, MissingFileError, MissingKeyError
@@ -50,6 +49,7 @@ from envkit_bridges.exports.columns import (
 )
 from envkit_bridges.exports.hdf5 import FileForHDF5, quoted, require_own_data
 from envkit_bridges.exports.recovered import env_spec_of, spaces_inside
+from envkit_bridges.exports.shown_spaces import private_entries
 from envkit_bridges.gym.codecs import (
     RowLeaf,
     asked_space,

@@ -13,11 +13,11 @@ from typing import Any
 
 from envkit.batched.batched_env import BatchedEnv
 from envkit.data.paths import as_key, leaf_paths
-from envkit.env.as_gym import private_entries
 from envkit.env.base import EnvBase
 from envkit.specs import Composite
 from envkit_bridges.catalogue.making import made_by, make
 from envkit_bridges.exports.gym_registry import gym_env_of
+from envkit_bridges.exports.shown_spaces import private_entries
 from envkit_bridges.gym.codecs import NO_SPACE, asked_space, shown_space
 from envkit_bridges.gym.gym_wrapper import GymWrapper
 from envkit_bridges.libraries import require

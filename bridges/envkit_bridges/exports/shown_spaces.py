@@ -1,9 +1,10 @@
-"""Which spaces an adapter shows, and how their values lie in the data of the env.
+"""Which entries and spaces an adapter shows, and how their values lie in the data of the env.
 
 Where the rows are environments of Gymnasium, a space is the simulator's own: its object, with its generator and its
 order of keys. Entries that a transform has written, and other envs, have spaces made from specs.
 
 Conventions
+    shown   observation entries that are neither private, nor infos of the env, nor moved to them.
     specs   of one row, by path. They say what the data holds.
     values  of all rows, as the space has them with the rows in front.
 """
@@ -12,22 +13,75 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 import torch
 
-from envkit.data.paths import Key, Path
-from envkit.errors import InputError
-from envkit.specs import TensorSpec
+from envkit.data.paths import Key, Path, as_key, as_path, leaf_paths
+from envkit.env.base import EnvBase
+from envkit.errors import ArgumentTypeError, InputError, MissingKeyError
+from envkit.specs import Categorical, MultiCategorical, MultiOneHot, OneHot, TensorSpec
 from envkit_bridges.gym.backend import GymSpace
 from envkit_bridges.gym.codecs import Codec, Leaf
 
 Read = Callable[[Path], Any]
 Write = Callable[[Path, Any, GymSpace, Leaf | None], Any]
 Part = Callable[[Any, str | int], Any]
+
+
+def private_entries(env: EnvBase) -> frozenset[Path]:
+    """Return the observations that no adapter shows: the state of a stateless env, and private memory of transforms."""
+    state = {path for path in leaf_paths(env.full_state_spec) if path[0] == "state"}
+    memory = {path for path in env._facts.bookkeeping if any(name.startswith("_") for name in path)}
+    return frozenset(state | memory)
+
+
+def shown_and_infos(
+    paths: Collection[Path], own: Set[Path], info_keys: Iterable[Key] | str | None
+) -> tuple[list[Path], list[Path]]:
+    """Divide observation entries into those that are shown and those that are infos, both sorted.
+
+    Args:
+        paths: the entries.
+        own: those that are infos of the env; others are passed over.
+        info_keys: observation entries that are infos, too, or the name of one; that of a node takes along all that is
+            below it.
+
+    Raises:
+        ArgumentTypeError: ``info_keys`` are no keys.
+        MissingKeyError: there is no observation of that name.
+    """
+    moved = [as_path(key) for key in _listed(info_keys)]
+    for path in moved:
+        if not any(_is_below(known, path) for known in paths):
+            raise MissingKeyError(
+                f"info_keys names {as_key(path)!r}, but the observations of the env are "
+                f"{[as_key(known) for known in paths]}. Name one of them, or a node above."
+            )
+    infos = sorted(
+        path for path in paths if path in own or any(_is_below(path, above) for above in moved)
+    )
+    return sorted(set(paths) - set(infos)), infos
+
+
+def _listed(keys: Iterable[Key] | str | None) -> list[Key]:
+    if keys is None:
+        return []
+    if isinstance(keys, str):
+        return [keys]
+    if not isinstance(keys, Iterable):
+        raise ArgumentTypeError(
+            f"info_keys is {keys!r}, of type {type(keys).__name__}, but must be a list of keys. Pass "
+            'the observations that are infos: info_keys=["step_count"].'
+        )
+    return list(keys)
+
+
+def _is_below(path: Path, above: Path) -> bool:
+    return path[: len(above)] == above
 
 
 class Shown(ABC):
@@ -222,3 +276,41 @@ def require_whole(values: Any, key: Key, space: GymSpace) -> None:
         raise InputError(
             f"{key!r} has dtype {values.dtype}, but numbers options of {space}. Pass integers."
         )
+
+
+def as_tensor(value: Any, key: Key, spec: TensorSpec) -> torch.Tensor:
+    """Return an action of numbers, an array or a tensor as a tensor.
+
+    Raises:
+        ArgumentTypeError: it is none of these.
+    """
+    if isinstance(value, torch.Tensor):
+        return value
+    try:
+        return torch.as_tensor(np.asarray(value))
+    except (TypeError, ValueError) as error:  # no numbers, or rows of unlike lengths
+        raise ArgumentTypeError(
+            f"{key!r} is {value!r}, of type {type(value).__name__}, but its spec is {spec}. Pass "
+            "numbers, an array or a tensor."
+        ) from error
+
+
+def spelled(value: torch.Tensor, key: Key, spec: TensorSpec) -> torch.Tensor:
+    """Return an action as its spec spells it; of what has its shape, the env decides whether it is one.
+
+    Args:
+        value: of the shape of the spec, or what it encodes: e.g. an index for a one-hot action.
+        key, spec: of the action.
+
+    Raises:
+        InputError: numbers of options are no integers.
+    """
+    is_whole = not (value.is_floating_point() or value.is_complex())
+    if value.shape == spec.shape:
+        takes_floats = spec.dtype is not None and spec.dtype.is_floating_point
+        return value.to(spec.device, spec.dtype if is_whole and takes_floats else value.dtype)
+    if not is_whole and isinstance(spec, Categorical | OneHot | MultiOneHot | MultiCategorical):
+        raise InputError(
+            f"{key!r} has dtype {value.dtype}, but numbers options of {spec}. Pass integers."
+        )
+    return spec.encode(value)
