@@ -154,9 +154,9 @@ class EnvId(str):
     needs_network: bool
 
     def __new__(cls, text: str, *, needs_network: bool = False) -> EnvId:
-        made = super().__new__(cls, text)
-        made.needs_network = needs_network
-        return made
+        id = super().__new__(cls, text)
+        id.needs_network = needs_network
+        return id
 
 
 @dataclass(frozen=True)
@@ -190,7 +190,7 @@ def _require_id(id: object) -> None:
 
 
 @dataclass(frozen=True)
-class Found:
+class EnvEntry:
     """The environment that an id names.
 
     Attributes:
@@ -214,7 +214,7 @@ class Found:
 # ------------------------------------------------------------------------------------- registered ids
 
 
-_REGISTERED: dict[str, Found] = {}
+_REGISTERED: dict[str, EnvEntry] = {}
 
 
 def register(id: str, factory: Factory, *, kind: Kind = "stateful") -> None:
@@ -265,7 +265,7 @@ def register(id: str, factory: Factory, *, kind: Kind = "stateful") -> None:
         raise ArgumentError(
             f"kind is {kind!r}, but must be 'stateful' or 'stateless'. Pass one of these."
         )
-    _REGISTERED[id] = Found(factory, kind)
+    _REGISTERED[id] = EnvEntry(factory, kind)
 
 
 @lru_cache(maxsize=1)
@@ -284,7 +284,7 @@ def _all_worlds() -> Mapping[str, World]:
 # ---------------------------------------------------------------------------------------- finding
 
 
-def find(id: str) -> Found:
+def find(id: str) -> EnvEntry:
     """Return what an id means.
 
     Raises:
@@ -301,7 +301,7 @@ def find(id: str) -> Found:
     return _anywhere(id)
 
 
-def _in_world(world: World, name: str) -> Found:
+def _in_world(world: World, name: str) -> EnvEntry:
     if world.library is not None:
         with quietly():
             require(world.library)
@@ -314,10 +314,10 @@ def _in_world(world: World, name: str) -> Found:
     lasting = getattr(module, "lasting", None)
     lasts = None if lasting is None else partial(lasting, name)
     build = getattr(module, "build", None) or getattr(module, world.env)
-    return Found(partial(build, name), kind, world.limit, world.name, name, check, lasts)
+    return EnvEntry(partial(build, name), kind, world.limit, world.name, name, check, lasts)
 
 
-def _anywhere(name: str) -> Found:
+def _anywhere(name: str) -> EnvEntry:
     """Look a name without a world up in every world that is installed."""
     readable = {world.name: names for world in _all_worlds().values() if (names := _names(world))}
     holders = [world for world, names in readable.items() if name in names]
@@ -351,14 +351,14 @@ def _unknown(id: str, readable: Mapping[str, frozenset[str]]) -> str:
     short = {one.rpartition("/")[2].lower(): one for one in reversed(listed)}
     near = dict.fromkeys(same + get_close_matches(id, listed, 3))
     near |= dict.fromkeys(short[one] for one in get_close_matches(asked, short, 3))
-    told = [f"there is no env {id!r} here."]
+    sentences = [f"there is no env {id!r} here."]
     if near:
-        told.append(f"Did you mean {' or '.join(map(repr, list(near)[:3]))}?")
-    told.append("envkit.list_envs() lists what can be made.")
+        sentences.append(f"Did you mean {' or '.join(map(repr, list(near)[:3]))}?")
+    sentences.append("envkit.list_envs() lists what can be made.")
     missing = [world.extra for world in _all_worlds().values() if world.name not in readable]
     if not same and (extras := [extra for extra in missing if extra]):
-        told.append(f"Libraries that are not installed may have it. {install_hint(*extras)}")
-    return " ".join(told)
+        sentences.append(f"Libraries that are not installed may have it. {install_hint(*extras)}")
+    return " ".join(sentences)
 
 
 def _without_version(id: str) -> str:
@@ -391,11 +391,11 @@ def list_envs(pattern: str | None = None, world: str | None = None) -> list[EnvI
     """
     _require_text("pattern", pattern, "a part of ids, as 'cartpole'")
     _require_text("world", world, "the name of one, as 'gym'")
-    known = world_names()
-    if world is not None and world not in known:
-        near = get_close_matches(world, known, 1)
+    names = world_names()
+    if world is not None and world not in names:
+        near = get_close_matches(world, names, 1)
         guess = f" Did you mean {near[0]!r}?" if near else ""
-        raise ArgumentError(f"there is no library {world!r}.{guess} There are: {', '.join(known)}.")
+        raise ArgumentError(f"there is no library {world!r}.{guess} There are: {', '.join(names)}.")
     if world is None:
         listed = [id for one in _all_worlds().values() for id in _ids(one, strict=False)]
     else:

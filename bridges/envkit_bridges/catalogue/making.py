@@ -24,7 +24,7 @@ from envkit.transforms.core.transform import Transform
 from envkit.transforms.core.transformed_env import TransformedEnv
 from envkit.transforms.devices import BatchSizeTransform
 from envkit.transforms.episodes import StepCounter
-from envkit_bridges.catalogue.ids import Found, find, own_worlds
+from envkit_bridges.catalogue.ids import EnvEntry, find, own_worlds
 
 
 def make(
@@ -79,31 +79,31 @@ def make(
         >>> env.close()
     """
     appended = _listed(transforms)
-    found = find(id)
-    told = {"id": id, **kwargs}
+    entry = find(id)
+    recipe = {"id": id, **kwargs}
     counted = None
     if max_episode_steps is not None:
-        told["max_episode_steps"] = max_episode_steps
+        recipe["max_episode_steps"] = max_episode_steps
         meaning = "the steps after which an episode is truncated, or -1 for no limit"
         limit = as_int("max_episode_steps", max_episode_steps, least=-1, meaning=meaning)
         if limit != -1:
             as_int("max_episode_steps", limit, least=1, meaning=meaning)
-        if found.limit is None:
+        if entry.limit is None:
             counted = None if limit == -1 else limit
-            if found.lasting is not None:
-                kwargs = found.lasting(counted, kwargs)
-        elif found.limit in kwargs:
+            if entry.lasting is not None:
+                kwargs = entry.lasting(counted, kwargs)
+        elif entry.limit in kwargs:
             raise OptionError(
-                f"max_episode_steps={limit} and {found.limit}={kwargs[found.limit]!r} say the same. Pass one of them."
+                f"max_episode_steps={limit} and {entry.limit}={kwargs[entry.limit]!r} say the same. Pass one of them."
             )
         else:
             # EnvPool takes -1 for a limit
-            is_endless = limit == -1 and found.kind == "batched"
-            kwargs[found.limit] = 2**31 - 1 if is_endless else limit
-    env = _made(_Request(found, num_envs, backend, device, kwargs))
+            is_endless = limit == -1 and entry.kind == "batched"
+            kwargs[entry.limit] = 2**31 - 1 if is_endless else limit
+    env = _build(_Request(entry, num_envs, backend, device, kwargs))
     if counted is not None:
         # a look at the keys of stateful envs would start their workers; those keep no state in the data
-        is_taken = found.kind == "stateless" and "step_count" in env.state_keys
+        is_taken = entry.kind == "stateless" and "step_count" in env.state_keys
         name = "elapsed" if is_taken else "step_count"
         appended = [StepCounter(max_steps=counted, step_count_key=name), *appended]
     if appended:
@@ -111,9 +111,9 @@ def make(
     if seed is not None:
         env.set_seed(seed)
     if transforms is None:
-        if found.kind == "stateless" and backend is not None:
-            told["backend"] = backend
-        vars(env)["_made_by"] = told
+        if entry.kind == "stateless" and backend is not None:
+            recipe["backend"] = backend
+        vars(env)["_made_by"] = recipe
     return env
 
 
@@ -128,16 +128,16 @@ def made_by(env: EnvBase) -> dict[str, Any] | None:
 def _listed(transforms: Transform | Sequence[Transform] | None) -> list[Transform]:
     if transforms is None:
         return []
-    given: list[Any] = [transforms]
+    listed: list[Any] = [transforms]
     if isinstance(transforms, Iterable) and not isinstance(transforms, Transform):
-        given = list(transforms)
-    for one in given:
+        listed = list(transforms)
+    for one in listed:
         if not isinstance(one, Transform):
             raise ArgumentTypeError(
                 f"transforms hold {one!r}, of type {type(one).__name__}, but must be a Transform or several: "
                 "transforms=[StepCounter(), RewardSum()], for example."
             )
-    return given
+    return listed
 
 
 # ------------------------------------------------------------------------------------------ forms
@@ -145,9 +145,9 @@ def _listed(transforms: Transform | Sequence[Transform] | None) -> list[Transfor
 
 @dataclass(frozen=True)
 class _Request:
-    """A request to `make`, its id already found."""
+    """A request to `make`, whose id means ``entry``."""
 
-    found: Found
+    entry: EnvEntry
     num_envs: int | None
     backend: str | None
     device: Device | None
@@ -155,9 +155,9 @@ class _Request:
 
     def build(self, **more: Any) -> EnvBase:
         """Make one env object of the world; what somebody else has registered need not know devices."""
-        device = "cpu" if self.device is None and self.found.world in own_worlds() else self.device
-        given = {} if device is None else {"device": device}
-        return self.found.build(**given, **more, **self.keywords)
+        device = "cpu" if self.device is None and self.entry.world in own_worlds() else self.device
+        devices = {} if device is None else {"device": device}
+        return self.entry.build(**devices, **more, **self.keywords)
 
     @property
     def of_pool(self) -> tuple[int, Callable[..., EnvBase]]:
@@ -167,34 +167,34 @@ class _Request:
             OptionError: (a TypeError) the env is known not to take one of the keywords.
         """
         assert self.num_envs is not None
-        if self.found.require_keywords is not None:
+        if self.entry.require_keywords is not None:
             try:
-                self.found.require_keywords(self.keywords)
+                self.entry.require_keywords(self.keywords)
             except OptionError as error:
                 raise OptionError(f"{error}{self._of_pools()}") from error
-        return self.num_envs, partial(self.found.build, **self.keywords)
+        return self.num_envs, partial(self.entry.build, **self.keywords)
 
     def _of_pools(self) -> str:
         """Return the end of a message: which keywords a pool takes itself."""
         own = [name for name in known_to(ParallelEnv) or () if name in self.keywords]
         if not own:
             return ""
-        id, given = f"{self.found.world}/{self.found.name}", f"{own[0]}={self.keywords[own[0]]!r}"
+        id, given = f"{self.entry.world}/{self.entry.name}", f"{own[0]}={self.keywords[own[0]]!r}"
         return (
             f" A pool takes {', '.join(own)} itself: ParallelEnv({self.num_envs}, lambda: make({id!r}), {given}), or "
             "another class of pools."
         )
 
 
-def _made(request: _Request) -> EnvBase:
+def _build(request: _Request) -> EnvBase:
     """Build what is asked for, in the form that its world and ``backend`` have."""
     if request.num_envs is not None:
         as_int("num_envs", request.num_envs, least=1, meaning="the number of envs, or None for one")
-    kind, backend = request.found.kind, request.backend
+    kind, backend = request.entry.kind, request.backend
     if kind == "stateless":
         sizes = {} if request.num_envs is None else {"batch_size": [request.num_envs]}
         return request.build(**sizes, **({} if backend is None else {"backend": backend}))
-    forms = _FORMS[kind] | (_OF_GYM if request.found.world == "gym" else {})
+    forms = _FORMS[kind] | (_OF_GYM if request.entry.world == "gym" else {})
     require_option("backend", backend, [*filter(None, forms), None])
     if request.num_envs is None and backend is not None:
         raise ArgumentError(
@@ -229,7 +229,7 @@ def _vector(request: _Request) -> EnvBase:
 def _by_library(request: _Request) -> EnvBase:
     if request.num_envs is not None:
         return request.build(num_workers=request.num_envs)
-    one = _made(replace(request, num_envs=1))
+    one = _build(replace(request, num_envs=1))
     return TransformedEnv(one, BatchSizeTransform(reshape_fn=_only_row))
 
 
@@ -239,7 +239,7 @@ def _only_row(data: Any) -> Any:
 
 def _by_library_asynchronous(request: _Request) -> EnvBase:
     assert request.num_envs is not None
-    names = [request.found.name] * request.num_envs
+    names = [request.entry.name] * request.num_envs
     options = {"create_env_kwargs": dict(request.keywords), "device": request.device}
     return AsyncEnvPool(names, backend="envpool", **options)  # type: ignore[arg-type]
 

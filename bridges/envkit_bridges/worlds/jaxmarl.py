@@ -201,7 +201,12 @@ class JaxMARLCore(SimulatorCore):
         moves = state.moves + 1
         over = _flag(dones[_TEAM])
         is_late = over & (False if self.limit is None else moves >= self.limit)
-        own = jnp.stack([_flag(self._done_of(dones, number)) for number in range(len(agents))])
+        # an agent of which the library says nothing ends with the game
+        flags = [
+            dones.get(agent, dones.get(name, dones[_TEAM]))
+            for agent, name in zip(agents, self.names, strict=True)
+        ]
+        own = jnp.stack([_flag(flag) for flag in flags])
         terminated = state.ended | (own & ~is_late)
         truncated = own & is_late & ~state.ended
         after = replace(state, inner=inner, moves=moves, ended=state.ended | own)
@@ -219,10 +224,6 @@ class JaxMARLCore(SimulatorCore):
         return jax.tree.map(
             jnp.zeros, self.reward_shape, is_leaf=lambda shape: isinstance(shape, tuple)
         )
-
-    def _done_of(self, dones: Mapping[Any, Any], number: int) -> Any:
-        """Return the flag of an agent; one of which the library says nothing ends with the game."""
-        return dones.get(self.env.agents[number], dones.get(self.names[number], dones[_TEAM]))
 
     def _of_agent(self, tree: PyTree, number: int) -> PyTree:
         """Take out what is an agent's: by name, by number, or along the first axis; what has no such axis is all agents'."""
@@ -438,10 +439,10 @@ class JaxMARLWrapper(SimulatorEnv):
         **options: Unpack[JaxMARLOptions],
     ):
         _require_bare(env)
-        given: dict[str, Any] = {"categorical_action_encoding": True, **options}
-        use_mask = as_bool("use_mask", given.pop("use_mask", False))
-        core = JaxMARLCore.of(env, _make, given.pop("group_map", None), use_mask)
-        super().__init__(core, device=device, **given)
+        keywords: dict[str, Any] = {"categorical_action_encoding": True, **options}
+        use_mask = as_bool("use_mask", keywords.pop("use_mask", False))
+        core = JaxMARLCore.of(env, _make, keywords.pop("group_map", None), use_mask)
+        super().__init__(core, device=device, **keywords)
 
     @property
     def group_map(self) -> dict[str, list[str]]:
@@ -510,17 +511,17 @@ class JaxMARLEnv(JaxMARLWrapper):
         **options: Unpack[JaxMARLOptions],
     ):
         require_name("JaxMARL", env_name, env_names())
-        given = dict(env_kwargs or {})
-        make = partial(_environment, env_name, **given)
-        with keywords_told(f"{env_name} of JaxMARL", given, partial(_known, env_name)):
+        keywords = dict(env_kwargs or {})
+        make = partial(_environment, env_name, **keywords)
+
+        def accepted() -> list[str]:
+            return parameters_of(type(_environment(env_name)))
+
+        with keywords_told(f"{env_name} of JaxMARL", keywords, accepted):
             env = make()
         super().__init__(env, device=device, _make=make, **options)
         self.env_name = env_name
-        self._made_with = {"env_kwargs": given} if given else {}
-
-
-def _known(name: str) -> list[str]:
-    return parameters_of(type(_environment(name)))
+        self._made_with = {"env_kwargs": keywords} if keywords else {}
 
 
 def _environment(name: str, **kwargs: Any) -> Simulator:

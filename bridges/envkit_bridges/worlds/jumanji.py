@@ -192,9 +192,9 @@ class JumanjiWrapper(SimulatorEnv):
         **options: Unpack[JumanjiOptions],
     ):
         _require_bare(env)
-        given: dict[str, Any] = {"categorical_action_encoding": True, **options}
-        jit = as_bool("jit", given.pop("jit", True))
-        super().__init__(JumanjiCore(env, _make), device=device, **given)
+        keywords: dict[str, Any] = {"categorical_action_encoding": True, **options}
+        jit = as_bool("jit", keywords.pop("jit", True))
+        super().__init__(JumanjiCore(env, _make), device=device, **keywords)
         self.jit = jit
 
     @property
@@ -213,8 +213,8 @@ class JumanjiWrapper(SimulatorEnv):
 
     def read_state(self, state: object) -> TensorDict:
         """Return the leaves of a Jumanji state by name, of the env's batch size."""
-        found = jax.tree_util.tree_flatten_with_path(state)[0]
-        leaves = {name_of(path): to_torch(jnp.asarray(leaf)) for path, leaf in found}
+        by_path = jax.tree_util.tree_flatten_with_path(state)[0]
+        leaves = {name_of(path): to_torch(jnp.asarray(leaf)) for path, leaf in by_path}
         return tensordict_of(leaves, self.batch_size, self.device)
 
     def read_obs(self, observation: object) -> TensorDict:

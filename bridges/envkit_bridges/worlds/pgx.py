@@ -172,16 +172,18 @@ class PgxWrapper(SimulatorEnv):
     ):
         if not isinstance(env, require("pgx").Env):
             raise no_object_of("a game object of pgx", "Pgx", env)
-        given: dict[str, Any] = {"categorical_action_encoding": True, **options}
-        self.illegal = _illegal(given.pop("illegal", "raise"))
-        if env.num_players > 1 and given.get("action_repeat", 1) != 1:
+        keywords: dict[str, Any] = {"categorical_action_encoding": True, **options}
+        self.illegal: Illegal = keywords.pop("illegal", "raise")
+        fix = "Pass 'raise' for an error after an illegal action, or 'library' for what pgx does."
+        require_option("illegal", self.illegal, get_args(Illegal), fix=fix)
+        if env.num_players > 1 and keywords.get("action_repeat", 1) != 1:
             raise ArgumentError(
-                f"action_repeat is {given['action_repeat']}, but the {env.num_players} players of {env.id!r} take turns: "
+                f"action_repeat is {keywords['action_repeat']}, but the {env.num_players} players of {env.id!r} take turns: "
                 "an action of one would be repeated by the others. Leave action_repeat out."
             )
         state = jax.eval_shape(env.init, jax.eval_shape(lambda: jax.random.PRNGKey(0)))
         core = PgxCore(env, _make, Discrete(state.legal_action_mask.shape[0]))
-        super().__init__(core, device=device, **given)
+        super().__init__(core, device=device, **keywords)
         self._engine.settings.illegal = _ILLEGAL if self.illegal == "raise" else None
 
     def _declare(self) -> None:
@@ -197,12 +199,6 @@ class PgxWrapper(SimulatorEnv):
     def _find_facts(self) -> Facts:
         facts = super()._find_facts()
         return replace(facts, infos=facts.infos | {(_ILLEGAL,)})
-
-
-def _illegal(value: object) -> Illegal:
-    fix = "Pass 'raise' for an error after an illegal action, or 'library' for what pgx does."
-    require_option("illegal", value, get_args(Illegal), fix=fix)
-    return value  # type: ignore[return-value]
 
 
 def env_names() -> list[str]:
