@@ -71,9 +71,7 @@ from envkit_bridges.gym.codecs import (
     Leaf,
     RowLeaf,
     StackedLeaf,
-    asked_space,
     codecs_of,
-    shown_space,
 )
 from envkit_bridges.gym.gym_wrapper import GymWrapper
 from envkit_bridges.gym.reports import RESET, STEP, Facts, reports_of
@@ -307,26 +305,11 @@ class BatchView:
         _require_arrays(Composite({as_key(path): spec for path, spec in specs.items()}), whose)
         codecs = _codecs_of(env, facts)
         names = {path: path for path in shown} if len(shown) > 1 else {shown[0]: ()}
-        observation = shown_as(
-            codecs[0],
-            specs,
-            partial(shown_space, spaces=spaces),
-            spaces,
-            names=names,
-            root="observation",
-        )
+        observation = shown_as(codecs[0], specs, spaces, names=names, root="observation")
         acted = env.single_full_action_spec
         names = _action_names(env)
         specs = {path: acted[as_key(path)] for path in names}
-        actions = shown_as(
-            codecs[1],
-            specs,
-            partial(asked_space, spaces=spaces),
-            spaces,
-            names=names,
-            root="action",
-        )
-        return observation, actions
+        return observation, shown_as(codecs[1], specs, spaces, names=names, root="action")
 
     # -------------------------------------------------------------------------------- single rows
 

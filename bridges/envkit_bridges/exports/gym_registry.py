@@ -18,7 +18,6 @@ import importlib
 import inspect
 import pkgutil
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -45,7 +44,7 @@ from envkit_bridges.exports.shown_spaces import (
     spelled,
 )
 from envkit_bridges.gym.backend import gym_library
-from envkit_bridges.gym.codecs import Codec, Leaf, asked_space, codecs_of, shown_space
+from envkit_bridges.gym.codecs import Codec, Leaf, codecs_of
 from envkit_bridges.gym.reports import RESET, STEP, Facts, listen
 
 
@@ -189,15 +188,13 @@ class _Registered:
                 facts.observation_space, facts.action_space, categorical=facts.categorical
             )
         names = {path: path for path in specs}
-        shown = partial(shown_space, spaces=spaces)
         observation: Shown = Branch({}, spaces)
         if specs:
-            observation = shown_as(codecs[0], specs, shown, spaces, names=names, root="observation")
+            observation = shown_as(codecs[0], specs, spaces, names=names, root="observation")
         if not isinstance(observation.space, spaces.Dict):
             observation = Branch({observation.paths[0][0]: observation}, spaces)
         names = {path: path for path in actions} if len(actions) > 1 else dict.fromkeys(actions, ())
-        asked = partial(asked_space, spaces=spaces)
-        return observation, shown_as(codecs[1], actions, asked, spaces, names=names, root="action")
+        return observation, shown_as(codecs[1], actions, spaces, names=names, root="action")
 
     # ------------------------------------------------------------------------------------- calls
 

@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ from envkit.env.base import EnvBase
 from envkit.errors import ArgumentTypeError, InputError, MissingKeyError
 from envkit.specs import Categorical, MultiCategorical, MultiOneHot, OneHot, TensorSpec
 from envkit_bridges.gym.backend import GymSpace
-from envkit_bridges.gym.codecs import Codec, Leaf
+from envkit_bridges.gym.codecs import Codec, Leaf, asked_space, shown_space
 
 Read = Callable[[Path], Any]
 Write = Callable[[Path, Any, GymSpace, Leaf | None], Any]
@@ -166,21 +166,19 @@ class Branch(Shown):
 def shown_as(
     codec: Codec | None,
     specs: Mapping[Path, TensorSpec],
-    make_space: Callable[[TensorSpec], GymSpace],
     spaces: ModuleType,
     *,
     names: Mapping[Path, Path],
-    root: str,
+    root: Literal["observation", "action"],
 ) -> Shown:
     """Find how entries are shown.
 
     Args:
         codec: of the simulator's space; None where there is no simulator of Gymnasium.
         specs: of the entries that are shown.
-        make_space: makes a space from a spec.
         spaces: module of spaces of the gym library.
         names: of entries that are not the simulator's; () is the only one.
-        root: name of the simulator's space beside others, if it is no Dict.
+        root: what is shown; also the name of the simulator's space beside others, if it is no Dict.
 
     Returns:
         The simulator's own space if the data holds all of it as the simulator gave it, and nothing else. Otherwise a
@@ -188,7 +186,8 @@ def shown_as(
     """
 
     def entry(path: Path) -> Entry:
-        return Entry(path, make_space(specs[path]))
+        make_space = shown_space if root == "observation" else asked_space
+        return Entry(path, make_space(specs[path], spaces=spaces))
 
     def left_of(codec: Codec) -> Shown | None:
         """Return what the data holds of a space of the simulator; None if it holds nothing of it."""
