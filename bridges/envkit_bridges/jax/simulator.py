@@ -309,6 +309,8 @@ class SimulatorEnv(JaxEnv):
     libname: ClassVar[str]
     env_name: str | None = None
     _made_with: Mapping[str, Any] = {}
+    _maker: Callable[[], Simulator] | None = None
+    """Makes the env object again: what makes envs by name sets this before it calls the constructor of the wrapper."""
 
     def __init__(
         self, core: SimulatorCore, *, device: Device | None = None, **options: Unpack[JaxOptions]
@@ -372,10 +374,9 @@ class ParamsEnv(SimulatorEnv):
         *,
         env_params: PyTree = None,
         device: Device | None = None,
-        _make: Callable[[], Any] | None = None,
         **options: Unpack[ParamsOptions],
     ):
-        core = self.core_type.of(env, env_params, _make)
+        core = self.core_type.of(env, env_params, self._maker)
         given: dict[str, Any] = dict(options)
         if as_bool("params_per_row", given.pop("params_per_row", False)):
             given["randomize_at"] = given.get("randomize_at") or "construction"

@@ -96,7 +96,6 @@ class BraxWrapper(SimulatorEnv):
         *,
         device: Device | None = None,
         from_pixels: bool = False,
-        _make: Callable[[], Any] | None = None,
         **options: Unpack[JaxOptions],
     ):
         if from_pixels:
@@ -116,7 +115,7 @@ class BraxWrapper(SimulatorEnv):
                 f"{type(env).__name__} is one of Brax's wrappers, which batch, limit or reset "
                 "episodes themselves. Pass the bare env: env.unwrapped."
             )
-        super().__init__(BraxCore(env, _make), device=device, **options)
+        super().__init__(BraxCore(env, self._maker), device=device, **options)
 
 
 def env_names() -> list[str]:
@@ -183,9 +182,10 @@ class BraxEnv(BraxWrapper):
         _refuse_unknown(envs._envs[env_name], brax_kwargs)
         if envs._envs[env_name].__module__.startswith("brax."):  # others have what they will
             _require_backend(env_name, brax_kwargs.get("backend"))
-        make = partial(_environment, env_name, **brax_kwargs)
+        self.env_name, self._made_with = env_name, brax_kwargs
+        self._maker = partial(_environment, env_name, **brax_kwargs)
         super().__init__(
-            make(),
+            self._maker(),
             batch_size=batch_size,
             device=device,
             devices=devices,
@@ -204,10 +204,7 @@ class BraxEnv(BraxWrapper):
             randomize_at=randomize_at,
             run_type_checks=run_type_checks,
             allow_done_after_reset=allow_done_after_reset,
-            _make=make,
         )
-        self.env_name = env_name
-        self._made_with = brax_kwargs
 
 
 def _refuse_unknown(kind: type, given: Mapping[str, Any]) -> None:

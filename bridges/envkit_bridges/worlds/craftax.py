@@ -173,9 +173,8 @@ class CraftaxEnv(CraftaxWrapper):
         **options: Unpack[ParamsOptions],
     ):
         require_name("Craftax", env_name, env_names())
-        make = partial(_environment, env_name)
-        super().__init__(make(), env_params=env_params, device=device, _make=make, **options)
-        self.env_name = env_name
+        self.env_name, self._maker = env_name, partial(_environment, env_name)
+        super().__init__(self._maker(), env_params=env_params, device=device, **options)
 
 
 def _environment(name: str) -> Simulator:

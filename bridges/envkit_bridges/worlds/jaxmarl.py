@@ -431,17 +431,12 @@ class JaxMARLWrapper(SimulatorEnv):
     _core: JaxMARLCore
 
     def __init__(
-        self,
-        env: Simulator,
-        *,
-        device: Device | None = None,
-        _make: Callable[[], Any] | None = None,
-        **options: Unpack[JaxMARLOptions],
+        self, env: Simulator, *, device: Device | None = None, **options: Unpack[JaxMARLOptions]
     ):
         _require_bare(env)
         keywords: dict[str, Any] = {"categorical_action_encoding": True, **options}
         use_mask = as_bool("use_mask", keywords.pop("use_mask", False))
-        core = JaxMARLCore.of(env, _make, keywords.pop("group_map", None), use_mask)
+        core = JaxMARLCore.of(env, self._maker, keywords.pop("group_map", None), use_mask)
         super().__init__(core, device=device, **keywords)
 
     @property
@@ -512,16 +507,15 @@ class JaxMARLEnv(JaxMARLWrapper):
     ):
         require_name("JaxMARL", env_name, env_names())
         keywords = dict(env_kwargs or {})
-        make = partial(_environment, env_name, **keywords)
+        self.env_name, self._maker = env_name, partial(_environment, env_name, **keywords)
+        self._made_with = {"env_kwargs": keywords} if keywords else {}
 
         def accepted() -> list[str]:
             return parameters_of(type(_environment(env_name)))
 
         with keywords_told(f"{env_name} of JaxMARL", keywords, accepted):
-            env = make()
-        super().__init__(env, device=device, _make=make, **options)
-        self.env_name = env_name
-        self._made_with = {"env_kwargs": keywords} if keywords else {}
+            env = self._maker()
+        super().__init__(env, device=device, **options)
 
 
 def _environment(name: str, **kwargs: Any) -> Simulator:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import builtins
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -184,17 +184,12 @@ class JumanjiWrapper(SimulatorEnv):
     libname = "jumanji"
 
     def __init__(
-        self,
-        env: object,
-        *,
-        device: Device | None = None,
-        _make: Callable[[], Any] | None = None,
-        **options: Unpack[JumanjiOptions],
+        self, env: object, *, device: Device | None = None, **options: Unpack[JumanjiOptions]
     ):
         _require_bare(env)
         keywords: dict[str, Any] = {"categorical_action_encoding": True, **options}
         jit = as_bool("jit", keywords.pop("jit", True))
-        super().__init__(JumanjiCore(env, _make), device=device, **keywords)
+        super().__init__(JumanjiCore(env, self._maker), device=device, **keywords)
         self.jit = jit
 
     @property
@@ -275,9 +270,8 @@ class JumanjiEnv(JumanjiWrapper):
         self, env_name: str, *, device: Device | None = None, **options: Unpack[JumanjiOptions]
     ):
         require_name("Jumanji", env_name, env_names())
-        make = partial(_environment, env_name)
-        super().__init__(make(), device=device, _make=make, **options)
-        self.env_name = env_name
+        self.env_name, self._maker = env_name, partial(_environment, env_name)
+        super().__init__(self._maker(), device=device, **options)
 
 
 def _import_jumanji() -> ModuleType:

@@ -9,7 +9,7 @@ Conventions
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Self, Unpack
@@ -136,16 +136,11 @@ class NavixWrapper(SimulatorEnv):
     libname = "navix"
 
     def __init__(
-        self,
-        env: Simulator,
-        *,
-        device: Device | None = None,
-        _make: Callable[[], Any] | None = None,
-        **options: Unpack[JaxOptions],
+        self, env: Simulator, *, device: Device | None = None, **options: Unpack[JaxOptions]
     ):
         if not isinstance(env, require_quietly("navix").Environment):
             raise no_object_of("an env object of Navix, which navix.make gives", "Navix", env)
-        super().__init__(NavixCore(env, _make), device=device, **options)
+        super().__init__(NavixCore(env, self._maker), device=device, **options)
 
 
 def env_names() -> list[str]:
@@ -189,9 +184,9 @@ class NavixEnv(NavixWrapper):
         as_int(
             "max_steps", max_steps, least=1, meaning="the steps after which an episode is truncated"
         )
-        make = partial(_environment, env_name, max_steps, observation_fn)
-        super().__init__(make(), device=device, _make=make, **options)
         self.env_name = env_name
+        self._maker = partial(_environment, env_name, max_steps, observation_fn)
+        super().__init__(self._maker(), device=device, **options)
 
 
 def _environment(name: str, max_steps: int, observation_fn: str | None) -> Simulator:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Unpack, get_args
@@ -163,12 +163,7 @@ class PgxWrapper(SimulatorEnv):
     libname = "pgx"
 
     def __init__(
-        self,
-        env: Simulator,
-        *,
-        device: Device | None = None,
-        _make: Callable[[], Any] | None = None,
-        **options: Unpack[PgxOptions],
+        self, env: Simulator, *, device: Device | None = None, **options: Unpack[PgxOptions]
     ):
         if not isinstance(env, require("pgx").Env):
             raise no_object_of("a game object of pgx", "Pgx", env)
@@ -182,7 +177,7 @@ class PgxWrapper(SimulatorEnv):
                 "an action of one would be repeated by the others. Leave action_repeat out."
             )
         state = jax.eval_shape(env.init, jax.eval_shape(lambda: jax.random.PRNGKey(0)))
-        core = PgxCore(env, _make, Discrete(state.legal_action_mask.shape[0]))
+        core = PgxCore(env, self._maker, Discrete(state.legal_action_mask.shape[0]))
         super().__init__(core, device=device, **keywords)
         self._engine.settings.illegal = _ILLEGAL if self.illegal == "raise" else None
 
@@ -230,9 +225,8 @@ class PgxEnv(PgxWrapper):
         self, env_name: str, *, device: Device | None = None, **options: Unpack[PgxOptions]
     ):
         require_name("pgx", env_name, env_names())
-        make = partial(_game, env_name)
-        super().__init__(make(), device=device, _make=make, **options)
-        self.env_name = env_name
+        self.env_name, self._maker = env_name, partial(_game, env_name)
+        super().__init__(self._maker(), device=device, **options)
 
 
 def _game(name: str) -> Simulator:

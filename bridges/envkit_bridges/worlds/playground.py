@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import subprocess
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import ModuleType
@@ -102,12 +102,7 @@ class PlaygroundWrapper(SimulatorEnv):
     libname = "mujoco_playground"
 
     def __init__(
-        self,
-        env: Simulator,
-        *,
-        device: Device | None = None,
-        _make: Callable[[], Any] | None = None,
-        **options: Unpack[JaxOptions],
+        self, env: Simulator, *, device: Device | None = None, **options: Unpack[JaxOptions]
     ):
         if not isinstance(env, _library().MjxEnv):
             raise no_object_of("an env object of mujoco_playground", "Playground", env)
@@ -118,7 +113,7 @@ class PlaygroundWrapper(SimulatorEnv):
             )
         if "episode_length" not in options:
             options["episode_length"] = env._config.get("episode_length")
-        super().__init__(PlaygroundCore(env, _make), device=device, **options)
+        super().__init__(PlaygroundCore(env, self._maker), device=device, **options)
 
 
 def env_names() -> list[str]:
@@ -174,10 +169,9 @@ class PlaygroundEnv(PlaygroundWrapper):
     ):
         require_name("MuJoCo Playground", env_name, env_names())
         chosen = _config(env_name, config, config_overrides, impl)
-        make = partial(_environment, env_name, chosen)
-        super().__init__(make(), device=device, _make=make, **options)
-        self.env_name = env_name
+        self.env_name, self._maker = env_name, partial(_environment, env_name, chosen)
         self._made_with = {"impl": impl, **(config_overrides or {})}
+        super().__init__(self._maker(), device=device, **options)
 
     @staticmethod
     def randomizer(env_name: str) -> Randomizer:

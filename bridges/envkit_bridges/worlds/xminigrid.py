@@ -190,13 +190,12 @@ class XMiniGridEnv(XMiniGridWrapper):
         **options: Unpack[ParamsOptions],
     ):
         require_name("XLand-MiniGrid", env_name, env_names())
-        make = partial(_environment, env_name)
+        self.env_name, self._maker = env_name, partial(_environment, env_name)
         if env_params is None:
             env_params = _made(env_name)[1]
         if benchmark is not None:
             env_params, options = _with_tasks(env_name, env_params, benchmark, options)
-        super().__init__(make(), env_params=env_params, device=device, _make=make, **options)
-        self.env_name = env_name
+        super().__init__(self._maker(), env_params=env_params, device=device, **options)
 
 
 def _with_tasks(
