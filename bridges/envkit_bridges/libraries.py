@@ -88,7 +88,7 @@ class EnvNames:
             return []
 
 
-def require_name(library: str, name: object, known: Collection[str]) -> None:
+def require_name(library: str, name: object, names: Collection[str]) -> None:
     """Check that a library has an env of this name.
 
     Raises:
@@ -100,17 +100,17 @@ def require_name(library: str, name: object, known: Collection[str]) -> None:
             f"the name of an env of {library} is {name!r} of type {type(name).__name__}, but must be a string. "
             "An env object goes to the class whose name ends in Wrapper."
         )
-    if name not in known:
-        near = " or ".join(map(repr, get_close_matches(name, known, 3)))
+    if name not in names:
+        near = " or ".join(map(repr, get_close_matches(name, names, 3)))
         guess = f"Did you mean {near}? " if near else ""
         raise UnknownEnvError(
-            f"{library} has no env called {name!r}. {guess}Choose one of: {', '.join(sorted(known))}."
+            f"{library} has no env called {name!r}. {guess}Choose one of: {', '.join(sorted(names))}."
         )
 
 
-def near_name(name: str, known: Iterable[str], otherwise: str) -> str:
-    """Ask whether one of the known names that are nearest was meant; ``otherwise`` where none is near."""
-    near = get_close_matches(name, known, 3)
+def near_name(name: str, names: Iterable[str], otherwise: str) -> str:
+    """Return the question whether one of the nearest names was meant; ``otherwise`` where none is near."""
+    near = get_close_matches(name, names, 3)
     return f"Did you mean {' or '.join(map(repr, near))}?" if near else otherwise
 
 

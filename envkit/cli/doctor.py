@@ -38,16 +38,16 @@ _LEAST_SHARED_MIB = 128
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of what was found."""
+    """One line of the report."""
 
     what: str
     state: Literal["ok", "note", "broken"]
-    told: str
+    report: str
     fix: str = ""
 
 
 def examine() -> int:
-    """Print what was found; gives the exit status, 1 if something is broken."""
+    """Print all findings, and return the exit status: 1 if something is broken."""
     console = Console(soft_wrap=True)
     marks = {"ok": "[green]ok    [/]", "note": "[yellow]note  [/]", "broken": "[red]broken[/]"}
     is_broken = False
@@ -55,8 +55,8 @@ def examine() -> int:
         for finding in check():
             is_broken |= finding.state == "broken"
             fix = f"\n         fix: {finding.fix}" if finding.fix else ""
-            told = escape(f"{finding.what}: {finding.told}{fix}")  # extras are in brackets
-            console.print(f"{marks[finding.state]} {told}", highlight=False)
+            report = escape(f"{finding.what}: {finding.report}{fix}")  # extras are in brackets
+            console.print(f"{marks[finding.state]} {report}", highlight=False)
     return int(is_broken)
 
 
@@ -78,17 +78,17 @@ def _versions() -> Iterator[Finding]:
     listed = ", ".join(f"{name} {version}" for name, version in versions.items())
     yield Finding("versions", "ok", listed)
     if stranger := _version_of("envkit"):
-        told = f"the distribution 'envkit' {stranger} is installed beside {DISTRIBUTION}: both bring a package envkit"
+        report = f"the distribution 'envkit' {stranger} is installed beside {DISTRIBUTION}: both bring a package envkit"
         fix = "pip uninstall envkit, then in the folder of your clone: pip install -e ."
-        yield Finding("versions", "broken", told, fix)
+        yield Finding("versions", "broken", report, fix)
 
 
 def _two_pygames() -> Iterator[Finding]:
     """Report pygame and pygame-ce side by side: they bring the same folder, and whichever goes takes files of both."""
     if all(map(_version_of, ("pygame", "pygame-ce"))):
-        told = "pygame and pygame-ce are both installed, in one folder; uninstalling one of them breaks the other"
+        report = "pygame and pygame-ce are both installed, in one folder; uninstalling one of them breaks the other"
         cure = "pip uninstall pygame, then pip install --force-reinstall --no-deps pygame-ce"
-        yield Finding("pygame", "note", told, cure)
+        yield Finding("pygame", "note", report, cure)
 
 
 def _requirements_of(distribution: str) -> list[Requirement]:
@@ -187,9 +187,9 @@ def _devices() -> Iterator[Finding]:
         return
     yield Finding("JAX", "ok", f"computes on {of_jax}")
     if of_jax != "CPU" and not os.environ.get("XLA_CLIENT_MEM_FRACTION"):
-        told = "JAX takes three quarters of a GPU when it opens it, and torch has the rest"
+        report = "JAX takes three quarters of a GPU when it opens it, and torch has the rest"
         fix = "call envkit.configure_gpu(fraction=0.5) before the first env is made"
-        yield Finding("memory of the GPU", "note", told, fix)
+        yield Finding("memory of the GPU", "note", report, fix)
 
 
 def _memory() -> Iterator[Finding]:
@@ -212,10 +212,10 @@ def _processes() -> Iterator[Finding]:
     method = "forkserver" if "forkserver" in methods else "spawn"
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     yield Finding("worker processes", "ok", f"start by {method}, {cores} cores")
-    works, told = _tried(_POOL)
+    works, report = _tried(_POOL)
     if not works:
         fix = "step in this process: SerialEnv in place of ParallelEnv"
-        yield Finding("worker processes", "broken", told, fix)
+        yield Finding("worker processes", "broken", report, fix)
 
 
 _POOL = """
@@ -244,16 +244,16 @@ env.close()
 def _rendering() -> Iterator[Finding]:
     if _version_of("mujoco") is None:
         return
-    works, told = _tried(_PICTURE)
+    works, report = _tried(_PICTURE)
     chosen = os.environ.get("MUJOCO_GL")
     if works:
-        yield Finding("rendering", "ok", f"MuJoCo draws by {told}")
+        yield Finding("rendering", "ok", f"MuJoCo draws by {report}")
     elif chosen:
         fix = "unset MUJOCO_GL, and what works here is found"
-        yield Finding("rendering", "broken", f"MUJOCO_GL={chosen}, but {told}", fix)
+        yield Finding("rendering", "broken", f"MUJOCO_GL={chosen}, but {report}", fix)
     else:
         fix = "apt-get install libosmesa6 (Debian, Ubuntu), or a driver with EGL"
-        yield Finding("rendering", "note", told, fix)
+        yield Finding("rendering", "note", report, fix)
 
 
 _PICTURE = """
@@ -275,13 +275,13 @@ def _worlds() -> Iterator[Finding]:
 
     for world in envkit.worlds():
         if world.version is None:
-            told = "not installed"
-            yield Finding(f"library {world.name}", "note", told, install_hint(str(world.extra)))
+            report = "not installed"
+            yield Finding(f"library {world.name}", "note", report, install_hint(str(world.extra)))
         elif world.problem:
             yield Finding(f"library {world.name}", "broken", world.problem)
         else:
-            told = f"{world.num_envs} envs of {world.library} {world.version}"
-            yield Finding(f"library {world.name}", "ok", told)
+            report = f"{world.num_envs} envs of {world.library} {world.version}"
+            yield Finding(f"library {world.name}", "ok", report)
 
 
 _CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (

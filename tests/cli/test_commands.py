@@ -525,7 +525,9 @@ def test_without_opengl_the_doctor_names_the_package_that_brings_it(no_opengl):
     (finding,) = doctor._rendering()
 
     assert finding.state == "note" and "libosmesa6" in finding.fix
-    assert "neither with EGL nor with OSMesa (egl: ImportError: no library libGL.so" in finding.told
+    assert (
+        "neither with EGL nor with OSMesa (egl: ImportError: no library libGL.so" in finding.report
+    )
 
 
 @pytest.mark.slow
@@ -535,7 +537,7 @@ def test_a_backend_that_was_chosen_and_does_not_draw_is_broken(no_opengl, chosen
 
     (finding,) = doctor._rendering()
 
-    assert finding.state == "broken" and finding.told.startswith(f"MUJOCO_GL={chosen}, but ")
+    assert finding.state == "broken" and finding.report.startswith(f"MUJOCO_GL={chosen}, but ")
     assert "unset MUJOCO_GL" in finding.fix
 
 

@@ -56,10 +56,10 @@ def shown_and_infos(
     """
     moved = [as_path(key) for key in _listed(info_keys)]
     for path in moved:
-        if not any(_is_below(known, path) for known in paths):
+        if not any(_is_below(entry, path) for entry in paths):
             raise MissingKeyError(
                 f"info_keys names {as_key(path)!r}, but the observations of the env are "
-                f"{[as_key(known) for known in paths]}. Name one of them, or a node above."
+                f"{[as_key(entry) for entry in paths]}. Name one of them, or a node above."
             )
     infos = sorted(
         path for path in paths if path in own or any(_is_below(path, above) for above in moved)
@@ -204,8 +204,8 @@ def shown_as(
         return closed(parts) if parts else None
 
     def members_of(codec: Codec) -> dict[str, Any]:
-        found = ((str(name), left_of(member)) for name, member in (codec.members or {}).items())
-        return {name: part for name, part in found if part is not None}
+        parts = ((str(name), left_of(member)) for name, member in (codec.members or {}).items())
+        return {name: part for name, part in parts if part is not None}
 
     def closed(tree: dict[str, Any]) -> Branch:
         parts = {

@@ -207,8 +207,8 @@ class BraxEnv(BraxWrapper):
         )
 
 
-def _refuse_unknown(kind: type, given: Mapping[str, Any]) -> None:
-    """Check that an env of Brax takes the keywords that are given to it; most accept any.
+def _refuse_unknown(kind: type, keywords: Mapping[str, Any]) -> None:
+    """Check that an env of Brax takes some keywords; most accept any.
 
     An env that somebody else has registered decides for itself.
 
@@ -217,13 +217,15 @@ def _refuse_unknown(kind: type, given: Mapping[str, Any]) -> None:
     """
     if kind.__module__.partition(".")[0] != "brax":
         return
-    known = _parameters(BraxEnv)
+    parameters = _parameters(BraxEnv)
     for base in kind.__mro__:
-        known |= {} if base is object else _parameters(base)
+        parameters |= {} if base is object else _parameters(base)
     names = [
-        name for name, parameter in known.items() if parameter.kind is not parameter.VAR_KEYWORD
+        name
+        for name, parameter in parameters.items()
+        if parameter.kind is not parameter.VAR_KEYWORD
     ]
-    refuse_unknown(f"BraxEnv of {kind.__name__}", given, names, meant=_BATCHES)
+    refuse_unknown(f"BraxEnv of {kind.__name__}", keywords, names, meant=_BATCHES)
 
 
 def _require_backend(env_name: str, backend: object) -> None:

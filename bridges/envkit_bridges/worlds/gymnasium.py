@@ -44,13 +44,13 @@ def require_env(name: str) -> None:
         raise ArgumentError(f"Gymnasium has no env called {name!r}. {guess}")
 
 
-def require_keywords(name: str, given: Mapping[str, Any]) -> None:
-    """Check the keywords that `build` will be given, as far as that can be done without making an env.
+def require_keywords(name: str, keywords: Mapping[str, Any]) -> None:
+    """Check the keywords of `build`, as far as that can be done without making an env.
 
     Raises:
         OptionError: (a TypeError) one is unknown, and the env is known not to take it.
     """
-    GymEnv.require_keywords(name, **given)
+    GymEnv.require_keywords(name, **keywords)
 
 
 def build(name: str, **kwargs: Any) -> GymEnv:

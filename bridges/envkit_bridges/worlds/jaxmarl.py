@@ -136,14 +136,14 @@ class JaxMARLCore(SimulatorCore):
         if self.limit is None or (steps is not None and steps <= self.limit):
             return self
         limit, kind = NO_LIMIT if steps is None else steps, type(self.env)
-        known = [name for name in _LIMITS if name in parameters_of(kind)]
-        if self.make is None or not known:
+        accepted = [name for name in _LIMITS if name in parameters_of(kind)]
+        if self.make is None or not accepted:
             raise ArgumentError(
                 f"episode_length is {-1 if steps is None else steps}, but {kind.__name__} of JaxMARL ends by itself after "
-                f"{self.limit} steps. Make it with another limit, e.g. env_kwargs={{{(known or ['max_steps'])[0]!r}: "
+                f"{self.limit} steps. Make it with another limit, e.g. env_kwargs={{{(accepted or ['max_steps'])[0]!r}: "
                 f"{limit}}} where it takes that, or pass at most {self.limit}."
             )
-        make = partial(self.make, **{known[0]: limit})
+        make = partial(self.make, **{accepted[0]: limit})
         return replace(self, env=make(), make=make, limit=limit)
 
     @property
@@ -342,11 +342,11 @@ def _form_of(space: Any) -> str:
 
 def _alike(groups: Mapping[str, Sequence[str]], forms: Mapping[str, Any]) -> dict[str, list[str]]:
     """Take groups apart whose agents are unlike."""
-    found: dict[str, list[str]] = {}
+    alike: dict[str, list[str]] = {}
     for group, agents in groups.items():
         is_even = len({forms[agent] for agent in agents}) == 1
-        found |= {group: list(agents)} if is_even else {agent: [agent] for agent in agents}
-    return found
+        alike |= {group: list(agents)} if is_even else {agent: [agent] for agent in agents}
+    return alike
 
 
 def _require_sense(group: str, agents: Sequence[str], forms: Sequence[Any]) -> None:

@@ -193,10 +193,10 @@ def _environment(name: str, max_steps: int, observation_fn: str | None) -> Simul
     navix = require_quietly("navix")
     keywords: dict[str, Any] = {"max_steps": max_steps}
     if observation_fn is not None:
-        known = [*_OF_SYMBOLS, "rgb", "rgb_first_person"]
-        if observation_fn not in known:
+        choices = [*_OF_SYMBOLS, "rgb", "rgb_first_person"]
+        if observation_fn not in choices:
             raise ArgumentError(
-                f"observation_fn is {observation_fn!r}, but must be one of {', '.join(known)}. For a function of your "
+                f"observation_fn is {observation_fn!r}, but must be one of {', '.join(choices)}. For a function of your "
                 "own, pass NavixWrapper(navix.make(..., observation_fn=..., observation_space=...))."
             )
         keywords["observation_fn"] = getattr(navix.observations, observation_fn)

@@ -337,8 +337,8 @@ def _font(letters: str) -> Any:
     own = manager.findfont(_FONT)
     others = (font.fname for font in manager.fontManager.ttflist if font.name not in _BOXES)
     for file in (own, *others):
-        known = manager.get_font(file).get_charmap()
-        if all(ord(letter) in known for letter in letters):
+        charmap = manager.get_font(file).get_charmap()
+        if all(ord(letter) in charmap for letter in letters):
             return manager.FontProperties(fname=file)
     raise RenderingError(
         f"the drawing has the letters {letters!r}, and no font here has them. Install one that does, for Chinese and "

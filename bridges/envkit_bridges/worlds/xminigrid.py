@@ -227,22 +227,22 @@ class _Drawing:
         return params.replace(ruleset=self.tasks.sample_ruleset(key))
 
 
-def _benchmark(given: Any) -> Any:
+def _benchmark(benchmark: Any) -> Any:
     library = require("xminigrid.benchmarks")
-    if isinstance(given, library.Benchmark):
-        return given
-    if not isinstance(given, str):
+    if isinstance(benchmark, library.Benchmark):
+        return benchmark
+    if not isinstance(benchmark, str):
         raise ArgumentTypeError(
-            f"benchmark is {given!r}, of type {type(given).__name__}, but must be a Benchmark of XLand-MiniGrid or the "
+            f"benchmark is {benchmark!r}, of type {type(benchmark).__name__}, but must be a Benchmark of XLand-MiniGrid or the "
             f"name of one. Pass one of {', '.join(library.registered_benchmarks())}."
         )
-    known = library.registered_benchmarks()
-    if given not in known:
+    names = library.registered_benchmarks()
+    if benchmark not in names:
         raise UnknownEnvError(
-            f"XLand-MiniGrid has no benchmark called {given!r}. Choose one of: {', '.join(known)}."
+            f"XLand-MiniGrid has no benchmark called {benchmark!r}. Choose one of: {', '.join(names)}."
         )
-    with fetched("XLand-MiniGrid", given, known), quietly():
-        return library.load_benchmark(given)
+    with fetched("XLand-MiniGrid", benchmark, names), quietly():
+        return library.load_benchmark(benchmark)
 
 
 def _made(name: str) -> tuple[Any, Any]:

@@ -366,7 +366,7 @@ def test_one_entry_of_the_table_adds_a_library(opened, registry, tmp_path, monke
     assert env.rollout(9).shape == (2,)
     assert list_envs(world="new") == ["new/Short"]
     assert (described.library, described.version, described.extra) == ("new_lib", "0.3", "new")
-    assert "new-lib 0.3" in versions.told and finding.told == "1 envs of new_lib 0.3"
+    assert "new-lib 0.3" in versions.report and finding.report == "1 envs of new_lib 0.3"
     assert envkit.get_available_libraries()["new_lib"]
     with pytest.raises(ArgumentTypeError, match=r"Wrap it: NewWrapper\(env\)"):
         TransformedEnv(importlib.import_module("new_lib").Simulator(), RewardSum())

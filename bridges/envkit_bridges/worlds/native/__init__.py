@@ -57,8 +57,8 @@ def build(name: str, **kwargs: Any) -> EnvBase:
         )
     home, kind = _HOMES[name]
     try:
-        made = getattr(import_module(home), kind)
+        env_class = getattr(import_module(home), kind)
     except ModuleNotFoundError as error:
         raise explained(error) from error
-    refuse_unknown(f"envkit/{name}", kwargs, known_to(made) or list(kwargs))
-    return made(**{**_DEFAULTS.get(name, {}), **kwargs})
+    refuse_unknown(f"envkit/{name}", kwargs, known_to(env_class) or list(kwargs))
+    return env_class(**{**_DEFAULTS.get(name, {}), **kwargs})
