@@ -177,7 +177,7 @@ def require_usable(num_workers: int, options: Any) -> None:
             "shutdown_timeout is None, but must be a positive number of seconds: workers end in bounded time. Pass 10, for "
             "example."
         )
-    require_seconds("shutdown_timeout", options.shutdown_timeout)
+    as_seconds("shutdown_timeout", options.shutdown_timeout)
     if options.shared_memory and options.memmap:
         raise MemoryKindError(
             "shared_memory and memmap are both True, but rows lie in one of them. "
@@ -242,21 +242,21 @@ class Limit:
         return self if env is None else vars(env)[f"_{self._name}_s"]  # type: ignore[return-value]
 
     def __set__(self, env: Any, seconds: float | None) -> None:
-        require_seconds(self._name, seconds)
+        as_seconds(self._name, seconds)
         vars(env)[f"_{self._name}_s"] = seconds
         if (pool := vars(env).get("_pool")) is not None:
             setattr(pool, f"{self._name}_s", seconds)
 
 
-def require_seconds(name: str, value: Any) -> None:
-    """Check a time limit; None sets none.
+def as_seconds(name: str, value: Any) -> Any:
+    """Return a limit of time; None sets none.
 
     Raises:
         ArgumentTypeError: it is no number.
         ArgumentError: it is not above 0.
     """
     if value is None:
-        return
+        return None
     try:
         is_positive = bool(value > 0)
     except TypeError:
@@ -268,6 +268,7 @@ def require_seconds(name: str, value: Any) -> None:
         raise ArgumentError(
             f"{name} is {value}, but must be a positive number of seconds, or None for no limit. Pass 60, for example."
         )
+    return value
 
 
 class ThreadLimit:

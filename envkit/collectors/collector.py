@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
+from typing import Any, Literal, Self, Unpack
 
 from tensordict import TensorDictBase
 
@@ -27,15 +27,15 @@ from envkit.collectors.delivery import Delivery
 from envkit.collectors.profiling import ProfileConfig
 from envkit.collectors.runner import COLLECTOR, Batch
 from envkit.collectors.settings import (
+    CollectorSettings,
     WorkerOptions,
-    checked,
     kind_for,
-    require_known,
+    parsed_options,
 )
 from envkit.collectors.threads import Background, asked_for, in_turn, require_open, require_own
 from envkit.collectors.trajectories import EpisodeStore, ProgressBar
 from envkit.data.arguments import require_callable, require_state_dict
-from envkit.data.keywords import ShownKeywords, completed, describe_keywords
+from envkit.data.keywords import InitSignature
 from envkit.data.plain import from_plain, plain
 from envkit.env.base import EnvBase
 from envkit.env.policy import PolicyLike
@@ -60,6 +60,9 @@ _EPISODE_STEPS = 32
 class Collector:
     """Collect batches of transitions with a policy; `Collector` itself gives the subclass that fits.
 
+    One of ``frames_per_batch`` and ``trajs_per_batch`` is passed. Those from ``num_workers`` on, with ``backend_options``
+    and ``num_collectors``, are for collectors with workers.
+
     Args:
         create_env_fn: what makes the env, or an env; with workers, a list of one for each, or one with
             ``num_collectors``.
@@ -72,7 +75,85 @@ class Collector:
         num_collectors: number of workers; without a backend they are processes.
         sync: with workers, a batch has a part of each (`MultiSyncDataCollector`); False takes what is ready
             (`MultiaSyncDataCollector`).
-        **options: see `envkit.collectors.settings.CollectorOptions` and `envkit.collectors.settings.WorkerOptions`.
+        frames_per_batch: transitions in a batch, over all envs; with a batch of B envs, each makes
+            ``ceil(frames_per_batch / B)`` steps, with a warning where that is more. With workers also a list of one
+            number for each: of what the worker makes of a batch, or asynchronously of its batches.
+        trajs_per_batch: whole episodes in a batch instead, in the order in which they end. Frames of
+            unfinished ones wait; none is lost or used twice. ``frames_per_batch`` then is how many transitions are made
+            at once; without it, 32 of each env.
+        trajs_per_write: with ``trajs_per_batch`` and a ``replay_buffer``, how many episodes one call of ``extend`` puts in;
+            None: all that were delivered together.
+        traj_format: "padded" gives episodes a row each, with a mask beside ``traj_ids``; "cat" one after the other. Into a
+            ``replay_buffer`` they always go one after the other.
+        total_frames: frames after which the collector is at its end; None or -1 sets no end. The last batch is whole: a
+            number that is no multiple of ``frames_per_batch`` collects some more, with a warning.
+        device: stands in for each of the next three that is not given.
+        storing_device: where batches are delivered; None leaves them where they are, in memory of the CPU where they come
+            from workers, and their device unset.
+        env_device: where the env is; its own by default.
+        policy_device: where the policy acts, a copy if it is elsewhere.
+        create_env_kwargs: keywords for ``create_env_fn``; with workers, a dict for all or a list of one each.
+        max_frames_per_traj: steps after which an episode is truncated (`StepCounter`); None, 0 and -1 set no limit.
+        init_random_frames: actions are random until so many frames were collected, in whole batches; with
+            ``trajs_per_batch``, in what is made at once. Other entries that the policy writes are zero there;
+            to learn their shapes, it is called once with the first root. All batches have ``("collector", "random_action")``, bool: which
+            actions were drawn.
+        reset_at_each_iter: reset all envs before each batch.
+        postproc: callable from batch to batch, a transform for instance; called last. It is moved to ``storing_device`` if it
+            has ``to``.
+        split_trajs: pass each batch through `split_trajectories`.
+        exploration_type: how the policy acts.
+        reset_when_done: begin a new episode where one has ended, within the batch.
+        set_truncated: mark the last step of every batch ``truncated`` and ``done``.
+        use_buffers: let batches of workers cross in shared memory; None does where their entries have fixed sizes.
+        replay_buffer: what batches are put into, by ``extend``; the iterator then yields None.
+        replay_buffer_chunk: put whole batches in; False: ``add`` every step as it comes.
+        extend_buffer: TorchRL's name for ``replay_buffer_chunk``.
+        trust_policy: call the policy with the TensorDict whatever its signature, and do not try it out.
+        compile_policy: `torch.compile` the policy; True, or its keywords.
+        cudagraph_policy: capture the policy as a CUDA graph; True, or keywords of ``CudaGraphModule``.
+        policy_factory: makes the policy where it acts, instead of ``policy``; with workers, one for all or a
+            list of one each.
+        prefetch: 1 makes the next batch while the caller trains on this one, with weights one update older.
+        track_policy_version: record the version of the policy that acted, ``"policy_version"`` and
+            ``("next", "policy_version")``, int64 of the batch size.
+        track_traj_ids: False leaves ``("collector", "traj_ids")`` out of batches.
+        compact_obs: leave observations and states out of ``next``, which the next root has too; what follows the last
+            step of a trajectory is lost then.
+        return_contiguous: copy batches that lie time first in memory, as those that a stateless env makes in one program do,
+            so that ``batch.view(-1)`` works. All others are contiguous anyway.
+        auto_register_policy_transforms: append to the env what a policy with recurrent modules needs, where the env does
+            not show it; None does so too, False never.
+        seed: seed envs and torch's generators, here and in workers, as `Collector.set_seed` does, before anything is
+            collected: the same seed gives the same data.
+        progress: show a bar with frames per second, mean return and length of the episodes that ended.
+        record_state: keep the state of a stateless env at every step.
+        record_for_resume: have envs on simulators write down their episodes, so that `state_dict` can say where they are;
+            see `EnvBase.record_for_resume` for what that costs.
+        pre_collect_hook: called before each batch is asked for.
+        post_collect_hook: called with each batch before it is delivered.
+        interruptor: for collectors in this process: has ``collection_stopped()``, which is asked after each step; True ends
+            the batch there. Steps that were not made are zero, with number -1 and ``("collector", "mask")`` False.
+        worker_idx: number that `Collector.worker_idx` gives, for who runs collectors in their own workers.
+        weight_sync_schemes: without effect, as ``{"policy": scheme}`` of TorchRL: weights of the policy travel through
+            shared memory whenever ``update_policy_weights_`` is called.
+        return_same_td, no_cuda_sync: without effect: batches are always new, and the collector does not synchronise
+            devices itself. Programs for TorchRL pass them.
+        num_workers: repeats one ``create_env_fn`` so many times.
+        update_at_each_batch: call `update_policy_weights_` before (sync) or after (async) each batch.
+        preemptive_threshold: share of the workers, in [0, 1]: when so many have finished, the others stop where
+            they are.
+        num_threads: torch threads of this process while the workers run; None leaves them alone.
+        num_sub_threads: torch threads of each worker.
+        cat_results: how batches of workers are joined. "stack" puts an axis of workers in front, an int
+            concatenates along that axis, -1 along time. None is "stack", -1 where workers make different numbers of
+            steps, and with a ``replay_buffer`` it and "stack" are 0: a buffer holds transitions, not workers. Batches of `MultiaSyncDataCollector` come from one worker each.
+        on_worker_failure: "raise", or "restart": a lost worker is replaced by one with the newest weights, its
+            unfinished episodes end with ``truncated``.
+        max_restarts: with "restart", how many there may be before the error is raised after all.
+        timeout: seconds a batch may take; None sets no limit.
+        start_timeout: seconds that building env and policy may take; None sets no limit.
+        init_fn: called in each worker before it builds its env and policy, e.g. to start a simulator's application.
 
     Raises:
         OptionError: (a TypeError) a keyword is unknown, does not apply to this kind, or excludes another.
@@ -90,23 +171,16 @@ class Collector:
 
     _kind: str
     _trained: Any
-    __signature__ = ShownKeywords()
+    __signature__ = InitSignature()
 
-    if not TYPE_CHECKING:  # which would look for the keywords here
-
-        def __new__(
-            cls, *args: Any, backend: str | None = None, sync: bool = True, **options: Any
-        ) -> Any:
-            made = cls
-            if not hasattr(cls, "_kind"):
-                counted = options.get("num_collectors") is not None
-                made = kind_for(backend, sync, cls, has_workers=counted)
-            require_known(made, options, Collector)
-            return super().__new__(made)
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        describe_keywords(cls)
+    def __new__(
+        cls, *args: object, backend: str | None = None, sync: bool = True, **options: object
+    ) -> Self:
+        """Build an object of the class that collects as it is asked to; ``__init__`` checks what is passed."""
+        if hasattr(cls, "_kind"):
+            return super().__new__(cls)
+        has_workers = options.get("num_collectors") is not None
+        return super().__new__(kind_for(backend, sync, cls, has_workers=has_workers))
 
     def __init__(
         self,
@@ -126,38 +200,38 @@ class Collector:
             return super().__repr__()
         place = {name: vars(self)[name] for name in ("env", "num_workers") if name in vars(self)}
         asked = ("frames_per_batch", "trajs_per_batch", "total_frames")
-        told = place | {name: getattr(self._options, name) for name in asked}
+        told = place | {name: getattr(self._settings, name) for name in asked}
         facts = [f"{name}={value!r}" for name, value in told.items() if value is not None]
         state = "shut down" if self._is_shut_down else f"frames={self.frames}"
         return f"{type(self).__name__}({', '.join([*facts, state])})"
 
-    def _take(self, policy: PolicyLike, table: type, options: Mapping[str, Any]) -> Any:
-        """Take over the options that every kind has; gives all of them, checked."""
-        given = completed(table, options)
-        given.policy = policy
-        self._options = given = checked(given)
+    def _take(
+        self, policy: PolicyLike, table: type, options: Mapping[str, Any]
+    ) -> CollectorSettings:
+        """Take over the options that every kind has; returns all of them, checked."""
+        self._settings = settings = parsed_options(type(self), table, policy, options)
         self.frames = self.iter = 0
         self.policy_version = 0
         self._begun_frames = 0
         self._pending: Callable[[], Batch] | None = None
         self._received: list[Batch] = []
-        self._delivery = Delivery(given)
+        self._delivery = Delivery(settings)
+        self._pre_collect_hook = settings.pre_collect_hook
         self._episodes: EpisodeStore | None = None
         self._bar: ProgressBar | None = None
         self._is_shut_down = False
         self._user: int | None = None
         self._background: Background | None = None
         self._profiled: ProfileConfig | None = None
-        self.worker_idx: int | None = given.worker_idx
-        return given
+        self.worker_idx: int | None = settings.worker_idx
+        return settings
 
     def _prepare(self, workers: int = 1) -> None:
-        """Make what keeps and shows episodes, now that nothing can be refused any more."""
-        given = self._options
-        if given.trajs_per_batch is not None:
+        """Build what keeps and shows episodes, now that nothing can be refused any more."""
+        if self._settings.trajs_per_batch is not None:
             self._episodes = EpisodeStore(workers)
-        if given.progress:
-            self._bar = ProgressBar(given.total_frames, workers)
+        if self._settings.progress:
+            self._bar = ProgressBar(self._settings.total_frames, workers)
 
     # ------------------------------------------------------------------------- what subclasses say
 
@@ -235,7 +309,7 @@ class Collector:
     def requested_frames_per_batch(self) -> int | None:
         """Transitions in a batch, as they were asked for; the sum where each worker has its own number, None where
         batches are of whole episodes alone."""
-        frames = self._options.frames_per_batch
+        frames = self._settings.frames_per_batch
         return sum(frames) if isinstance(frames, list) else frames
 
     @property
@@ -247,22 +321,22 @@ class Collector:
     @property
     def total_frames(self) -> int:
         """Transitions after which the collector is at its end; -1 where there is no end."""
-        return -1 if self._options.total_frames is None else self._options.total_frames
+        return -1 if self._settings.total_frames is None else self._settings.total_frames
 
     @property
     def trajs_per_batch(self) -> int | None:
         """Whole episodes in a batch; None where batches are of transitions."""
-        return self._options.trajs_per_batch
+        return self._settings.trajs_per_batch
 
     @property
     def trajs_per_write(self) -> int | None:
         """Episodes that are put into the replay buffer at once; None: all of a batch."""
-        return self._options.trajs_per_write
+        return self._settings.trajs_per_write
 
     @property
     def traj_format(self) -> str:
         """How batches of whole episodes are laid out: "padded" or "cat"."""
-        return self._options.traj_format
+        return self._settings.traj_format
 
     def frames_per_batch_worker(self, worker_idx: int | None = None) -> int:
         """Return how many transitions of a batch one worker makes.
@@ -288,8 +362,8 @@ class Collector:
         Raises:
             BatchCountError: (a RuntimeError) there is no end, or batches of whole episodes differ in length.
         """
-        total = self._options.total_frames
-        if total is None or self._options.trajs_per_batch is not None:
+        total = self._settings.total_frames
+        if total is None or self._settings.trajs_per_batch is not None:
             why = "no total_frames" if total is None else "batches of whole episodes"
             raise BatchCountError(
                 f"this {type(self).__name__} has {why}, so it is not known how many batches there will be. Pass "
@@ -303,22 +377,22 @@ class Collector:
     @property
     def pre_collect_hook(self) -> Callable[[], Any] | None:
         """Function that is called before each batch is asked for; can be assigned, None takes it away."""
-        return self._options.pre_collect_hook
+        return self._pre_collect_hook
 
     @pre_collect_hook.setter
     def pre_collect_hook(self, hook: Callable[[], Any] | None) -> None:
         require_callable("pre_collect_hook", hook, is_optional=True)
-        self._options.pre_collect_hook = hook
+        self._pre_collect_hook = hook
 
     @property
     def post_collect_hook(self) -> Callable[[Any], Any] | None:
         """Function that is called with each batch before it is delivered; can be assigned, None takes it away."""
-        return self._options.post_collect_hook
+        return self._delivery.post_collect_hook
 
     @post_collect_hook.setter
     def post_collect_hook(self, hook: Callable[[Any], Any] | None) -> None:
         require_callable("post_collect_hook", hook, is_optional=True)
-        self._options.post_collect_hook = hook
+        self._delivery.post_collect_hook = hook
 
     def set_post_collect_hook(self, hook: Callable[[Any], Any] | None) -> None:
         """Assign `post_collect_hook`, where an assignment cannot be written, e.g. through a handle of Ray.
@@ -352,7 +426,7 @@ class Collector:
         told["policy_version"] = self.policy_version
         if asked is not None:
             told["requested_frames_per_batch"] = asked
-        if self._options.total_frames is not None:
+        if self._settings.total_frames is not None:
             told |= {"total_frames": self.total_frames, "completed": self.is_finished}
         return told
 
@@ -555,7 +629,7 @@ class Collector:
             100
             >>> collector.shutdown()
         """
-        return getattr(self._options.replay_buffer, attr)
+        return getattr(self._settings.replay_buffer, attr)
 
     def _asked_of_first(self, part: str, attr: str) -> Any:
         """Return an attribute of "env" or "policy"."""
@@ -733,7 +807,7 @@ class Collector:
             >>> collector.async_shutdown()
         """
         require_open(self)
-        if self._options.replay_buffer is None:
+        if self._settings.replay_buffer is None:
             raise NoBufferError(
                 "start() collects into a replay buffer, but this collector has none. Pass replay_buffer=."
             )
@@ -849,7 +923,7 @@ class Collector:
     @property
     def is_finished(self) -> bool:
         """Whether ``total_frames`` were delivered."""
-        total = self._options.total_frames
+        total = self._settings.total_frames
         return total is not None and self.frames >= total
 
     def next(self) -> EnvData | None:
@@ -877,8 +951,8 @@ class Collector:
         try:
             if self.is_finished:
                 return None
-            if self._options.pre_collect_hook is not None:
-                self._options.pre_collect_hook()
+            if self._pre_collect_hook is not None:
+                self._pre_collect_hook()
             delivery = self._delivery
             if delivery.raw is None:
                 delivery.raw = self._gathered()
@@ -895,8 +969,8 @@ class Collector:
 
     def _gathered(self) -> TensorDictBase:
         """Return a raw batch, or whole episodes."""
-        store, wanted = self._episodes, self._options.trajs_per_batch
-        if store is None:
+        store, wanted = self._episodes, self._settings.trajs_per_batch
+        if store is None or wanted is None:
             data = self._next_raw().data
             del self._received[0]
             return data
@@ -904,7 +978,7 @@ class Collector:
             raw = self._next_raw()
             store.add(raw.data, raw.following)
             del self._received[0]
-        return store.take(wanted, self._options.traj_format)
+        return store.take(wanted, self._settings.traj_format)
 
     def _next_raw(self) -> Batch:
         """Return a raw batch, which who asks takes out of ``_received`` when it is kept: Ctrl-C may come at any moment."""
@@ -927,11 +1001,11 @@ class Collector:
 
     def _go_on(self) -> None:
         """Begin what is made while the caller has a batch."""
-        if self._options.prefetch and self._wants_more and self._pending is None:
+        if self._settings.prefetch and self._wants_more and self._pending is None:
             self._begin_next()
 
     def _begin_next(self) -> None:
-        random = self._begun_frames < (self._options.init_random_frames or 0)
+        random = self._begun_frames < (self._settings.init_random_frames or 0)
         frames = self._begun_frames + self._frames_each
         pending = self._begin_batch(random=random)
         self._pending, self._begun_frames = pending, frames  # together, or Ctrl-C counts it twice
@@ -947,7 +1021,7 @@ class Collector:
 
     @property
     def _wants_more(self) -> bool:
-        total = self._options.total_frames
+        total = self._settings.total_frames
         return total is None or self._begun_frames < total
 
     # ---------------------------------------------------------------------------------------- resume
@@ -1056,11 +1130,11 @@ class Collector:
 
     def _steps_each(self, rows: int, workers: int = 1, *, stacklevel: int) -> int:
         """Return how many steps each of the rows of a worker makes in a batch, with a warning where that is more frames."""
-        frames = self._options.frames_per_batch
+        frames = self.requested_frames_per_batch
         if frames is None:
             return _EPISODE_STEPS
         steps = math.ceil(math.ceil(frames / workers) / rows)
-        total, side_by_side = self._options.total_frames, rows * workers
+        total, side_by_side = self._settings.total_frames, rows * workers
         self._warn_of_more(frames, steps * side_by_side, side_by_side, total, stacklevel + 1)
         return steps
 
@@ -1069,7 +1143,7 @@ class Collector:
     ) -> None:
         """Warn where a batch has more frames than were asked for, or all batches more than ``total``."""
         frames = sum(asked) if isinstance(asked, list) else asked
-        if self._options.trajs_per_batch is None and made == frames and (total or 0) % made:
+        if self._settings.trajs_per_batch is None and made == frames and (total or 0) % made:
             assert total is not None
             warnings.warn(
                 f"total_frames is {total}, no multiple of frames_per_batch ({made}): the last batch is whole, so "
@@ -1136,7 +1210,6 @@ class Collector:
 
 
 BaseCollector = Collector
-describe_keywords(Collector)
 
 
 def flat_stats(counted: Mapping[str, Any], prefix: str = "") -> dict[str, int | float | bool]:

@@ -17,6 +17,7 @@ from typing import Any
 from tensordict import TensorDictBase
 
 from envkit.collectors.runner import COLLECTOR, OWN_STEP_COUNT
+from envkit.collectors.settings import CollectorSettings
 from envkit.data.episodes import split_trajectories
 from envkit.data.paths import Key, Path, as_key
 from envkit.data.plain import from_plain, plain
@@ -111,32 +112,35 @@ def _held_keys(buffer: Any) -> set[Key] | None:
 
 
 class Delivery:
-    """Deliver batches as `CollectorOptions` say.
+    """Deliver batches as the settings of a collector say.
 
     Attributes:
         raw, formed: see the module; who has counted a batch as delivered sets both to None.
+        post_collect_hook: called with each batch; None calls none.
     """
 
-    def __init__(self, options: Any):
-        self._options = options
+    def __init__(self, settings: CollectorSettings):
+        self._settings = settings
         self.raw: TensorDictBase | None = None
         self.formed: TensorDictBase | None = None
+        self.post_collect_hook = settings.post_collect_hook
+        self._postproc: Any = settings.postproc
         self._buffer: _BufferFilling | None = None
-        stored = options.storing_device
+        stored = settings.storing_device
         devices = set(stored) if isinstance(stored, list) else {stored}
-        if hasattr(options.postproc, "to") and len(devices) == 1 and None not in devices:
-            moved = options.postproc.to(*devices)
-            options.postproc = moved if callable(moved) else options.postproc
-        if options.replay_buffer is not None:
+        if hasattr(self._postproc, "to") and len(devices) == 1 and None not in devices:
+            moved = self._postproc.to(*devices)
+            self._postproc = moved if callable(moved) else self._postproc
+        if settings.replay_buffer is not None:
             self._buffer = _BufferFilling(
-                options.replay_buffer,
-                whole=options.replay_buffer_chunk,
-                episodes_each=options.trajs_per_write,
+                settings.replay_buffer,
+                whole=settings.replay_buffer_chunk,
+                episodes_each=settings.trajs_per_write,
             )
 
     def require_room(self, paths: Iterable[Path]) -> None:
         """Check that the replay buffer, if it holds data, holds what a batch will have."""
-        if self._buffer is not None and self._options.postproc is None:
+        if self._buffer is not None and self._postproc is None:
             self._buffer.require_room(paths)
 
     def deliver(self) -> TensorDictBase | None:
@@ -145,8 +149,8 @@ class Delivery:
             assert self.raw is not None
             self.formed = self.made_of(self.raw)
         batch = self.formed.copy()
-        if self._options.post_collect_hook is not None:
-            self._options.post_collect_hook(batch)
+        if self.post_collect_hook is not None:
+            self.post_collect_hook(batch)
         if self._buffer is None:
             return batch
         self._buffer.add(batch)
@@ -154,16 +158,16 @@ class Delivery:
 
     def made_of(self, raw: TensorDictBase) -> TensorDictBase:
         """Split and post-process a batch."""
-        options, batch = self._options, raw.copy()
-        if options.return_contiguous:
+        settings, batch = self._settings, raw.copy()
+        if settings.return_contiguous:
             batch = batch.contiguous()
-        if options.split_trajs:
+        if settings.split_trajs:
             batch = split_trajectories(batch)
-        if not options.track_traj_ids:
+        if not settings.track_traj_ids:
             batch = _without_ids(batch)
-        if options.postproc is None:
+        if self._postproc is None:
             return batch
-        made = options.postproc(batch)
+        made = self._postproc(batch)
         if not isinstance(made, TensorDictBase):
             raise ArgumentTypeError(
                 f"postproc returned {made!r}, of type {type(made).__name__}, but must return the batch, a TensorDict. "
@@ -173,7 +177,7 @@ class Delivery:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what is not delivered yet, and what the buffer and `postproc` depend on, in plain form."""
-        postproc = getattr(self._options.postproc, "state_dict", None)
+        postproc = getattr(self._postproc, "state_dict", None)
         return {
             "undelivered": plain(self.raw),
             "formed": plain(self.formed),
@@ -188,7 +192,7 @@ class Delivery:
         if self._buffer is not None and state["buffer"] is not None:
             self._buffer.load_state_dict(state["buffer"])
         if state["postproc_state_dict"] is not None:
-            self._options.postproc.load_state_dict(from_plain(state["postproc_state_dict"]))
+            self._postproc.load_state_dict(from_plain(state["postproc_state_dict"]))
 
 
 def _without_ids(batch: TensorDictBase) -> TensorDictBase:

@@ -23,7 +23,6 @@ from torch import nn
 from envkit.arrays.integers import as_int
 from envkit.batched.attributes import chosen_rows, require_found
 from envkit.batched.caller_settings import chosen
-from envkit.batched.recovery import allowed_restarts
 from envkit.batched.settings import RayOptions, ThreadLimit
 from envkit.batched.workers import actors_for, processes_for, usable_options
 from envkit.collectors.attribute_paths import paired
@@ -37,7 +36,7 @@ from envkit.collectors.runner_host import (
     Description,
     RunnerFactory,
 )
-from envkit.collectors.settings import WorkerOptions, checked_workers, runner_options
+from envkit.collectors.settings import CollectorSettings, WorkerOptions, require_names
 from envkit.collectors.threads import in_turn, require_open
 from envkit.collectors.weights import as_weights, extra_of, only_tensors, tensors_of
 from envkit.collectors.worker_pool import Part, WorkerPool
@@ -68,7 +67,7 @@ class MultiCollector(Collector):
     `MultiaSyncDataCollector`.
 
     Args:
-        create_env_fn, policy, backend, backend_options, num_collectors, sync: see `Collector`.
+        create_env_fn, policy, backend, backend_options, num_collectors, sync, **options: see `Collector`.
 
     Example:
         >>> from envkit import GymEnv, MultiCollector
@@ -91,66 +90,71 @@ class MultiCollector(Collector):
         backend: str | None,
         backend_options: Mapping[str, Any] | None,
     ) -> None:
-        given = checked_workers(self._take(policy, WorkerOptions, options))
-        self._require_kind(given)
-        if count is not None and given.num_workers is not None:
+        settings = self._take(policy, WorkerOptions, options)
+        if settings.interruptor is not None:
+            raise OptionError(
+                "interruptor ends batches of collectors in this process. Workers are stopped by "
+                "preemptive_threshold=: pass that, or use SyncDataCollector."
+            )
+        self._require_kind(settings)
+        if count is not None and settings.num_workers is not None:
             raise OptionError("num_collectors and num_workers are the same. Pass one of them.")
-        self.backend = _as_backend(backend, given)
+        self.backend = _as_backend(backend, settings)
         self.backend_options = usable_options(self.backend, backend_options)
-        makers = _makers(create_env_fn, given.num_workers if count is None else count)
+        makers = _makers(create_env_fn, settings.num_workers if count is None else count)
         self.num_workers = len(makers)
-        _each("frames_per_batch", given.frames_per_batch, self.num_workers)
+        _each("frames_per_batch", settings.frames_per_batch, self.num_workers)
         self._trained = policy
         self._versions = [tensor._version for tensor in tensors_of(policy).values()]
         self._changes, self._has_warned = 0, False
         self._steps: list[int] = []  # that each worker makes in a batch
         self._seconds = Seconds()  # spent here
-        self._storing_devices = _each("storing_device", given.storing_device, self.num_workers)
-        parts = self._parts(makers, policy, given)
-        restarts = allowed_restarts(given.on_worker_failure, given.max_restarts)
-        self._worker_pool = WorkerPool(self._make_pool(parts, given), self.num_workers, restarts)
-        if given.num_threads is not None:
-            limit = ThreadLimit(given.num_threads)
+        self._storing_devices = _each("storing_device", settings.storing_device, self.num_workers)
+        parts = self._parts(makers, policy, settings)
+        restarts = settings.max_restarts if settings.on_worker_failure == "restart" else 0
+        self._worker_pool = WorkerPool(self._make_pool(parts, settings), self.num_workers, restarts)
+        if settings.num_threads is not None:
+            limit = ThreadLimit(settings.num_threads)
             self._end_limit = weakref.finalize(self, limit.end)
             self._end_limit.atexit = False
         try:
             described = self._worker_pool.start()
             self._adopt(described)
-            self._fit(given)
+            self._fit(settings)
             self._delivery.require_room(described.leaves)
             self._worker_pool.bind()
             self._prepare(self.num_workers)
-            if given.seed is not None:
-                self.set_seed(given.seed)
+            if settings.seed is not None:
+                self.set_seed(settings.seed)
         except BaseException:
             self.shutdown()
             raise
 
-    def _make_pool(self, parts: list[Parts], given: Any) -> Pool:
-        base = drawn_seed() if given.seed is None else given.seed
+    def _make_pool(self, parts: list[Parts], settings: CollectorSettings) -> Pool:
+        base = drawn_seed() if settings.seed is None else settings.seed
         seeds = [restart_seed(base, row, 0) for row in range(len(parts))]
         factory = RunnerFactory(
             parts,
             seeds,
-            given.num_sub_threads,
+            settings.num_sub_threads,
             chosen(),
-            given.init_fn,
-            stops=given.preemptive_threshold is not None,
-            with_root=given.on_worker_failure == "restart",
+            settings.init_fn,
+            stops=settings.preemptive_threshold is not None,
+            with_root=settings.on_worker_failure == "restart",
         )
         count = len(parts)
         limits: dict[str, Any] = {
-            "timeout_s": given.timeout,
-            "start_timeout_s": given.start_timeout,
+            "timeout_s": settings.timeout,
+            "start_timeout_s": settings.start_timeout,
             "building": BUILDING,
             "commands": COMMAND_NAMES,
         }
         if self.backend == "ray":
             return actors_for(factory, count, count, limits, self.backend_options)
-        own_core = given.num_sub_threads == 1
+        own_core = settings.num_sub_threads == 1
         return processes_for(factory, count, count, limits, core_each=own_core)
 
-    def _parts(self, makers: list[Any], policy: Any, given: Any) -> list[Parts]:
+    def _parts(self, makers: list[Any], policy: Any, settings: CollectorSettings) -> list[Parts]:
         """Return what each worker builds; a policy travels there from the CPU."""
         if policy_device(policy) not in (None, torch.device("cpu")):
             policy = copy.deepcopy(policy).cpu()
@@ -161,11 +165,11 @@ class MultiCollector(Collector):
                 # it is moved when it has arrived
                 return None if name == "storing_device" else entry
 
-            return Parts(makers[worker], policy, runner_options(given, own))
+            return Parts(makers[worker], policy, settings.of_runner(own))
 
         return [parts(worker) for worker in range(len(makers))]
 
-    def _require_kind(self, given: Any) -> None:
+    def _require_kind(self, settings: CollectorSettings) -> None:
         """Check that options apply to this kind of collector.
 
         Raises:
@@ -173,13 +177,13 @@ class MultiCollector(Collector):
         """
         raise NotImplementedError
 
-    def _fit(self, given: Any) -> None:
+    def _fit(self, settings: CollectorSettings) -> None:
         """Settle how batches are made, now that the workers have described their envs."""
         raise NotImplementedError
 
     def _set_steps(self, together: int) -> None:
         """Settle how many steps each worker makes in a batch, which so many workers make together."""
-        frames, rows = self._options.frames_per_batch, self._rows_each
+        frames, rows = self._settings.frames_per_batch, self._rows_each
         if isinstance(frames, list):
             asked = _each("frames_per_batch", frames, self.num_workers)
             self._steps = [math.ceil(one / rows) for one in asked]
@@ -187,7 +191,7 @@ class MultiCollector(Collector):
         else:
             self._steps = [self._steps_each(rows, together, stacklevel=6)] * self.num_workers
         self._worker_pool.steps = self._steps
-        if 1 in self._steps and self._options.on_worker_failure == "restart":
+        if 1 in self._steps and self._settings.on_worker_failure == "restart":
             raise ArgumentError(
                 "on_worker_failure='restart' puts a truncated step in front of the batch of a new worker, so batches "
                 "need 2 steps or more. Pass a larger frames_per_batch."
@@ -195,7 +199,7 @@ class MultiCollector(Collector):
 
     def _warn_of_numbers(self, asked: list[int], together: int) -> None:
         """Warn where more frames are made than the numbers of the workers say."""
-        rows, total = self._rows_each, self._options.total_frames
+        rows, total = self._rows_each, self._settings.total_frames
         if together > 1:
             self._warn_of_more(asked, sum(self._steps) * rows, rows, total, stacklevel=7)
             return
@@ -219,7 +223,7 @@ class MultiCollector(Collector):
         return self._steps[0] * self._rows_each
 
     def _adopt(self, first: Description) -> None:
-        restarts = self._options.on_worker_failure == "restart"
+        restarts = self._settings.on_worker_failure == "restart"
         if restarts and not any(path[-1] == "truncated" for path in first.leaves):
             raise DoneError(
                 "on_worker_failure='restart' ends the episodes of a lost worker with 'truncated', but its env has no "
@@ -227,7 +231,7 @@ class MultiCollector(Collector):
             )
         has_weights = isinstance(self._trained, nn.Module | HasParams)
         from_here = has_weights and first.weights is not None
-        if self._options.update_at_each_batch and not from_here:
+        if self._settings.update_at_each_batch and not from_here:
             raise OptionError(
                 "update_at_each_batch=True sends the weights of the policy that was passed, but none with weights was. "
                 "Pass a torch.nn.Module or a JaxPolicy as policy, or call update_policy_weights_(policy_weights)."
@@ -452,7 +456,7 @@ class MultiCollector(Collector):
             self._end_limit()
 
 
-def _as_backend(backend: str | None, given: Any) -> str:
+def _as_backend(backend: str | None, settings: CollectorSettings) -> str:
     """Check where the workers of a collector are to be; None: in processes.
 
     Raises:
@@ -460,9 +464,9 @@ def _as_backend(backend: str | None, given: Any) -> str:
         OptionError: (a TypeError) they cannot be stopped, as an option asks for.
     """
     require_option("backend", backend, ("process", "ray", None))
-    if backend == "ray" and given.preemptive_threshold is not None:
+    if backend == "ray" and settings.preemptive_threshold is not None:
         raise OptionError(
-            f"preemptive_threshold={given.preemptive_threshold!r} stops workers through memory that they share with "
+            f"preemptive_threshold={settings.preemptive_threshold!r} stops workers through memory that they share with "
             "this process, which actors of Ray do not. Leave it out, or use backend='process'."
         )
     return backend or "process"
@@ -511,7 +515,7 @@ class MultiSyncDataCollector(MultiCollector):
     No step is made between the delivery of a batch and the request for the next one, unless ``prefetch=1``.
 
     Args:
-        create_env_fn, policy, backend, backend_options, num_collectors, sync: see `Collector`. ``sync`` is
+        create_env_fn, policy, backend, backend_options, num_collectors, sync, **options: see `Collector`. ``sync`` is
             True.
 
     Example:
@@ -551,29 +555,21 @@ class MultiSyncDataCollector(MultiCollector):
             backend_options=backend_options,
         )
 
-    def _require_kind(self, given: Any) -> None:
-        frames = given.frames_per_batch
-        differ = isinstance(frames, list) and len(set(frames)) > 1
-        storage = getattr(given.replay_buffer, "storage", None)
-        holds_steps = given.replay_buffer is not None and getattr(storage, "ndim", 1) == 1
-        if holds_steps and given.trajs_per_batch is None and given.cat_results in (None, "stack"):
-            given.cat_results = -1 if differ or given.preemptive_threshold is not None else 0
-        if given.cat_results is None:
-            given.cat_results = -1 if differ and given.trajs_per_batch is None else "stack"
-        _require_joinable(given)
+    def _require_kind(self, settings: CollectorSettings) -> None:
+        self._cat_results: int | Literal["stack"] = _way_to_join(settings)
 
-    def _fit(self, given: Any) -> None:
+    def _fit(self, settings: CollectorSettings) -> None:
         self._set_steps(self.num_workers)
-        _require_axis(given, len(self.batch_size))
+        _require_axis(settings, self._cat_results, len(self.batch_size))
         if not self._makes_alike:
-            _require_time(given, len(self.batch_size))
+            _require_time(settings, self._cat_results, len(self.batch_size))
 
     @property
     def _frames_each(self) -> int:
         return sum(self._steps) * self._rows_each
 
     def _begin_batch(self, *, random: bool) -> Callable[[], Batch]:
-        if self._options.update_at_each_batch:
+        if self._settings.update_at_each_batch:
             self.update_policy_weights_()
         self._order_missing(random)
         return lambda: self._finish(random)
@@ -585,7 +581,7 @@ class MultiSyncDataCollector(MultiCollector):
 
     def _finish(self, random: bool) -> Batch:
         self._order_missing(random)  # what an error has left out
-        threshold = self._options.preemptive_threshold
+        threshold = self._settings.preemptive_threshold
         enough = math.inf if threshold is None else int(self.num_workers * threshold)
         while self._worker_pool.jobs:
             if len(self._parts_made) >= enough:
@@ -597,7 +593,7 @@ class MultiSyncDataCollector(MultiCollector):
         with self._seconds.transferring():
             joined = self._stored(self._joined(parts))
         batch = Batch(joined, torch.cat([part.following for part in parts]))
-        if self._options.use_buffers is not False:
+        if self._settings.use_buffers is not False:
             self._worker_pool.learn_form(parts)
         stopped = (sum(self._steps) - sum(part.valid for part in parts)) * self._rows_each
         begun = self._begun_frames - stopped  # frames that were not made do not count
@@ -606,18 +602,18 @@ class MultiSyncDataCollector(MultiCollector):
 
     def _joined(self, parts: list[Part]) -> TensorDictBase:
         """Join parts, which this copies."""
-        dim = self._options.cat_results
+        dim = self._cat_results
         datas = [part.data for part in parts]
         if dim == "stack" or self._episodes is not None:
             data = cast(TensorDictBase, torch.stack(cast(Any, datas)))
-            if self._options.preemptive_threshold is not None:
+            if self._settings.preemptive_threshold is not None:
                 steps = torch.arange(self._steps[0], device="cpu")
                 valid = torch.tensor([part.valid for part in parts], device="cpu")
                 mask = steps < valid.reshape(-1, *(1,) * len(self.batch_size), 1)
                 data.set((COLLECTOR, "mask"), mask.expand(data.batch_size).clone())
             return data
         time = len(self.batch_size)
-        if self._options.preemptive_threshold is not None:
+        if self._settings.preemptive_threshold is not None:
             datas = [part.data[..., : part.valid] for part in parts]
         data = cast(TensorDictBase, torch.cat(cast(Any, datas), dim))
         data.names = [*[None] * time, None if dim in (time, -1) else "time"]
@@ -634,67 +630,79 @@ class MultiSyncDataCollector(MultiCollector):
 MultiSyncCollector = MultiSyncDataCollector
 
 
-def _require_joinable(given: Any) -> None:
-    """Check how batches are to be joined.
+def _way_to_join(settings: CollectorSettings) -> int | Literal["stack"]:
+    """Return how batches of workers are joined: the axis along which, or "stack".
 
     Raises:
-        ArgumentError: (a ValueError) in no way that there is.
+        ArgumentError: (a ValueError) what was asked for is neither.
         OptionError: (a TypeError) whole episodes are joined in their own way, or parts are wanted on several devices.
     """
-    dim, stored = given.cat_results, given.storing_device
-    if isinstance(stored, list) and len(set(stored)) > 1:
+    dim, devices = settings.cat_results, settings.storing_device
+    by_episode = settings.trajs_per_batch is not None
+    if isinstance(devices, list) and len(set(devices)) > 1:
         raise OptionError(
-            f"storing_device is {list(map(str, stored))}, but the parts of a batch are joined on one device. Pass a single "
+            f"storing_device is {list(map(str, devices))}, but the parts of a batch are joined on one device. Pass a single "
             "one, or use MultiaSyncDataCollector, whose batches come from one worker each."
         )
-    if dim == "stack":
-        return
-    if given.trajs_per_batch is not None:
+    frames, buffer = settings.frames_per_batch, settings.replay_buffer
+    differ = isinstance(frames, list) and len(set(frames)) > 1
+    holds_steps = getattr(getattr(buffer, "storage", None), "ndim", 1) == 1
+    if buffer is not None and holds_steps and not by_episode and dim in (None, "stack"):
+        return -1 if differ or settings.preemptive_threshold is not None else 0
+    if dim is None:
+        return -1 if differ and not by_episode else "stack"
+    if dim != "stack" and by_episode:
         raise OptionError(
             "cat_results and trajs_per_batch are both given, but traj_format says how episodes are joined. Leave "
             "cat_results out."
         )
-    if not isinstance(dim, int) or isinstance(dim, bool):
+    if dim != "stack" and (not isinstance(dim, int) or isinstance(dim, bool)):
         raise ArgumentError(
             f"cat_results is {dim!r}, but must be 'stack' or an int. Pass the axis to concatenate along, -1 for time."
         )
+    return dim
 
 
-def _require_axis(given: Any, batch_dims: int) -> None:
+def _require_axis(
+    settings: CollectorSettings, dim: int | Literal["stack"], batch_dims: int
+) -> None:
     """Check the axis along which batches are to be joined.
 
     Raises:
         ArgumentError: (a ValueError) there is none such, or batches that were cut short do not fit along it.
     """
-    dim = given.cat_results
     if dim == "stack":
         return
     if not -batch_dims - 1 <= dim <= batch_dims:
         raise ArgumentError(
             f"cat_results is {dim}, but batches have {batch_dims + 1} axes. Pass 'stack', or -1 for time."
         )
-    if given.preemptive_threshold is not None and dim not in (-1, batch_dims):
+    if settings.preemptive_threshold is not None and dim not in (-1, batch_dims):
         raise ArgumentError(
             f"cat_results is {dim}, but with preemptive_threshold batches of workers differ in length. Pass -1 or "
             "'stack'."
         )
 
 
-def _require_time(given: Any, batch_dims: int) -> None:
+def _require_time(
+    settings: CollectorSettings, dim: int | Literal["stack"], batch_dims: int
+) -> None:
     """Check that parts of different lengths can be joined.
 
     Raises:
         OptionError: (a TypeError) they can not, in the way that was asked for.
     """
-    told = f"frames_per_batch is {given.frames_per_batch}, so parts of workers differ in length"
-    if given.trajs_per_batch is not None:
+    lengths = (
+        f"frames_per_batch is {settings.frames_per_batch}, so parts of workers differ in length"
+    )
+    if settings.trajs_per_batch is not None:
         raise OptionError(
-            f"{told}, but trajs_per_batch looks for whole episodes in parts of one length. Pass one number, or use "
+            f"{lengths}, but trajs_per_batch looks for whole episodes in parts of one length. Pass one number, or use "
             "MultiaSyncDataCollector."
         )
-    if given.cat_results not in (-1, batch_dims):
+    if dim not in (-1, batch_dims):
         raise OptionError(
-            f"{told}, but cat_results={given.cat_results!r} joins parts of one length. Pass -1, the axis of time."
+            f"{lengths}, but cat_results={dim!r} joins parts of one length. Pass -1, the axis of time."
         )
 
 
@@ -705,7 +713,7 @@ class MultiaSyncDataCollector(MultiCollector):
     the caller does nothing: there is at most one batch of each worker.
 
     Args:
-        create_env_fn, policy, backend, backend_options, num_collectors, sync: see `Collector`. ``sync`` is
+        create_env_fn, policy, backend, backend_options, num_collectors, sync, **options: see `Collector`. ``sync`` is
             False.
 
     Example:
@@ -746,15 +754,15 @@ class MultiaSyncDataCollector(MultiCollector):
             backend_options=backend_options,
         )
 
-    def _require_kind(self, given: Any) -> None:
+    def _require_kind(self, settings: CollectorSettings) -> None:
         for name, unset in (("prefetch", 0), ("preemptive_threshold", None)):
-            if getattr(given, name) != unset:
+            if getattr(settings, name) != unset:
                 raise OptionError(
-                    f"{name} is {getattr(given, name)!r}, but workers of {type(self).__name__} do not wait for each other "
+                    f"{name} is {getattr(settings, name)!r}, but workers of {type(self).__name__} do not wait for each other "
                     "nor for the caller. Leave it out, or use MultiSyncDataCollector."
                 )
 
-    def _fit(self, given: Any) -> None:
+    def _fit(self, settings: CollectorSettings) -> None:
         self._set_steps(1)
 
     @property
@@ -762,10 +770,10 @@ class MultiaSyncDataCollector(MultiCollector):
         return max(self._steps) * self._rows_each
 
     def __len__(self) -> int:
-        if self._options.total_frames is None or self._episodes is not None or self._makes_alike:
+        if self._settings.total_frames is None or self._episodes is not None or self._makes_alike:
             return super().__len__()
         raise BatchCountError(
-            f"frames_per_batch is {self._options.frames_per_batch}, so how many batches there will be depends on which "
+            f"frames_per_batch is {self._settings.frames_per_batch}, so how many batches there will be depends on which "
             "workers are ready first. Pass one number for all, or iterate over it."
         )
 
@@ -777,7 +785,7 @@ class MultiaSyncDataCollector(MultiCollector):
         """Have every worker make a batch that has none, as long as there is more to collect."""
         self._worker_pool.recall()
         waiting = {part.worker for part in self._ready}
-        total = None if self._episodes is not None else self._options.total_frames
+        total = None if self._episodes is not None else self._settings.total_frames
         for worker in range(self.num_workers):
             if worker in self._worker_pool.jobs or worker in waiting:
                 continue
@@ -786,12 +794,12 @@ class MultiaSyncDataCollector(MultiCollector):
             if total is not None and ordered >= total:
                 return
             self._worker_pool.order(
-                worker, random=ordered < (self._options.init_random_frames or 0)
+                worker, random=ordered < (self._settings.init_random_frames or 0)
             )
 
     def _finish(self) -> Batch:
         self._keep_busy()  # what an error has left out
-        if not self._worker_pool.packings and self._options.use_buffers is not False:
+        if not self._worker_pool.packings and self._settings.use_buffers is not False:
             self._receive_all()
             self._worker_pool.learn_form(list(self._ready))
         while not self._ready:
@@ -804,7 +812,7 @@ class MultiaSyncDataCollector(MultiCollector):
         return batch
 
     def _go_on(self) -> None:
-        if self._options.update_at_each_batch:
+        if self._settings.update_at_each_batch:
             self.update_policy_weights_()
         self._keep_busy()
 
@@ -854,7 +862,7 @@ class AsyncCollector(MultiaSyncDataCollector):
 
     Args:
         create_env_fn: function that makes the env, in the worker.
-        policy, backend, backend_options: see `Collector`.
+        policy, backend, backend_options, **options: see `Collector`.
 
     Example:
         >>> from envkit import AsyncCollector, GymEnv
@@ -875,6 +883,7 @@ class AsyncCollector(MultiaSyncDataCollector):
         backend_options: RayOptions | None = None,
         **options: Unpack[WorkerOptions],
     ):
+        require_names(type(self), WorkerOptions, options)
         super().__init__(
             create_env_fn,
             policy,

@@ -12,7 +12,7 @@ from envkit.collectors.build_runner import Parts, build_runner, recorded_leaves
 from envkit.collectors.collector import Collector, flat_stats
 from envkit.collectors.profiling import ProfileConfig
 from envkit.collectors.runner import COLLECTOR, Batch, Order, lengthened
-from envkit.collectors.settings import CollectorOptions, runner_options
+from envkit.collectors.settings import CollectorOptions, CollectorSettings
 from envkit.collectors.threads import in_turn
 from envkit.collectors.weights import as_weights
 from envkit.data.arguments import as_bool
@@ -33,6 +33,7 @@ class SyncDataCollector(Collector):
         policy: see `Collector`; None for random actions.
         backend: "direct", or None.
         sync: True.
+        **options: those of `Collector`, but for those of workers.
 
     Example:
         >>> from envkit import GymEnv, SyncDataCollector
@@ -60,37 +61,37 @@ class SyncDataCollector(Collector):
                 f"backend={backend!r} and sync={sync} ask for workers, but a SyncDataCollector collects "
                 f"{self._kind}. Leave them out, or use Collector(backend='process')."
             )
-        given = self._take(policy, CollectorOptions, options)
+        settings = self._take(policy, CollectorOptions, options)
         if not callable(create_env_fn) and not hasattr(create_env_fn, "rollout"):
             raise ArgumentTypeError(
                 f"create_env_fn is of type {type(create_env_fn).__name__}, but must be an env or make one. Pass lambda: "
                 "GymEnv('CartPole-v1') for instance; a gymnasium env is wrapped: GymWrapper(env). Several envs in this "
                 "process are one SerialEnv."
             )
-        _single("frames_per_batch", given.frames_per_batch)
-        parts = Parts(create_env_fn, policy, runner_options(given, _single))
+        _single("frames_per_batch", settings.frames_per_batch)
+        parts = Parts(create_env_fn, policy, settings.of_runner(_single))
         self._trained = policy
-        if given.seed is not None:
-            torch.manual_seed(given.seed)
+        if settings.seed is not None:
+            torch.manual_seed(settings.seed)
         self._made_env = not isinstance(create_env_fn, EnvBase)
         self._runner = build_runner(parts)
         self.env = self._runner.env
         try:
-            self._fit(given)
+            self._fit(settings)
             self._prepare()
-            if given.seed is not None:
-                self.set_seed(given.seed)
+            if settings.seed is not None:
+                self.set_seed(settings.seed)
         except BaseException:
             self.shutdown()
             raise
 
-    def _fit(self, given: Any) -> None:
+    def _fit(self, settings: CollectorSettings) -> None:
         """Settle how batches are made, now that there is an env."""
         self._steps = self._steps_each(self.env.batch_size.numel(), stacklevel=4)
         self._delivery.require_room(recorded_leaves(self.env, self._runner.options))
-        if given.prefetch and not self.env._runs().is_program(self._runner.policy):
+        if settings.prefetch and not self.env._runs().is_program(self._runner.policy):
             raise OptionError(
-                f"prefetch={given.prefetch} needs steps that are one program, but {type(self.env).__name__} with this "
+                f"prefetch={settings.prefetch} needs steps that are one program, but {type(self.env).__name__} with this "
                 "policy steps one by one in this process. Use a stateless env with compile_policy(module), or "
                 "backend='process'."
             )
@@ -105,7 +106,7 @@ class SyncDataCollector(Collector):
         return self._steps * self.env.batch_size.numel()
 
     def _begin_batch(self, *, random: bool) -> Callable[[], Batch]:
-        stopped = self._options.interruptor
+        stopped = self._settings.interruptor
         interrupted = None if stopped is None else stopped.collection_stopped
         order = Order(self._steps, random, self.policy_version, interrupted)
         begun: Callable[[], Batch] | None = self._runner.begin(order)

@@ -19,10 +19,23 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from types import MappingProxyType, SimpleNamespace
-from typing import TYPE_CHECKING, Any, Unpack, get_args, get_origin, get_type_hints
+from types import MappingProxyType, NoneType, SimpleNamespace, UnionType
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Literal,
+    Union,
+    Unpack,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
+from envkit.data.arguments import as_bool, require_callable, require_option
 from envkit.errors import OptionError
+
+Check = Callable[[str, Any], Any]
+"""Takes the name of a keyword and a value; returns the value in the form in which it is used, or raises."""
 
 
 @dataclass(frozen=True)
@@ -32,13 +45,14 @@ class Default:
     value: Any
 
 
-class ShownKeywords:
-    """Class attribute ``__signature__``: what Python, editors and notebooks show of the constructor, one by one."""
+class InitSignature:
+    """Class attribute ``__signature__`` of a class with ``__new__``: that of ``__init__``, as Python 3.13 shows by itself."""
 
     def __get__(self, instance: Any, owner: type) -> inspect.Signature:
         if instance is not None:  # which is called with what its __call__ takes
             raise AttributeError(f"{owner.__name__} object has no attribute '__signature__'")
-        return inspect.Signature(keywords_of(owner.__init__)[1:])
+        _, *parameters = inspect.signature(owner.__init__).parameters.values()
+        return inspect.Signature(parameters)
 
 
 class _DescribedKeywords:
@@ -68,7 +82,7 @@ class ChecksKeywords:
     Python itself guesses none before 3.13. A subclass whose ``__init__`` takes any keyword is left to itself.
     """
 
-    __signature__ = ShownKeywords()  # or Python would show that of __new__
+    __signature__ = InitSignature()
 
     if not TYPE_CHECKING:  # which would look for the keywords here
 
@@ -76,6 +90,44 @@ class ChecksKeywords:
             if kwargs and (known := known_to(cls)) is not None:
                 refuse_unknown(cls.__name__, kwargs, known)
             return super().__new__(cls)
+
+
+def checked(table: type, options: Mapping[str, Any], checks: Mapping[str, Check]) -> dict[str, Any]:
+    """Check keywords one by one, and return them in the form in which they are used.
+
+    A keyword has its own check, or its type in the table says what it must be: a bool, one of the words of a `Literal`,
+    or a function. None passes where that type allows it.
+
+    Args:
+        table: of all keywords.
+        options: values by name.
+        checks: of keywords whose type does not say enough, by name.
+
+    Raises:
+        ArgumentTypeError: (a TypeError) a value is of another type.
+        ArgumentError: (a ValueError) it is none of the words, or refused by its own check.
+    """
+    types = get_type_hints(table)
+    return {
+        name: _checked(name, value, types[name], checks.get(name))
+        for name, value in options.items()
+    }
+
+
+def _checked(name: str, value: Any, hint: Any, check: Check | None) -> Any:
+    kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    is_optional = NoneType in kinds
+    if value is None and is_optional:
+        return None
+    if check is not None:
+        return check(name, value)
+    if kinds[0] is bool:
+        return as_bool(name, value)
+    if get_origin(kinds[0]) is Literal:
+        require_option(name, value, get_args(kinds[0]))
+    if get_origin(kinds[0]) is Callable:
+        require_callable(name, value, is_optional=is_optional)
+    return value
 
 
 def completed(table: type, given: Mapping[str, Any]) -> Any:
@@ -104,11 +156,16 @@ def keywords_of(function: Callable[..., Any]) -> list[inspect.Parameter]:
 
 
 def known_to(cls: type) -> list[str] | None:
-    """List what the constructor of a class takes; None where it takes any keyword."""
-    parameters = keywords_of(cls.__init__)[1:]
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-        return None
-    return [parameter.name for parameter in parameters]
+    """List what the constructor of a class takes, the entries of a table one by one; None where it takes any keyword."""
+    names: list[str] = []
+    for parameter in list(inspect.signature(cls.__init__).parameters.values())[1:]:
+        if parameter.kind is not parameter.VAR_KEYWORD:
+            names.append(parameter.name)
+        elif (table := _table_of(cls.__init__, parameter)) is not None:
+            names += table.__annotations__
+        else:
+            return None
+    return names
 
 
 def refuse_unknown(
