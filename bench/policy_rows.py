@@ -78,7 +78,7 @@ def measure_calls(rows: int, width: int, *, rounds: int, times: int) -> None:
     }
     if on_rows is not None and not isinstance(on_rows, LeavesPolicy):
         out = {path: np.empty(*form) for path, form in on_rows.writes.items()}
-        works["compiled, rows"] = lambda: on_rows({("observation",): array}, out)
+        works["compiled, rows"] = lambda: on_rows.act({("observation",): array}, out)
     compare(
         f"a policy of {size} parameters on {rows} rows, {times} calls a round",
         {name: repeated(times, call) for name, call in works.items()},

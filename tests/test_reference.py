@@ -5,11 +5,14 @@ from __future__ import annotations
 import doctest
 import importlib
 import inspect
+import pydoc
 import re
 import subprocess
 import sys
+from collections.abc import Iterable
 from enum import Enum
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -77,14 +80,25 @@ def without_example() -> set[str]:
     return {name for name in named() if ">>> " not in (getattr(envkit, name).__doc__ or "")}
 
 
+def docs_of(values: Iterable[Any]) -> list[str]:
+    """Read docstrings, and those of what they name as the place where options are described."""
+    docs = {id(value): inspect.cleandoc(value.__doc__ or "") for value in values}
+    waiting = list(docs.values())
+    while waiting:
+        for name in re.findall(r"`([\w.]*(?:Options|Collector|ParallelEnv))`", waiting.pop()):
+            value = pydoc.locate(name) or getattr(envkit, name, None)
+            if value is not None and id(value) not in docs:
+                docs[id(value)] = inspect.cleandoc(value.__doc__ or "")
+                waiting.append(docs[id(value)])
+    return list(docs.values())
+
+
 def undescribed(name: str) -> list[str]:
     """List the arguments of a public name that its docstring, or one that it inherits, does not describe."""
     value = getattr(envkit, name)
     if isinstance(value, type) and issubclass(value, (Enum, Warning)):
         return []  # of which Python makes the signature
-    docs = "\n".join(
-        inspect.cleandoc(base.__doc__ or "") for base in getattr(value, "__mro__", [value])
-    )
+    docs = "\n".join(docs_of(getattr(value, "__mro__", [value])))
     described = {
         word.strip()
         for words in re.findall(r"^ +([\w ,*]+):", docs, re.M)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, Unpack, cast
+from typing import Any, Literal, Self, Unpack, cast
 
 import torch
 from tensordict import TensorDictBase
@@ -26,7 +26,7 @@ from envkit.batched.exchange.async_rows import BufferJobs, TensorDictJobs
 from envkit.batched.job_queues import ENV_INDEX, JobQueues, env_indices, envs_of
 from envkit.batched.lazy_stacks import stack_rows
 from envkit.batched.metadata import EnvMetaData
-from envkit.batched.settings import AsyncOptions, RayOptions
+from envkit.batched.settings import AsyncOptions, RayOptions, require_names
 from envkit.batched.workers import (
     cores_of,
     limits_of,
@@ -82,7 +82,8 @@ class AsyncEnvPool(BatchedEnv):
         worker_affinity: numbers of the processor cores that each process may run on: a sequence of one sequence for
             each, or a function of the number of the process that gives it. Linux only, and processes only.
         envs_per_worker: taken as in TorchRL, without effect: each env has its own thread, process or actor.
-        **options: see `envkit.batched.settings.AsyncOptions`.
+        device, num_sub_threads, timeout, start_timeout, on_worker_failure, max_restarts: see `ParallelEnv`.
+        use_buffers, allow_done_after_reset: see `ParallelEnv`.
 
     Attributes:
         min_get: results that ``async_*_recv`` waits for unless configured otherwise; 1.
@@ -113,16 +114,14 @@ class AsyncEnvPool(BatchedEnv):
     _fast_path_bypasses = BatchedEnv._fast_path_bypasses
     backend: str
 
-    if not TYPE_CHECKING:  # which would look for the keywords here
-
-        def __new__(cls, *args: Any, backend: str | None = None, **kwargs: Any) -> Any:
-            made = cls if backend is None and cls is not AsyncEnvPool else _class_of(backend)
-            if not issubclass(made, cls):
-                raise ArgumentError(
-                    f"backend is {backend!r}, but {cls.__name__} has another. Leave it out, or take "
-                    "AsyncEnvPool."
-                )
-            return super().__new__(made, *args, **kwargs)
+    def __new__(cls, *args: object, backend: str | None = None, **kwargs: object) -> Self:
+        """Build a pool of the class of a backend."""
+        kind: Any = cls if backend is None and cls is not AsyncEnvPool else _class_of(backend)
+        if not issubclass(kind, cls):
+            raise ArgumentError(
+                f"backend is {backend!r}, but {cls.__name__} has another. Leave it out, or take AsyncEnvPool."
+            )
+        return super().__new__(kind)
 
     def __init__(
         self,
@@ -138,6 +137,7 @@ class AsyncEnvPool(BatchedEnv):
         backend_options: RayOptions | None = None,
         **options: Unpack[AsyncOptions],
     ):
+        require_names(type(self), AsyncOptions, options)
         self.backend_options = usable_options(self.backend, backend_options)
         require_option("stack", stack, _INDIVIDUAL, error=UnsupportedError)
         is_list = isinstance(env_makers, Iterable) and not isinstance(env_makers, EnvBase)

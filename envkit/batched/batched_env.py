@@ -57,7 +57,7 @@ from envkit.transport.pool import call_by_row, merged
 
 
 class BatchedEnv(AttributeLookup, PoolOwner):
-    """Base of SerialEnv and ParallelEnv; see `envkit.batched.settings.PoolOptions` for the keywords.
+    """Base of SerialEnv and ParallelEnv; see `ParallelEnv` for the keywords.
 
     A public name that it does not have is looked up on the sub-envs, see `attributes`.
     """

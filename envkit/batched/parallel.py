@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import tempfile
 import warnings
-from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Self, Unpack
+from typing import Any, Self, cast
 
 import torch
 
@@ -19,10 +18,8 @@ from envkit.batched.batched_env import BatchedEnv
 from envkit.batched.env_host import Maker
 from envkit.batched.indexed import Indexable
 from envkit.batched.serial import SerialEnv
-from envkit.batched.settings import Backend, PoolOptions, ThreadLimit
+from envkit.batched.settings import PoolSettings, ThreadLimit
 from envkit.batched.workers import ray_workers, usable_options, worker_processes
-from envkit.data.keywords import completed
-from envkit.env.base import EnvBase
 from envkit.env.facts import Facts
 from envkit.errors import ArgumentError, CopyError, OptionError
 from envkit.specs.annotations import Destination
@@ -39,9 +36,49 @@ class ParallelEnv(Indexable):
     Args:
         num_workers: number of sub-envs (not of processes).
         create_env_fn: callable that makes one, or a list of one per sub-env.
+        create_env_kwargs: keywords for ``create_env_fn``: a dict, or a list of one dict per sub-env.
+        share_individual_td: True gives each sub-env its own TensorDict and results are lazy
+            stacks; False gives dense results; None gives those where the sub-envs agree in keys,
+            shapes and dtypes.
+        shared_memory: rows lie in memory that all processes map; the default is True.
+        memmap: rows lie in a memory-mapped file; needs ``shared_memory=False``. With both False,
+            `ParallelEnv` sends TensorDicts. One process shares nothing: `SerialEnv` uses ordinary
+            memory, whatever these say.
+        policy_proof: policy that writes root entries which no sub-env declares, e.g. hidden states. It is called once,
+            on zeros; these entries travel with the data then, and are zero where an episode begins.
+        num_threads: torch threads of this process while the workers run; None leaves them alone.
+        serial_for_single: give a `SerialEnv` where `ParallelEnv` is asked for one sub-env.
+        non_blocking: copies to the device of delivery do not wait for it; the default is True.
+        num_processes: processes that share the sub-envs evenly; None takes one per core, at most
+            one per sub-env. Shows in no result.
+        backend: "process", the default, or "ray": the workers are actors of a Ray cluster, which may be other machines.
+            ``num_processes`` is then the number of actors; None takes one for each CPU of the cluster.
+        backend_options: see `envkit.batched.settings.RayOptions`; processes have none.
+        pin_memory: False, and nothing else, as in TorchRL; `PinMemoryTransform` pins the data of any env.
+        allow_step_when_done: False, and nothing else, as in TorchRL.
         mp_start_method: "forkserver" (the default where it exists) or "spawn". "fork" is refused
             once JAX has started.
-        **options: those of every batched env, see `envkit.batched.settings.PoolOptions`.
+        shutdown_timeout: seconds that worker processes may take to close their sub-envs when the env is closed; those
+            that take longer are terminated. The default is 10.
+        consolidate, daemon, metadata_from_workers: taken as in TorchRL, without effect: data travels as
+            ``use_buffers`` says, workers always end with this process, and metadata is read in the workers. By
+            default, ``consolidate`` is True.
+        device: where data is delivered; None takes the device of the sub-envs.
+        num_sub_threads: torch threads of each worker process; the default is 1.
+        timeout: seconds a step, reset or any other call may take; the default is 60, and None sets no limit.
+        start_timeout: seconds that building sub-envs may take, at the start or when they are built again;
+            the default is 60, and None sets no limit. Both may be assigned while the env runs.
+        on_worker_failure: "raise", the default, or "restart": an env that raises loses its row, a process that
+            dies or hangs those it held. Lost rows end their episode with ``truncated``, at their
+            last root values and no reward, and go on with new envs.
+        max_restarts: with "restart", how many there may be before the error is raised after all; the default is 10.
+        use_buffers: exchange rows in memory; None does where it can. It cannot where a spec has no
+            fixed size or is no tensor, or sub-envs differ in layout; asking for it there warns. Where
+            a `SerialEnv` is given None, sub-envs that do not step on NumPy rows hand on TensorDicts all
+            the same, which keep the autograd graph; the attribute says True there too.
+        allow_done_after_reset: accept done flags right after a reset; those of sub-envs that do so
+            are accepted anyway.
+        spec_locked, auto_reset, policy: see `EnvBase`.
 
     Raises:
         ArgumentError: ``use_buffers=True`` without memory that processes share, or an unknown
@@ -60,53 +97,37 @@ class ParallelEnv(Indexable):
     _fast_path_bypasses = BatchedEnv._fast_path_bypasses
     _attribute_type = WorkerAttribute
 
-    if not TYPE_CHECKING:  # which would look for the keywords here
-
-        def __new__(cls, *args: Any, serial_for_single: bool = False, **kwargs: Any) -> Any:
-            num_workers = args[0] if args else kwargs.get("num_workers")
-            if serial_for_single and num_workers == 1:
-                choose_start_method(kwargs.pop("mp_start_method", None))
-                return SerialEnv(*args, **kwargs)
-            return super().__new__(cls, *args, serial_for_single=serial_for_single, **kwargs)
+    def __new__(cls, *args: Any, serial_for_single: bool = False, **kwargs: Any) -> Self:
+        """Build a `SerialEnv` where one sub-env may be served in this process."""
+        num_workers = args[0] if args else kwargs.get("num_workers")
+        if serial_for_single and num_workers == 1:
+            choose_start_method(kwargs.pop("mp_start_method", None))
+            return cast(Self, SerialEnv(*args, **kwargs))
+        return super().__new__(cls)
 
     def _find_facts(self) -> Facts:
         return replace(super()._find_facts(), works_elsewhere=True)
 
-    def __init__(
-        self,
-        num_workers: int,
-        create_env_fn: Callable[..., EnvBase] | EnvBase | Sequence[Callable[..., EnvBase]],
-        *,
-        mp_start_method: str | None = None,
-        **options: Unpack[PoolOptions],
-    ):
-        super().__init__(num_workers, create_env_fn, **options)
-        given = completed(PoolOptions, options)
-        self.backend: Backend = given.backend
-        self.backend_options = usable_options(given.backend, given.backend_options)
-        self._require_fitting({**vars(given), "mp_start_method": mp_start_method})
-        self.mp_start_method = mp_start_method
+    def _take(self, settings: PoolSettings) -> None:
+        """Take over settings that fit together.
 
-    def _configure(self, changed: dict[str, Any]) -> None:
-        self._require_fitting(
-            {**vars(self._options), "mp_start_method": self.mp_start_method, **changed}
-        )
-        super()._configure(changed)
-        self.mp_start_method = changed.get("mp_start_method", self.mp_start_method)
-
-    def _require_fitting(self, options: dict[str, Any]) -> None:
-        """Check what the options say of processes and of the memory that they share."""
-        choose_start_method(options["mp_start_method"])
-        if self.backend == "ray" and (options["mp_start_method"] is not None or options["memmap"]):
+        Raises:
+            ArgumentError, OptionError: what they say of processes, and of the memory that they share, does not.
+        """
+        choose_start_method(settings.mp_start_method)
+        if settings.backend == "ray" and (settings.mp_start_method is not None or settings.memmap):
             raise OptionError(
                 "mp_start_method and memmap are about processes of this machine, but backend='ray' has "
                 "actors. Leave them out."
             )
-        if options["use_buffers"] and not (options["shared_memory"] or options["memmap"]):
+        if settings.use_buffers and not (settings.shared_memory or settings.memmap):
             raise ArgumentError(
                 "use_buffers=True needs rows that all processes map, but shared_memory and memmap "
                 "are both False. Set one of them, or leave use_buffers out to send TensorDicts."
             )
+        super()._take(settings)
+        self.backend, self.mp_start_method = settings.backend, settings.mp_start_method
+        self.backend_options = usable_options(settings.backend, settings.backend_options)
 
     @property
     def _can_share(self) -> bool:

@@ -15,8 +15,7 @@ import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Self, Unpack, cast
+from typing import Any, Self, Unpack, cast
 
 import torch
 
@@ -30,20 +29,22 @@ from envkit.batched.exchange.tensordicts import TensorDictExchange
 from envkit.batched.makers import as_kwargs, as_makers, require_known, tasks_of
 from envkit.batched.metadata import EnvMetaData
 from envkit.batched.policy_proof import PolicyEntries, policy_entries
-from envkit.batched.recovery import Recovery, allowed_restarts, require_truncated
+from envkit.batched.recovery import Recovery, require_truncated
 from envkit.batched.settings import (
     Limit,
     PoolOptions,
+    PoolSettings,
     ThreadLimit,
-    require_usable,
+    checked_options,
+    require_names,
 )
-from envkit.data.keywords import completed, known_to, refuse_unknown
+from envkit.data.keywords import known_to, refuse_unknown
 from envkit.env.base import EnvBase
 from envkit.env.declared import OUTPUTS
 from envkit.env.facts import Facts
 from envkit.env.html import Told
 from envkit.env.spec_names import SpecNames
-from envkit.errors import ClosedEnvError, ReadOnlyError, StartedError
+from envkit.errors import ArgumentError, ClosedEnvError, ReadOnlyError, StartedError
 from envkit.specs import Composite
 from envkit.specs.annotations import Destination, destination, require_memory
 from envkit.specs.lasting import lasting
@@ -57,7 +58,7 @@ class PoolOwner(EnvBase):
         num_workers: number of sub-envs.
         create_env_fn: callable that makes one, or a list of one callable per sub-env. An env
             instance is copied for each.
-        **options: see `envkit.batched.settings.PoolOptions`.
+        **options: see `ParallelEnv`.
 
     Raises:
         OptionError: (a TypeError) a keyword is unknown.
@@ -72,44 +73,40 @@ class PoolOwner(EnvBase):
     timeout = Limit("Seconds a step or reset may take; None sets no limit.")
     start_timeout = Limit("Seconds that building sub-envs may take; None sets no limit.")
 
-    if not TYPE_CHECKING:  # which would look for the keywords here
-
-        def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-            """Refuse keywords that ``__init__`` does not take."""
-            if (known := known_to(cls)) is not None:
-                hint = "Pass keywords of the sub-envs as create_env_kwargs={...}."
-                refuse_unknown(cls.__name__, kwargs, known, hint)
-            return super().__new__(cls)
-
     def __init__(
         self,
         num_workers: int,
         create_env_fn: Callable[..., EnvBase] | EnvBase | Sequence[Callable[..., EnvBase]],
         **options: Unpack[PoolOptions],
     ):
-        given = completed(PoolOptions, options)
-        super().__init__(device=given.device, allow_done_after_reset=given.allow_done_after_reset)
+        require_names(type(self), PoolOptions, options)
+        settings = PoolSettings(**checked_options(options))
+        super().__init__(
+            device=settings.device, allow_done_after_reset=settings.allow_done_after_reset
+        )
         require_memory(self._device, type(self).__name__)
         self.num_workers = as_int(
             "num_workers", num_workers, least=1, meaning="the number of sub-envs"
         )
-        require_usable(self.num_workers, given)
-        self._take(given)
-        self.num_processes, self.pin_memory = given.num_processes, given.pin_memory
-        self.allow_step_when_done, self.consolidate = given.allow_step_when_done, given.consolidate
-        self.timeout, self.start_timeout = given.timeout, given.start_timeout
-        self.on_worker_failure, self.max_restarts = given.on_worker_failure, given.max_restarts
-        self._allowed_restarts = allowed_restarts(given.on_worker_failure, given.max_restarts)
-        self.serial_for_single = given.serial_for_single
+        if settings.num_processes is not None and settings.num_processes > self.num_workers:
+            raise ArgumentError(
+                f"num_processes is {settings.num_processes}, but must be between 1 and num_workers "
+                f"({num_workers}). Pass the number of processes, or leave it out to take one for each core."
+            )
+        self._take(settings)
+        self.num_processes, self.pin_memory = settings.num_processes, settings.pin_memory
+        self.allow_step_when_done = settings.allow_step_when_done
+        self.consolidate = settings.consolidate
+        self.timeout, self.start_timeout = settings.timeout, settings.start_timeout
+        self.on_worker_failure = settings.on_worker_failure
+        self.max_restarts = settings.max_restarts
+        self.serial_for_single = settings.serial_for_single
         self._makers = as_makers(self.num_workers, create_env_fn)
-        self._kwargs = as_kwargs(self.num_workers, given.create_env_kwargs, "create_env_kwargs")
+        self._kwargs = as_kwargs(self.num_workers, settings.create_env_kwargs, "create_env_kwargs")
         require_known(self._makers, self._kwargs)
         self._given_device = self._device
-        self._given_allow_done = given.allow_done_after_reset
-        self._given_share_individual_td = self._share_individual_td = given.share_individual_td
+        self._share_individual_td = settings.share_individual_td
         self._choices = chosen()
-        # in a tuple: a module would become a part of the env
-        self._policy_proof = (given.policy_proof,)
         self._metadata: list[EnvMetaData] = []
         self._entries: PolicyEntries | None = None
         self._pool: Pool | None = None
@@ -118,14 +115,14 @@ class PoolOwner(EnvBase):
         self._seed: int | None = None
         self._records = False
 
-    def _take(self, options: Any) -> None:
-        """Take over the options that `configure_parallel` may change."""
-        self._options = options
-        self.shared_memory, self.memmap = options.shared_memory, options.memmap
-        self.num_threads, self.num_sub_threads = options.num_threads, options.num_sub_threads
-        self.non_blocking, self.daemon = options.non_blocking, options.daemon
-        self.shutdown_timeout = options.shutdown_timeout
-        self._given_use_buffers = self._use_buffers = options.use_buffers
+    def _take(self, settings: PoolSettings) -> None:
+        """Take over the settings that `configure_parallel` may change."""
+        self._settings = settings
+        self.shared_memory, self.memmap = settings.shared_memory, settings.memmap
+        self.num_threads, self.num_sub_threads = settings.num_threads, settings.num_sub_threads
+        self.non_blocking, self.daemon = settings.non_blocking, settings.daemon
+        self.shutdown_timeout = settings.shutdown_timeout
+        self._use_buffers = settings.use_buffers
 
     def _after_init(self, spec_locked: bool) -> None:
         self._lock_when_started = self._declared.is_locked = spec_locked
@@ -214,7 +211,8 @@ class PoolOwner(EnvBase):
             described = dict(trusted)
             for found in pool.start():
                 described.update(cast("dict[int, EnvMetaData]", found))
-            self._recovery = Recovery(pool, self._allowed_restarts)
+            restarts = self.max_restarts if self.on_worker_failure == "restart" else 0
+            self._recovery = Recovery(pool, restarts)
             self._adopt([described[row] for row in first_rows], tasks)
             self._choose_exchange(pool, [described[first_rows[task]] for task in tasks])
         except BaseException:
@@ -229,9 +227,9 @@ class PoolOwner(EnvBase):
             self._set_seeds(self._seed, static=self._seed_is_static)
 
     def _choose_exchange(self, pool: Pool, metadata: list[EnvMetaData]) -> None:
-        given, device, recovery = self._given_use_buffers, self._device, self._recovery
-        self._use_buffers = may_use_rows(metadata, asked=given, has_memory=self._can_share)
-        if self._use_buffers and (given or self._prefers_rows(pool)):
+        asked, device, recovery = self._settings.use_buffers, self._device, self._recovery
+        self._use_buffers = may_use_rows(metadata, asked=asked, has_memory=self._can_share)
+        if self._use_buffers and (asked or self._prefers_rows(pool)):
             more = {} if self._entries is None else self._entries.specs
             self._exchange = self._buffer_exchange(
                 pool, metadata, device, more_inputs=more, recovery=recovery
@@ -247,7 +245,7 @@ class PoolOwner(EnvBase):
 
     def _adopt(self, metadata: list[EnvMetaData], tasks: Sequence[int]) -> None:
         """Take over specs, device and batch size from the metadata of each task."""
-        own_rows, device = self._given_share_individual_td, self._given_device
+        own_rows, device = self._settings.share_individual_td, self._given_device
         agreed = layout_of(metadata, self.num_workers, device=device, share_individual_td=own_rows)
         if self.on_worker_failure == "restart":
             for found in metadata:
@@ -255,7 +253,8 @@ class PoolOwner(EnvBase):
         self._device, self._batch_size = agreed.device, agreed.batch_size
         self._share_individual_td = agreed.has_own_rows
         self._declared.added_flags = metadata[0].auto_done_twins
-        self.allow_done_after_reset = self._given_allow_done or agreed.allows_done_after_reset
+        allows_done = self._settings.allow_done_after_reset or agreed.allows_done_after_reset
+        self.allow_done_after_reset = allows_done
         self._declare(metadata, tasks)
         if self.policy_proof is not None:
             entries = policy_entries(self, self.policy_proof)
@@ -280,11 +279,11 @@ class PoolOwner(EnvBase):
     @property
     def policy_proof(self) -> Callable[..., Any] | None:
         """The policy whose extra entries travel with the data, or None."""
-        return self._policy_proof[0]
+        return self._settings.policy_proof
 
     @property
     def use_buffers(self) -> bool | None:
-        """Whether fixed rows in memory may carry the data, see `PoolOptions`; before the start, what was asked for."""
+        """Whether fixed rows in memory may carry the data, see `ParallelEnv`; before the start, what was asked for."""
         return self._use_buffers
 
     @property
@@ -385,7 +384,7 @@ class PoolOwner(EnvBase):
                 f"configure_parallel() was called while the sub-envs of this {type(self).__name__} are running. Call it "
                 "before specs are read or reset() is called, or after close()."
             )
-        given = {
+        asked = {
             "use_buffers": use_buffers,
             "shared_memory": shared_memory,
             "memmap": memmap,
@@ -396,19 +395,13 @@ class PoolOwner(EnvBase):
             "daemon": daemon,
             "shutdown_timeout": shutdown_timeout,
         }
-        changed = {name: value for name, value in given.items() if value is not None}
+        changed = {name: value for name, value in asked.items() if value is not None}
         if shared_memory or memmap:  # the one that is asked for takes the other's place
             changed = {"shared_memory": False, "memmap": False, **changed}
-        self._configure(changed)
-        return self
-
-    def _configure(self, changed: dict[str, Any]) -> None:
-        """Check some keywords beside those that stay, and take them over."""
         if (known := known_to(type(self))) is not None:
             refuse_unknown(f"configure_parallel() of {type(self).__name__}", changed, known)
-        options = SimpleNamespace(**{**vars(self._options), **changed})
-        require_usable(self.num_workers, options)
-        self._take(options)
+        self._take(replace(self._settings, **checked_options(changed)))
+        return self
 
     def to(self, *args: Destination, **kwargs: Destination) -> Self:
         """Deliver data to another device from now on; returns self.

@@ -17,9 +17,7 @@ from typing import Any
 
 import torch
 
-from envkit.arrays.integers import as_int
 from envkit.batched.metadata import EnvMetaData
-from envkit.data.arguments import require_option
 from envkit.data.paths import as_path
 from envkit.env.seeding import restart_seed
 from envkit.errors import DoneError, InputError, MissingKeyError, WorkerError
@@ -224,19 +222,6 @@ def _is_fatal(failure: Failure) -> bool:
 
 def _is_refusal(failure: Failure) -> bool:
     return isinstance(failure.exception, InputError | MissingKeyError)
-
-
-def allowed_restarts(on_worker_failure: str, max_restarts: int) -> int:
-    """Return the restarts that are allowed.
-
-    Raises:
-        ArgumentError: the policy is none of "raise" and "restart", or the budget is negative.
-        ArgumentTypeError: the budget is no integer.
-    """
-    require_option("on_worker_failure", on_worker_failure, ("raise", "restart"))
-    meaning = "the most restarts before an error is raised"
-    max_restarts = as_int("max_restarts", max_restarts, least=0, meaning=meaning)
-    return max_restarts if on_worker_failure == "restart" else 0
 
 
 def require_truncated(metadata: EnvMetaData) -> None:

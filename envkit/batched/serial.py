@@ -7,16 +7,14 @@ TensorDicts, which keeps the autograd graph.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Self, Unpack
+from typing import Any, Self
 
 from envkit.batched.attributes import LocalAttribute
 from envkit.batched.env_host import COMMAND_NAMES, HostFactory, Maker
 from envkit.batched.exchange.shared_rows import BufferExchange
 from envkit.batched.exchange.tensordicts import TensorDictExchange
 from envkit.batched.indexed import Indexable
-from envkit.batched.settings import PoolOptions
-from envkit.env.base import EnvBase
+from envkit.batched.settings import PoolSettings
 from envkit.errors import CopyError, OptionError
 from envkit.specs.annotations import Destination
 from envkit.transport import Pool, ThisThread
@@ -28,8 +26,8 @@ class SerialEnv(Indexable):
     Args:
         num_workers: number of sub-envs.
         create_env_fn: callable that makes one, or a list of one per sub-env.
-        mp_start_method: None. It is there because `ParallelEnv` has it.
-        **options: those of every batched env, see `envkit.batched.settings.PoolOptions`.
+        **options: those of `ParallelEnv`. Those about threads, processes, backends and time have no effect, and
+            ``mp_start_method`` is None.
 
     A loss on its outputs back-propagates to the stacked action where the sub-envs are
     differentiable. For that, sub-envs that do not step on NumPy rows hand on TensorDicts unless
@@ -49,31 +47,22 @@ class SerialEnv(Indexable):
 
     _attribute_type = LocalAttribute
 
-    def __init__(
-        self,
-        num_workers: int,
-        create_env_fn: Callable[..., EnvBase] | EnvBase | Sequence[Callable[..., EnvBase]],
-        *,
-        mp_start_method: None = None,
-        **options: Unpack[PoolOptions],
-    ):
-        if mp_start_method is not None:
-            self._refuse_start_method(mp_start_method)
-        super().__init__(num_workers, create_env_fn, **options)
-        if options.get("metadata_from_workers"):
+    def _take(self, settings: PoolSettings) -> None:
+        """Take over settings, none of which is for workers alone.
+
+        Raises:
+            OptionError: (a TypeError) one is.
+        """
+        if settings.mp_start_method is not None:
+            raise OptionError(
+                f"mp_start_method is {settings.mp_start_method!r}, but a SerialEnv starts no processes. Leave it out, or use "
+                "ParallelEnv."
+            )
+        if settings.metadata_from_workers:
             raise OptionError(
                 "metadata_from_workers is True, but a SerialEnv has no workers. Leave it out, or use ParallelEnv."
             )
-
-    def _configure(self, changed: dict[str, Any]) -> None:
-        if "mp_start_method" in changed:
-            self._refuse_start_method(changed["mp_start_method"])
-        super()._configure(changed)
-
-    def _refuse_start_method(self, name: object) -> None:
-        raise OptionError(
-            f"mp_start_method is {name!r}, but a SerialEnv starts no processes. Leave it out, or use ParallelEnv."
-        )
+        super()._take(settings)
 
     def _make_pool(self, makers: list[Maker], described: frozenset[int]) -> Pool:
         factory = HostFactory(makers, described, choices=self._choices)

@@ -1,22 +1,24 @@
-"""The keywords of every batched env: type, default and meaning of each, and what is refused before any sub-env is built.
+"""The keywords of every batched env: names and types, and what is refused before any sub-env is built.
 
-`PoolOptions` is the one list of them, which the classes show and type checkers read. Their effect is
-decided where they are used, but for limits that outlast a call: of time, and of torch's threads. There is one number of
-threads for the whole process, and envs begin and end in any order. The limit of the newest env that runs holds, and
-after the last one the number before the first.
+`PoolOptions` lists the keywords for type checkers, and `ParallelEnv` describes them; `PoolSettings` is what they are
+parsed to, with the defaults. Their effect is decided where they are used, but for limits that outlast a call: of time,
+and of torch's threads. There is one number of threads for the whole process, and envs begin and end in any order. The
+limit of the newest env that runs holds, and after the last one the number before the first.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, Literal, TypedDict, get_args
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, TypedDict
 
 import torch
 
 from envkit.arrays.integers import as_int
-from envkit.data.arguments import as_bool, as_bool_or_none, require_option
-from envkit.data.keywords import Default, refuse_unknown
+from envkit.data.keywords import Check, checked, known_to, refuse_unknown
+from envkit.data.torchrl_names import FALSE_ONLY, as_false
 from envkit.errors import ArgumentError, ArgumentTypeError, MemoryKindError, OptionError
 from envkit.specs.annotations import Device
 
@@ -44,145 +46,106 @@ class RayOptions(TypedDict, total=False):
 
 
 class AsyncOptions(TypedDict, total=False):
-    """Keywords of every pool of sub-envs.
+    """Keywords of every pool of sub-envs, which `envkit.ParallelEnv` describes."""
 
-    Args:
-        device: where data is delivered; None takes the device of the sub-envs.
-        num_sub_threads: torch threads of each worker process.
-        timeout: seconds a step, reset or any other call may take; None sets no limit.
-        start_timeout: seconds that building sub-envs may take, at the start or when they are built again;
-            None sets no limit. Both may be assigned while the env runs.
-        on_worker_failure: "raise", or "restart": an env that raises loses its row, a process that
-            dies or hangs those it held. Lost rows end their episode with ``truncated``, at their
-            last root values and no reward, and go on with new envs.
-        max_restarts: with "restart", how many there may be before the error is raised after all.
-        use_buffers: exchange rows in memory; None does where it can. It cannot where a spec has no
-            fixed size or is no tensor, or sub-envs differ in layout; asking for it there warns. Where
-            a `SerialEnv` is given None, sub-envs that do not step on NumPy rows hand on TensorDicts all
-            the same, which keep the autograd graph; the attribute says True there too.
-        allow_done_after_reset: accept done flags right after a reset; those of sub-envs that do so
-            are accepted anyway.
-    """
-
-    device: Annotated[Device | None, Default(None)]
-    num_sub_threads: Annotated[int, Default(1)]
-    timeout: Annotated[float | None, Default(60.0)]
-    start_timeout: Annotated[float | None, Default(60.0)]
-    on_worker_failure: Annotated[Literal["raise", "restart"], Default("raise")]
-    max_restarts: Annotated[int, Default(10)]
-    use_buffers: Annotated[bool | None, Default(None)]
-    allow_done_after_reset: Annotated[bool, Default(False)]
+    device: Device | None
+    num_sub_threads: int
+    timeout: float | None
+    start_timeout: float | None
+    on_worker_failure: Literal["raise", "restart"]
+    max_restarts: int
+    use_buffers: bool | None
+    allow_done_after_reset: bool
 
 
 class PoolOptions(AsyncOptions, total=False):
-    """Keywords of `SerialEnv` and `ParallelEnv`, beside those of `envkit.batched.settings.AsyncOptions`.
+    """Keywords of `SerialEnv` and `ParallelEnv`, which `envkit.ParallelEnv` describes."""
 
-    Args:
-        create_env_kwargs: keywords for ``create_env_fn``: a dict, or a list of one dict per sub-env.
-        share_individual_td: True gives each sub-env its own TensorDict and results are lazy
-            stacks; False gives dense results; None gives those where the sub-envs agree in keys,
-            shapes and dtypes.
-        shared_memory: rows lie in memory that all processes map.
-        memmap: rows lie in a memory-mapped file; needs ``shared_memory=False``. With both False,
-            `ParallelEnv` sends TensorDicts. One process shares nothing: `SerialEnv` uses ordinary
-            memory, whatever these say.
-        policy_proof: policy that writes root entries which no sub-env declares, e.g. hidden states. It is called once,
-            on zeros; these entries travel with the data then, and are zero where an episode begins.
-        num_threads: torch threads of this process while the workers run; None leaves them alone.
-        serial_for_single: give a `SerialEnv` where `ParallelEnv` is asked for one sub-env.
-        non_blocking: copies to the device of delivery do not wait for it.
-        num_processes: processes that share the sub-envs evenly; None takes one per core, at most
-            one per sub-env. Shows in no result.
-        backend: "process", or "ray": the workers are actors of a Ray cluster, which may be other machines.
-            ``num_processes`` is then the number of actors; None takes one for each CPU of the cluster.
-        backend_options: see `envkit.batched.settings.RayOptions`; processes have none.
-        pin_memory: False, and nothing else, as in TorchRL; `PinMemoryTransform` pins the data of any env.
-        allow_step_when_done: False, and nothing else, as in TorchRL.
-        shutdown_timeout: seconds that worker processes may take to close their sub-envs when the env is closed; those
-            that take longer are terminated.
-        consolidate, daemon, metadata_from_workers: taken as in TorchRL, without effect: data travels as
-            ``use_buffers`` says, workers always end with this process, and metadata is read in the workers.
-
-    `SerialEnv` takes the keywords about threads, processes, backends and time too, without effect.
-    """
-
-    create_env_kwargs: Annotated[dict[str, Any] | Sequence[dict[str, Any]] | None, Default(None)]
-    share_individual_td: Annotated[bool | None, Default(None)]
-    shared_memory: Annotated[bool, Default(True)]
-    memmap: Annotated[bool, Default(False)]
-    policy_proof: Annotated[Callable[..., Any] | None, Default(None)]
-    num_threads: Annotated[int | None, Default(None)]
-    serial_for_single: Annotated[bool, Default(False)]
-    non_blocking: Annotated[bool, Default(True)]
-    num_processes: Annotated[int | None, Default(None)]
-    backend: Annotated[Backend, Default("process")]
-    backend_options: Annotated[RayOptions | None, Default(None)]
-    pin_memory: Annotated[bool, Default(False)]
-    allow_step_when_done: Annotated[bool, Default(False)]
-    shutdown_timeout: Annotated[float, Default(10.0)]
-    consolidate: Annotated[bool, Default(True)]
-    daemon: Annotated[bool, Default(False)]
-    metadata_from_workers: Annotated[bool, Default(False)]
+    create_env_kwargs: dict[str, Any] | Sequence[dict[str, Any]] | None
+    share_individual_td: bool | None
+    shared_memory: bool
+    memmap: bool
+    policy_proof: Callable[..., Any] | None
+    num_threads: int | None
+    serial_for_single: bool
+    non_blocking: bool
+    num_processes: int | None
+    backend: Backend
+    backend_options: RayOptions | None
+    mp_start_method: str | None
+    pin_memory: bool
+    allow_step_when_done: bool
+    shutdown_timeout: float
+    consolidate: bool
+    daemon: bool
+    metadata_from_workers: bool
 
 
-def require_usable(num_workers: int, options: Any) -> None:
-    """Check numbers and choices among the options; numbers are written back as ints.
-
-    Args:
-        num_workers: number of sub-envs.
-        options: the entries of `PoolOptions` as attributes.
+@dataclass(frozen=True)
+class PoolSettings:
+    """`PoolOptions`, checked; see `parsed_options`.
 
     Raises:
-        ArgumentTypeError: one is of another type.
-        ArgumentError: a number is out of range, there is no such backend, or ``pin_memory`` or
-            ``allow_step_when_done`` is True.
         OptionError: (a TypeError) see `backend_options_of`.
         MemoryKindError: ``shared_memory`` and ``memmap`` are both True.
     """
-    require_option("backend", options.backend, get_args(Backend))
-    options.backend_options = backend_options_of(options.backend, options.backend_options)
-    if options.num_processes is not None:
-        meaning = "the number of processes, or leave it out to take one for each core"
-        options.num_processes = as_int(
-            "num_processes", options.num_processes, least=1, meaning=meaning
-        )
-        if options.num_processes > num_workers:
-            raise ArgumentError(
-                f"num_processes is {options.num_processes}, but must be between 1 and num_workers "
-                f"({num_workers}). Pass {meaning}."
+
+    device: Device | None = None
+    num_sub_threads: int = 1
+    timeout: float | None = 60.0
+    start_timeout: float | None = 60.0
+    on_worker_failure: Literal["raise", "restart"] = "raise"
+    max_restarts: int = 10
+    use_buffers: bool | None = None
+    allow_done_after_reset: bool = False
+    create_env_kwargs: dict[str, Any] | Sequence[dict[str, Any]] | None = None
+    share_individual_td: bool | None = None
+    shared_memory: bool = True
+    memmap: bool = False
+    policy_proof: Callable[..., Any] | None = None
+    num_threads: int | None = None
+    serial_for_single: bool = False
+    non_blocking: bool = True
+    num_processes: int | None = None
+    backend: Backend = "process"
+    backend_options: RayOptions | None = None
+    mp_start_method: str | None = None
+    pin_memory: bool = False
+    allow_step_when_done: bool = False
+    shutdown_timeout: float = 10.0
+    consolidate: bool = True
+    daemon: bool = False
+    metadata_from_workers: bool = False
+
+    def __post_init__(self) -> None:
+        backend_options_of(self.backend, self.backend_options)
+        if self.shared_memory and self.memmap:
+            raise MemoryKindError(
+                "shared_memory and memmap are both True, but rows lie in one of them. "
+                "Pass shared_memory=False with memmap=True."
             )
-    if options.num_threads is not None:
-        meaning = "the torch threads of this process, or leave it out to change nothing"
-        options.num_threads = as_int("num_threads", options.num_threads, least=1, meaning=meaning)
-    meaning = "the torch threads of each worker"
-    options.num_sub_threads = as_int(
-        "num_sub_threads", options.num_sub_threads, least=1, meaning=meaning
-    )
-    for name in ("use_buffers", "share_individual_td"):
-        setattr(options, name, _choice(name, getattr(options, name)))
-    if as_bool("pin_memory", options.pin_memory):
-        raise ArgumentError(
-            "pin_memory is True, but rows of sub-envs cannot be pinned; expected False. Append "
-            "PinMemoryTransform() to the env to pin what it returns."
-        )
-    if as_bool("allow_step_when_done", options.allow_step_when_done):
-        raise ArgumentError(
-            "allow_step_when_done is True, but a finished episode cannot be stepped; expected False. Reset the rows "
-            "that are done, e.g. with step_and_maybe_reset."
-        )
-    for name in _SWITCHES:
-        setattr(options, name, as_bool(name, getattr(options, name)))
-    if options.shutdown_timeout is None:
-        raise ArgumentTypeError(
-            "shutdown_timeout is None, but must be a positive number of seconds: workers end in bounded time. Pass 10, for "
-            "example."
-        )
-    as_seconds("shutdown_timeout", options.shutdown_timeout)
-    if options.shared_memory and options.memmap:
-        raise MemoryKindError(
-            "shared_memory and memmap are both True, but rows lie in one of them. "
-            "Pass shared_memory=False with memmap=True."
-        )
+
+
+def require_names(kind: type, table: type, options: Mapping[str, Any]) -> None:
+    """Check that a table has each of the keywords that were passed to a kind of pool.
+
+    Raises:
+        OptionError: (a TypeError) one is unknown.
+    """
+    others = [name for name in options if name not in table.__annotations__]
+    hint = "Pass keywords of the sub-envs as create_env_kwargs={...}."
+    refuse_unknown(kind.__name__, others, known_to(kind) or list(table.__annotations__), hint)
+
+
+def checked_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Check entries of `PoolOptions` one by one, and return them in the form in which they are used.
+
+    Raises:
+        ArgumentTypeError: one is of another type.
+        ArgumentError: a number is out of range, a word is none of those that there are, or ``pin_memory`` or
+            ``allow_step_when_done`` is True.
+    """
+    return checked(PoolOptions, options, _CHECKS)
 
 
 def backend_options_of(backend: str, options: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -208,25 +171,16 @@ def backend_options_of(backend: str, options: Mapping[str, Any] | None) -> dict[
     return dict(options)
 
 
-_SWITCHES = (
-    *("shared_memory", "memmap", "serial_for_single", "non_blocking"),
-    *("consolidate", "daemon", "metadata_from_workers"),
-)
+def _count(meaning: str, least: int = 1) -> Check:
+    return partial(as_int, least=least, meaning=meaning)
 
 
-def _choice(name: str, value: Any) -> bool | None:
-    """Return a choice between yes, no and None, which leaves it to the env.
-
-    Raises:
-        ArgumentTypeError: it is something else.
-    """
-    try:
-        return as_bool_or_none(name, value)
-    except ArgumentTypeError:
+def _as_bounded_seconds(name: str, value: Any) -> float:
+    if value is None:
         raise ArgumentTypeError(
-            f"{name} is {value!r}, of type {type(value).__name__}, but must be True, False or None. "
-            "Leave it out to let the env choose."
-        ) from None
+            f"{name} is None, but must be a positive number of seconds: workers end in bounded time. Pass 10, for example."
+        )
+    return as_seconds(name, value)
 
 
 class Limit:
@@ -269,6 +223,18 @@ def as_seconds(name: str, value: Any) -> Any:
             f"{name} is {value}, but must be a positive number of seconds, or None for no limit. Pass 60, for example."
         )
     return value
+
+
+_CHECKS: dict[str, Check] = {
+    "num_processes": _count("the number of processes, or leave it out to take one for each core"),
+    "num_threads": _count("the torch threads of this process, or leave it out to change nothing"),
+    "num_sub_threads": _count("the torch threads of each worker"),
+    "max_restarts": _count("the most restarts before an error is raised", least=0),
+    "timeout": as_seconds,
+    "start_timeout": as_seconds,
+    "shutdown_timeout": _as_bounded_seconds,
+    **dict.fromkeys(FALSE_ONLY, as_false),
+}
 
 
 class ThreadLimit:

@@ -35,7 +35,7 @@ from envkit.collectors.settings import (
 from envkit.collectors.threads import Background, asked_for, in_turn, require_open, require_own
 from envkit.collectors.trajectories import EpisodeStore, ProgressBar
 from envkit.data.arguments import require_callable, require_state_dict
-from envkit.data.keywords import InitSignature
+from envkit.data.keywords import ShownSignature
 from envkit.data.plain import from_plain, plain
 from envkit.env.base import EnvBase
 from envkit.env.policy import PolicyLike
@@ -83,9 +83,9 @@ class Collector:
             at once; without it, 32 of each env.
         trajs_per_write: with ``trajs_per_batch`` and a ``replay_buffer``, how many episodes one call of ``extend`` puts in;
             None: all that were delivered together.
-        traj_format: "padded" gives episodes a row each, with a mask beside ``traj_ids``; "cat" one after the other. Into a
+        traj_format: "padded", the default, gives episodes a row each, with a mask beside ``traj_ids``; "cat" one after the other. Into a
             ``replay_buffer`` they always go one after the other.
-        total_frames: frames after which the collector is at its end; None or -1 sets no end. The last batch is whole: a
+        total_frames: frames after which the collector is at its end; None or -1, the default, sets no end. The last batch is whole: a
             number that is no multiple of ``frames_per_batch`` collects some more, with a warning.
         device: stands in for each of the next three that is not given.
         storing_device: where batches are delivered; None leaves them where they are, in memory of the CPU where they come
@@ -102,12 +102,12 @@ class Collector:
         postproc: callable from batch to batch, a transform for instance; called last. It is moved to ``storing_device`` if it
             has ``to``.
         split_trajs: pass each batch through `split_trajectories`.
-        exploration_type: how the policy acts.
-        reset_when_done: begin a new episode where one has ended, within the batch.
+        exploration_type: how the policy acts; the default is `ExplorationType.RANDOM`.
+        reset_when_done: begin a new episode where one has ended, within the batch; the default is True.
         set_truncated: mark the last step of every batch ``truncated`` and ``done``.
         use_buffers: let batches of workers cross in shared memory; None does where their entries have fixed sizes.
         replay_buffer: what batches are put into, by ``extend``; the iterator then yields None.
-        replay_buffer_chunk: put whole batches in; False: ``add`` every step as it comes.
+        replay_buffer_chunk: True, the default, puts whole batches in; False adds every step as it comes.
         extend_buffer: TorchRL's name for ``replay_buffer_chunk``.
         trust_policy: call the policy with the TensorDict whatever its signature, and do not try it out.
         compile_policy: `torch.compile` the policy; True, or its keywords.
@@ -117,7 +117,7 @@ class Collector:
         prefetch: 1 makes the next batch while the caller trains on this one, with weights one update older.
         track_policy_version: record the version of the policy that acted, ``"policy_version"`` and
             ``("next", "policy_version")``, int64 of the batch size.
-        track_traj_ids: False leaves ``("collector", "traj_ids")`` out of batches.
+        track_traj_ids: False leaves ``("collector", "traj_ids")`` out of batches; the default is True.
         compact_obs: leave observations and states out of ``next``, which the next root has too; what follows the last
             step of a trajectory is lost then.
         return_contiguous: copy batches that lie time first in memory, as those that a stateless env makes in one program do,
@@ -144,15 +144,15 @@ class Collector:
         preemptive_threshold: share of the workers, in [0, 1]: when so many have finished, the others stop where
             they are.
         num_threads: torch threads of this process while the workers run; None leaves them alone.
-        num_sub_threads: torch threads of each worker.
+        num_sub_threads: torch threads of each worker; the default is 1.
         cat_results: how batches of workers are joined. "stack" puts an axis of workers in front, an int
             concatenates along that axis, -1 along time. None is "stack", -1 where workers make different numbers of
             steps, and with a ``replay_buffer`` it and "stack" are 0: a buffer holds transitions, not workers. Batches of `MultiaSyncDataCollector` come from one worker each.
-        on_worker_failure: "raise", or "restart": a lost worker is replaced by one with the newest weights, its
+        on_worker_failure: "raise", the default, or "restart": a lost worker is replaced by one with the newest weights, its
             unfinished episodes end with ``truncated``.
-        max_restarts: with "restart", how many there may be before the error is raised after all.
-        timeout: seconds a batch may take; None sets no limit.
-        start_timeout: seconds that building env and policy may take; None sets no limit.
+        max_restarts: with "restart", how many there may be before the error is raised after all; the default is 10.
+        timeout: seconds a batch may take; the default is 60, and None sets no limit.
+        start_timeout: seconds that building env and policy may take; the default is 60, and None sets no limit.
         init_fn: called in each worker before it builds its env and policy, e.g. to start a simulator's application.
 
     Raises:
@@ -171,7 +171,7 @@ class Collector:
 
     _kind: str
     _trained: Any
-    __signature__ = InitSignature()
+    __signature__ = ShownSignature()
 
     def __new__(
         cls, *args: object, backend: str | None = None, sync: bool = True, **options: object

@@ -126,7 +126,12 @@ def as_bool(name: str, value: Any) -> bool:
 
 def as_bool_or_none(name: str, value: Any) -> bool | None:
     """Return an argument that is True, False or None, which leaves the choice open; see `as_bool`."""
-    return None if value is None else as_bool(name, value)
+    try:
+        return None if value is None else as_bool(name, value)
+    except ArgumentTypeError:
+        raise ArgumentTypeError(
+            f"{name} is {value!r}, but must be True, False or None. Pass one of these, or leave it out."
+        ) from None
 
 
 def as_batch_size(value: Any) -> torch.Size:

@@ -1,12 +1,8 @@
-"""Keywords that several classes take alike, written down once as a `TypedDict`; unknown ones are refused.
+"""Keywords that several classes take alike, written down once as a `TypedDict`: each value is checked, unknown names are refused.
 
-Type checkers read name and type of each from ``**options: Unpack[Table]``. This module reads the defaults,
-which are beside the types, and shows the keywords one by one where Python asks for a signature or a docstring. It
-does not know what they mean.
-
-Conventions
-    table   a `TypedDict`, ``total=False``; each entry is ``Annotated[type, Default(value)]``. Its docstring describes
-            its own entries under ``Args:``, and names above that, with module, the tables that it extends.
+Type checkers read name and type of each from ``**options: Unpack[Table]``, a table with ``total=False``. A value is
+checked by this type, and by a check that the caller passes where the type is not enough. This module does not know what
+keywords mean.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -14,66 +10,59 @@ Conventions
 from __future__ import annotations
 
 import inspect
-import re
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from difflib import get_close_matches
-from types import MappingProxyType, NoneType, SimpleNamespace, UnionType
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    Literal,
-    Union,
-    Unpack,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from types import MappingProxyType, NoneType, UnionType
+from typing import Any, Literal, Self, Union, Unpack, get_args, get_origin, get_type_hints
 
-from envkit.data.arguments import as_bool, require_callable, require_option
+from envkit.data.arguments import as_bool, as_bool_or_none, require_callable, require_option
 from envkit.errors import OptionError
 
 Check = Callable[[str, Any], Any]
 """Takes the name of a keyword and a value; returns the value in the form in which it is used, or raises."""
 
 
-@dataclass(frozen=True)
-class Default:
-    """Value of a keyword that was not given."""
+def signature_of(cls: type) -> inspect.Signature:
+    """Return what the constructor of a class takes, the keywords of a table one by one, as type checkers show them.
 
-    value: Any
+    Python shows ``**options``, in which no notebook finds a keyword. The default of one from a table is shown as ``...``,
+    as in stubs: its description says which it is.
+    """
+    shown: list[inspect.Parameter] = []
+    for parameter in list(inspect.signature(cls.__init__).parameters.values())[1:]:
+        if (table := _table_of(cls.__init__, parameter)) is None:
+            shown.append(parameter)
+            continue
+        shown += [
+            inspect.Parameter(name, parameter.KEYWORD_ONLY, default=_described, annotation=hint)
+            for name, hint in get_type_hints(table).items()
+        ]
+    return inspect.Signature(shown)
 
 
-class InitSignature:
-    """Class attribute ``__signature__`` of a class with ``__new__``: that of ``__init__``, as Python 3.13 shows by itself."""
+class _Described:
+    def __repr__(self) -> str:
+        return "..."
+
+
+_described = _Described()
+
+
+def _table_of(function: Callable[..., Any], parameter: inspect.Parameter) -> Any:
+    """Return the table that ``**options: Unpack[Table]`` names; None of any other parameter."""
+    written = parameter.annotation
+    if isinstance(written, str) and written.startswith("Unpack["):
+        return inspect.unwrap(function).__globals__[written.removeprefix("Unpack[").rstrip("]")]
+    return get_args(written)[0] if get_origin(written) is Unpack else None
+
+
+class ShownSignature:
+    """Class attribute ``__signature__`` of a class with a ``__new__``, whose parameters Python would show: `signature_of`."""
 
     def __get__(self, instance: Any, owner: type) -> inspect.Signature:
         if instance is not None:  # which is called with what its __call__ takes
             raise AttributeError(f"{owner.__name__} object has no attribute '__signature__'")
-        _, *parameters = inspect.signature(owner.__init__).parameters.values()
-        return inspect.Signature(parameters)
-
-
-class _DescribedKeywords:
-    """Class attribute ``__doc__``: see `describe_keywords`. It is put together when it is read."""
-
-    def __init__(self, text: str):
-        self._text = text
-
-    def __get__(self, instance: Any, owner: type) -> str:
-        head, written, tail = _split(self._text)
-        own = {name for names in written for name in names.split(", ")} - {"**options"}
-        found: dict[str, str] = {}
-        for table in _tables_of(owner):
-            found = {**found, **_described(table), **found}
-        taken = inspect.signature(owner).parameters.keys() - own
-        shown = {names: text for names, text in found.items() if taken & set(names.split(", "))}
-        rest = {names: written.pop(names) for names in list(written) if names.startswith("**")}
-        rest.pop("**options", None)
-        entries = written | shown | rest
-        arguments = ["Args:", *entries.values(), ""] if entries else []
-        return "\n".join([*head, *arguments, *tail]).strip()
+        return signature_of(owner)
 
 
 class ChecksKeywords:
@@ -82,14 +71,12 @@ class ChecksKeywords:
     Python itself guesses none before 3.13. A subclass whose ``__init__`` takes any keyword is left to itself.
     """
 
-    __signature__ = InitSignature()
+    __signature__ = ShownSignature()
 
-    if not TYPE_CHECKING:  # which would look for the keywords here
-
-        def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-            if kwargs and (known := known_to(cls)) is not None:
-                refuse_unknown(cls.__name__, kwargs, known)
-            return super().__new__(cls)
+    def __new__(cls, *args: object, **kwargs: object) -> Self:
+        if kwargs and (known := known_to(cls)) is not None:
+            refuse_unknown(cls.__name__, kwargs, known)
+        return super().__new__(cls)
 
 
 def checked(table: type, options: Mapping[str, Any], checks: Mapping[str, Check]) -> dict[str, Any]:
@@ -122,7 +109,7 @@ def _checked(name: str, value: Any, hint: Any, check: Check | None) -> Any:
     if check is not None:
         return check(name, value)
     if kinds[0] is bool:
-        return as_bool(name, value)
+        return as_bool_or_none(name, value) if is_optional else as_bool(name, value)
     if get_origin(kinds[0]) is Literal:
         require_option(name, value, get_args(kinds[0]))
     if get_origin(kinds[0]) is Callable:
@@ -130,42 +117,12 @@ def _checked(name: str, value: Any, hint: Any, check: Check | None) -> Any:
     return value
 
 
-def completed(table: type, given: Mapping[str, Any]) -> Any:
-    """Return the keywords of a table as attributes, those that were not ``given`` at their defaults."""
-    return SimpleNamespace(**{**{one.name: one.default for one in _listed(table)}, **given})
-
-
-def describe_keywords(cls: type) -> None:
-    """Have the docstring of a class describe, under ``Args:``, those of its keywords that a table describes.
-
-    An entry ``**options`` of the docstring gives way to them. Keywords that the docstring describes itself are left out.
-    A class without a docstring is left as it is.
-    """
-    written = vars(cls)["__doc__"]
-    if isinstance(written, str):
-        setattr(cls, "__doc__", _DescribedKeywords(written))  # noqa: B010  (no str, for type checkers)
-
-
-def keywords_of(function: Callable[..., Any]) -> list[inspect.Parameter]:
-    """List the parameters of a function or method, the entries of a table one by one."""
-    shown = []
-    for parameter in inspect.signature(function).parameters.values():
-        table = _table_of(function, parameter)
-        shown += [parameter] if table is None else _listed(table)
-    return shown
-
-
 def known_to(cls: type) -> list[str] | None:
-    """List what the constructor of a class takes, the entries of a table one by one; None where it takes any keyword."""
-    names: list[str] = []
-    for parameter in list(inspect.signature(cls.__init__).parameters.values())[1:]:
-        if parameter.kind is not parameter.VAR_KEYWORD:
-            names.append(parameter.name)
-        elif (table := _table_of(cls.__init__, parameter)) is not None:
-            names += table.__annotations__
-        else:
-            return None
-    return names
+    """List what the constructor of a class takes; None where it takes any keyword."""
+    parameters = signature_of(cls).parameters.values()
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return None
+    return [parameter.name for parameter in parameters]
 
 
 def refuse_unknown(
@@ -196,65 +153,3 @@ def refuse_unknown(
         raise OptionError(
             f"{owner} takes no keyword {name!r}. {told} It takes {', '.join(known) or 'none'}."
         )
-
-
-def _tables_of(cls: type) -> list[type]:
-    """List the tables that ``__init__`` of a class takes, and those of its bases, whose keywords it may name one by one."""
-    written = [vars(base).get("__init__") for base in cls.__mro__]
-    functions = [function for function in written if inspect.isfunction(function)]
-    tables = [
-        _table_of(function, parameter)
-        for function in functions
-        for parameter in inspect.signature(function).parameters.values()
-    ]
-    return [table for table in tables if table is not None]
-
-
-def _described(table: type) -> dict[str, str]:
-    """Read what the docstrings of a table, and of those that it extends, say of each entry."""
-    head, entries, _ = _split(table.__doc__ or "")
-    found: dict[str, str] = {}
-    for module, name in re.findall(r"`([\w.]+)\.(\w+)`", "\n".join(head)):
-        found |= _described(getattr(sys.modules[module], name))
-    return found | entries
-
-
-def _split(text: str) -> tuple[list[str], dict[str, str], list[str]]:
-    """Split a docstring into the lines above its arguments, the text of each by its name, and the lines below."""
-    lines = inspect.cleandoc(text).splitlines()
-    sections = [row for row, line in enumerate(lines) if re.fullmatch(r"[A-Z]\w+:", line)]
-    at = lines.index("Args:") if "Args:" in lines else next(iter(sections), len(lines))
-    end = at
-    entries: dict[str, str] = {}
-    if "Args:" in lines:
-        inside = range(at + 1, len(lines))
-        end = next((row for row in inside if lines[row][:1].strip()), len(lines))
-        names = ""
-        for line in filter(str.strip, lines[at + 1 : end]):
-            is_first = len(line) - len(line.lstrip()) == 4
-            names = line.partition(":")[0].strip() if is_first else names
-            entries[names] = line if is_first else f"{entries[names]}\n{line}"
-    head = [*lines[:at], ""] if lines[at - 1 : at] != [""] else lines[:at]
-    return head, entries, lines[end:]
-
-
-def _table_of(function: Callable[..., Any], parameter: inspect.Parameter) -> type | None:
-    """Return the table that ``**options: Unpack[Table]`` names; None of any other parameter."""
-    written = parameter.annotation
-    if isinstance(written, str) and not written.startswith("Unpack["):
-        return None  # it may be made of names that only type checkers know
-    holder = SimpleNamespace(__annotations__={"hint": written})
-    hint = get_type_hints(holder, inspect.unwrap(function).__globals__)["hint"]
-    return get_args(hint)[0] if get_origin(hint) is Unpack else None
-
-
-def _listed(table: type) -> list[inspect.Parameter]:
-    """List the entries of a table as parameters, in its order."""
-    listed = []
-    for name, hint in get_type_hints(table, include_extras=True).items():
-        annotation, default = get_args(hint)
-        parameter = inspect.Parameter(
-            name, inspect.Parameter.KEYWORD_ONLY, default=default.value, annotation=annotation
-        )
-        listed.append(parameter)
-    return listed

@@ -18,14 +18,14 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Self, Unpack
+from typing import Any, Self, Unpack
 
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import nn
 
 from envkit.data.arguments import as_batch_size, as_bool, require_tensordict
-from envkit.data.keywords import completed, known_to, refuse_unknown
+from envkit.data.keywords import known_to, refuse_unknown
 from envkit.data.paths import Key
 from envkit.data.plain import from_plain, plain
 from envkit.env.declared import Declared
@@ -85,19 +85,17 @@ class EnvBase(Stepping, metaclass=EnvMeta):
         ("step", "reset", "step_mdp", "maybe_reset", "any_done", "step_and_maybe_reset")
     )
 
-    if not TYPE_CHECKING:
+    def __new__(cls, *args: object, _batch_locked: bool | None = None, **kwargs: object) -> Self:
+        """Accept what a subclass's own ``__new__`` hands on; ``_batch_locked`` is one env's own.
 
-        def __new__(cls, *args: Any, _batch_locked: bool | None = None, **kwargs: Any) -> Any:
-            """Accept what a subclass's own ``__new__`` hands on; ``_batch_locked`` is one env's own.
-
-            Specs may be declared from here on, also before ``super().__init__()``.
-            """
-            env = super().__new__(cls)
-            vars(env).update(_in_use=InUse(cls.__name__), _declared=Declared())
-            vars(env).update(_batch_size=torch.Size(()), _device=None)
-            if _batch_locked is not None:
-                env._batch_locked = _batch_locked
-            return env
+        Specs may be declared from here on, also before ``super().__init__()``.
+        """
+        env = super().__new__(cls)
+        vars(env).update(_in_use=InUse(cls.__name__), _declared=Declared())
+        vars(env).update(_batch_size=torch.Size(()), _device=None)
+        if _batch_locked is not None:
+            env._batch_locked = _batch_locked
+        return env
 
     def __init__(self, *, device: Device | None = None, **options: Unpack[EnvOptions]):
         super().__init__()
@@ -105,14 +103,12 @@ class EnvBase(Stepping, metaclass=EnvMeta):
         if unknown:
             known = known_to(type(self)) or ["device", *TAKEN_HERE]
             refuse_unknown(type(self).__name__, unknown, [n for n in known if n not in unknown])
-        given = completed(EnvOptions, options)
         self._device = None if device is None else as_device(device)
-        self._batch_size = as_batch_size(given.batch_size)
+        self._batch_size = as_batch_size(options.get("batch_size"))
         self._declared.place(self._batch_size, self._device)
-        self.run_type_checks = as_bool("run_type_checks", given.run_type_checks)
-        self.allow_done_after_reset = as_bool(
-            "allow_done_after_reset", given.allow_done_after_reset
-        )
+        self.run_type_checks = as_bool("run_type_checks", options.get("run_type_checks", False))
+        allows_done = options.get("allow_done_after_reset", False)
+        self.allow_done_after_reset = as_bool("allow_done_after_reset", allows_done)
         self.is_closed = False
 
     def _after_init(self, spec_locked: bool) -> None:

@@ -1,56 +1,57 @@
-"""Docstrings of classes describe the keywords that they take from a table."""
+"""Keywords that come from a table are described, by a class or by the table itself, and so are their defaults."""
 
 from __future__ import annotations
 
 import inspect
 import re
+from dataclasses import fields
 from typing import get_type_hints
 
-from envkit import Collector, SerialEnv
-from envkit.batched.settings import PoolOptions
-from envkit.collectors.settings import WorkerOptions
+import pytest
+
+from envkit import Collector, ParallelEnv
+from envkit.batched.settings import PoolOptions, PoolSettings
+from envkit.collectors.settings import CollectorSettings, WorkerOptions
+from envkit.env.options import EnvOptions
+from envkit_bridges.jax.options import JaxOptions, JaxSettings
 
 
-class Patient(SerialEnv):
-    """Step envs that take their time.
-
-    Args:
-        timeout: an hour is usual.
-        **options: see `envkit.batched.settings.PoolOptions`.
-
-    Raises:
-        OptionError: a keyword is unknown.
-    """
-
-
-def described(cls: type) -> list[str]:
+def described(owner: type) -> list[str]:
     """List the names under `Args:`, in order."""
-    arguments = str(inspect.getdoc(cls)).partition("Args:\n")[2].partition("\n\n")[0]
+    arguments = str(inspect.getdoc(owner)).partition("Args:\n")[2].partition("\n\n")[0]
     entries = re.findall(r"^    (\S.*?):", arguments, re.MULTILINE)
     return [name for entry in entries for name in entry.split(", ")]
 
 
-def test_keywords_of_a_table_are_described_once_beside_those_of_the_class():
-    names = described(Patient)
+@pytest.mark.parametrize(
+    ("table", "owners"),
+    [
+        (WorkerOptions, [Collector]),
+        (PoolOptions, [ParallelEnv]),
+        (EnvOptions, [EnvOptions]),
+        (JaxOptions, [JaxOptions, EnvOptions]),
+    ],
+)
+def test_keywords_of_a_table_are_described_once(table, owners):
+    names = [name for owner in owners for name in described(owner)]
 
-    assert {*get_type_hints(PoolOptions), "spec_locked", "auto_reset", "policy"} <= set(names)
-    assert len(names) == len(set(names)) and "**options" not in names
-
-
-def test_a_class_keeps_its_own_words_and_what_follows_them():
-    assert "    timeout: an hour is usual.\n" in str(Patient.__doc__)
-    assert str(Patient.__doc__).endswith("\n\nRaises:\n    OptionError: a keyword is unknown.")
-
-
-def test_the_front_door_describes_the_keywords_of_all_collectors():
-    names = described(Collector)
-
-    assert set(get_type_hints(WorkerOptions)) <= set(names)
-    assert len(names) == len(set(names))
+    assert set(get_type_hints(table)) <= set(names)
+    assert all(len(described(owner)) == len(set(described(owner))) for owner in owners)
 
 
-def test_a_class_without_a_docstring_has_none():
-    class Bare(SerialEnv):
-        pass
+@pytest.mark.parametrize(
+    ("settings", "owner"),
+    [(CollectorSettings, Collector), (PoolSettings, ParallelEnv), (JaxSettings, JaxOptions)],
+)
+def test_a_default_that_is_not_none_false_or_zero_is_in_the_description(settings, owner):
+    text = str(inspect.getdoc(owner))
+    said = {
+        field.name: re.search(
+            rf"^    [^:\n]*\b{field.name}\b[^:\n]*:(.*(?:\n {{5,}}.*)*)", text, re.M
+        )
+        for field in fields(settings)
+        if field.default
+    }
 
-    assert Bare.__doc__ is None
+    assert said
+    assert [name for name, found in said.items() if not found or "efault" not in found[1]] == []

@@ -136,8 +136,8 @@ BATCHES = {
             ("num_processes", 0, ValueError, "at least 1.*leave it out"),
             ("num_processes", 3, ValueError, r"between 1 and num_workers \(2\).*leave it out"),
             ("max_restarts", "x", TypeError, "at least 0.*Pass the most restarts"),
-            ("use_buffers", "yes", TypeError, "True, False or None.*Leave it out"),
-            ("share_individual_td", 3, TypeError, "True, False or None.*Leave it out"),
+            ("use_buffers", "yes", TypeError, "True, False or None.*leave it out"),
+            ("share_individual_td", 3, TypeError, "True, False or None.*leave it out"),
         ]
     },
 }

@@ -15,7 +15,7 @@ import pkgutil
 from collections.abc import Collection, Iterable, Sequence
 from functools import partial
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar, Self, cast
 
 from envkit.arrays.integers import as_int
 from envkit.batched.parallel import ParallelEnv
@@ -32,14 +32,13 @@ from envkit_bridges.libraries import EnvNames, Simulator, keywords_told, paramet
 class MaybeInWorkers:
     """Base of a class of envs that takes ``num_workers``: above 1, what is made is a `ParallelEnv` of so many."""
 
-    if not TYPE_CHECKING:  # which would look for the keywords here
-
-        def __new__(cls, *args: Any, num_workers: int = 1, **kwargs: Any) -> Any:
-            meaning = "the number of processes, or 1 to have the env in this one"
-            num_workers = as_int("num_workers", num_workers, least=1, meaning=meaning)
-            if num_workers > 1:
-                return ParallelEnv(num_workers, partial(cls, *args, **kwargs))
-            return super().__new__(cls)
+    def __new__(cls, *args: Any, num_workers: int = 1, **kwargs: Any) -> Self:
+        meaning = "the number of processes, or 1 to have the env in this one"
+        num_workers = as_int("num_workers", num_workers, least=1, meaning=meaning)
+        if num_workers > 1:
+            make: Any = partial(cls, *args, **kwargs)
+            return cast(Self, ParallelEnv(num_workers, make))
+        return super().__new__(cls)
 
 
 class GymEnv(MaybeInWorkers, GymWrapper):
@@ -59,6 +58,7 @@ class GymEnv(MaybeInWorkers, GymWrapper):
         info: record what the info of a first step holds, see `set_info_dict_reader`. By default infos are
             left out.
         convert_actions_to_numpy: False hands actions to the simulator as tensors.
+        batch_size: empty for a single env; ``num_envs`` sets that of vector envs.
         device: where data is delivered, "cpu" by default.
         **make_kwargs: go to ``gymnasium.make``, or to ``gymnasium.make_vec`` with ``num_envs``.
 

@@ -31,7 +31,6 @@ from tensordict import TensorDict, TensorDictBase
 from envkit import rules
 from envkit.arrays.integers import as_int
 from envkit.data.arguments import require_tensordict
-from envkit.data.keywords import completed
 from envkit.data.paths import Key, Path, as_key, as_path, leaf_paths, tensordict_of
 from envkit.data.resets import collect_reset_masks
 from envkit.data.transition import carry, keep_unstepped, leaves
@@ -78,7 +77,7 @@ from envkit_bridges.jax.options import (
     ResetRows,
     chunks_on,
     of_every_env,
-    require_sense,
+    parsed_options,
     rows_of,
 )
 from envkit_bridges.jax.policy.inputs import is_compilable
@@ -154,26 +153,27 @@ class JaxEnv(EnvBase):
                 f"{type(self).__name__} was given the class {env.__name__}, but takes an object of it. Make one: "
                 f"{type(self).__name__}({env.__name__}(), ...)."
             )
-        given = completed(JaxOptions, options)
-        require_sense(given)
-        shards = None if given.devices is None else Shards(given.devices)
+        settings = parsed_options(options)
+        shards = None if settings.devices is None else Shards(settings.devices)
         if device is None:
             device = "cpu" if shards is None else torch_device_of(shards.devices[0])
         device = as_device(device)
         super().__init__(device=device, **of_every_env(options))
         if shards is not None:
-            shards.check(self.numel(), device, requires_grad=given.requires_grad)
-        self.state_layout = given.state_layout
-        self._shows_metrics = given.metrics
-        self.episode_length = given.episode_length
-        self.categorical_action_encoding = given.categorical_action_encoding
-        self.cache_clear_frequency = given.cache_clear_frequency
-        self._reset_rows: ResetRows = given.reset_rows
-        rows = rows_of(env, given, device, axis=None if shards is None else AXIS)
-        programs = Programs(rows, packed=given.state_layout == "packed", shards=shards)
-        settings = Settings(self.batch_size, given.requires_grad, given.categorical_action_encoding)
+            shards.check(self.numel(), device, requires_grad=settings.requires_grad)
+        self.state_layout = settings.state_layout
+        self._shows_metrics = settings.metrics
+        self.episode_length = settings.episode_length
+        self.categorical_action_encoding = settings.categorical_action_encoding
+        self.cache_clear_frequency = settings.cache_clear_frequency
+        self._reset_rows: ResetRows = settings.reset_rows
+        rows = rows_of(env, settings, device, axis=None if shards is None else AXIS)
+        programs = Programs(rows, packed=settings.state_layout == "packed", shards=shards)
+        of_steps = Settings(
+            self.batch_size, settings.requires_grad, settings.categorical_action_encoding
+        )
         shown = observation_leaves(rows.template[1])
-        self._engine = ProgramEngine(programs, settings, device, shown)
+        self._engine = ProgramEngine(programs, of_steps, device, shown)
         jax_device_of(device)  # or say now that JAX does not see it
         warn_if_full(device)
         self._declare()

@@ -1,19 +1,20 @@
-"""The keywords of every env over JAX (type, default and meaning) and what they put around each of its rows.
+"""The keywords of every env over JAX and what they put around each of its rows.
 
-Signatures, completion and type checkers read the keywords; `rows_of` builds the wrappers that they ask for.
+`JaxOptions` lists and describes the keywords, and `JaxSettings` is what they are parsed to, with the defaults. `rows_of`
+builds the wrappers that they ask for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import SimpleNamespace
-from typing import Annotated, Any, Literal, TypedDict, get_args
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, TypedDict
 
 import torch
 
 from envkit.arrays.integers import as_int
-from envkit.data.arguments import as_bool, require_option
-from envkit.data.keywords import Default
+from envkit.data.keywords import Check, checked
 from envkit.env.options import EnvOptions
 from envkit.errors import ArgumentTypeError, OptionError
 from envkit.functional import (
@@ -33,22 +34,53 @@ from envkit.functional.batch import ALL_ON_CARD, ALL_ON_HOST, ON_CARD, ON_HOST, 
 from envkit_bridges.jax.side_effects import Traced
 
 ResetRows = Literal["done", "all"]
+StateLayout = Literal["packed", "nested"]
 
 
 class _Own(TypedDict, total=False):
-    devices: Annotated[Sequence[Any] | None, Default(None)]
-    requires_grad: Annotated[bool, Default(False)]
-    episode_length: Annotated[int | None, Default(None)]
-    reset_mode: Annotated[ResetMode, Default("fresh")]
-    pool_size: Annotated[int, Default(64)]
-    reset_rows: Annotated[ResetRows, Default("done")]
-    cache_clear_frequency: Annotated[int | bool, Default(False)]
-    state_layout: Annotated[Literal["packed", "nested"], Default("packed")]
-    categorical_action_encoding: Annotated[bool, Default(False)]
-    metrics: Annotated[bool, Default(False)]
-    action_repeat: Annotated[int, Default(1)]
-    randomize: Annotated[Randomizer | None, Default(None)]
-    randomize_at: Annotated[RandomizeAt | None, Default(None)]
+    devices: Sequence[Any] | None
+    requires_grad: bool
+    episode_length: int | None
+    reset_mode: ResetMode
+    pool_size: int
+    reset_rows: ResetRows
+    cache_clear_frequency: int | bool
+    state_layout: StateLayout
+    categorical_action_encoding: bool
+    metrics: bool
+    action_repeat: int
+    randomize: Randomizer | None
+    randomize_at: RandomizeAt | None
+
+
+@dataclass(frozen=True)
+class JaxSettings:
+    """The entries of `JaxOptions` that only envs over JAX take, parsed; see `parsed_options`.
+
+    Raises:
+        OptionError: (a TypeError) ``randomize_at`` has no ``randomize``.
+    """
+
+    devices: Sequence[Any] | None = None
+    requires_grad: bool = False
+    episode_length: int | None = None
+    reset_mode: ResetMode = "fresh"
+    pool_size: int = 64
+    reset_rows: ResetRows = "done"
+    cache_clear_frequency: int = 0
+    state_layout: StateLayout = "packed"
+    categorical_action_encoding: bool = False
+    metrics: bool = False
+    action_repeat: int = 1
+    randomize: Randomizer | None = None
+    randomize_at: RandomizeAt | None = None
+
+    def __post_init__(self) -> None:
+        if self.randomize_at is not None and self.randomize is None:
+            raise OptionError(
+                f"randomize_at={self.randomize_at!r} says when rows draw a model, but nothing says how. Pass "
+                "randomize=f too, a function (key, model) -> model, or leave randomize_at out."
+            )
 
 
 class JaxOptions(EnvOptions, _Own, total=False):
@@ -65,22 +97,22 @@ class JaxOptions(EnvOptions, _Own, total=False):
             records and an input requires grad. Otherwise what is returned has no graph.
         episode_length: truncate episodes after this many steps of this env. A limit of the library's own that is shorter
             is raised to it. None leaves the library's own limit alone, and -1 removes it.
-        reset_mode: where episodes begin: "fresh" draws each again, "pool" takes one of ``pool_size``
+        reset_mode: where episodes begin: "fresh", the default, draws each again, "pool" takes one of ``pool_size``
             beginnings, "cached" the one of the row's first episode. All cost the same.
-        pool_size: see ``reset_mode``.
-        reset_rows: rows for which a program computes a reset after a step. "done" resets finished rows only, for which
+        pool_size: see ``reset_mode``; the default is 64.
+        reset_rows: rows for which a program computes a reset after a step. "done", the default, resets finished rows only, for which
             a GPU waits for its host. "all" computes a reset of every row and selects, without that wait. It pays on a
             GPU where a reset costs little beside a step. Episodes are the same, but for rounding.
         cache_clear_frequency: forget all that JAX has compiled, in this process, after this many steps, as
             TorchRL does by default; False never does.
-        state_layout: "packed" (two tensors) or "nested" (one tensor a leaf, slower). Data of
+        state_layout: "packed" (two tensors, the default) or "nested" (one tensor a leaf, slower). Data of
             either layout is accepted as input.
         categorical_action_encoding: discrete actions as integers instead of one-hot.
         metrics: show what the simulator reports beside the reward as entries ("metrics", name), zero after a
             reset where only a step reports it. They are infos, which policies do not
             observe.
         action_repeat: steps of the simulator in one step of this env, which sums their rewards and stops where
-            the episode ends. ``episode_length`` counts the steps of this env.
+            the episode ends. ``episode_length`` counts the steps of this env. The default is 1.
         randomize: ``f(key, model) -> model``: every row steps with its own model, which ``f`` draws from
             the one that the simulator was made with. Leaves that ``f`` changes become part of the row's state,
             under ("state", "model") where it is nested or unpacked; see ``drawn_bytes``.
@@ -89,57 +121,50 @@ class JaxOptions(EnvOptions, _Own, total=False):
     """
 
 
-_WORDS = {"state_layout": ("packed", "nested"), "reset_rows": get_args(ResetRows)}
 LIMIT = "the steps of an episode, None for the library's own limit, or -1 for no limit"
-_COUNTS = {
-    "episode_length": LIMIT,
-    "pool_size": "how many beginnings there are",
-    "action_repeat": "action_repeat=1 for no repetition",
-}
 
 
 def of_every_env(options: JaxOptions) -> EnvOptions:
-    """Leave out what envs over JAX alone take; unknown ones stay, for `EnvBase` to refuse."""
+    """Leave out the keywords that only envs over JAX take; unknown ones stay, for `EnvBase` to refuse."""
     own = _Own.__annotations__
     return {name: value for name, value in options.items() if name not in own}  # type: ignore[return-value]
 
 
-def require_sense(given: SimpleNamespace) -> None:
-    """Check keywords that mean nothing as they are, and write numbers as ints: a string would switch something on.
+def parsed_options(options: JaxOptions) -> JaxSettings:
+    """Check the keywords that only envs over JAX take.
 
     Raises:
         ArgumentTypeError: (a TypeError) what switches something on or off is no bool, or a number of things no int.
-        ArgumentError: (a ValueError) a number of things is below 1, or a word none of those that are known.
-        OptionError: (a TypeError) it is said when models are drawn, and not how.
+        ArgumentError: (a ValueError) a number of things is below 1, or a word none of those that there are.
+        OptionError: (a TypeError) see `JaxSettings`.
     """
-    for name in ("requires_grad", "metrics", "categorical_action_encoding"):
-        setattr(given, name, as_bool(name, getattr(given, name)))
-    if given.episode_length == -1:
-        given.episode_length = None
-    for name, meaning in _COUNTS.items():
-        if getattr(given, name) is not None or name != "episode_length":
-            setattr(given, name, as_int(name, getattr(given, name), least=1, meaning=meaning))
-    given.cache_clear_frequency = _clearing(given.cache_clear_frequency)
-    for name, words in _WORDS.items():
-        require_option(name, getattr(given, name), words)
-    if given.randomize_at is not None and given.randomize is None:
-        raise OptionError(
-            f"randomize_at={given.randomize_at!r} says when rows draw a model, but nothing says how. Pass "
-            "randomize=f too, a function (key, model) -> model, or leave randomize_at out."
-        )
+    own = {name: value for name, value in options.items() if name in _Own.__annotations__}
+    return JaxSettings(**checked(_Own, own, _CHECKS))
 
 
-def _clearing(frequency: object) -> int:
-    """Check after how many steps caches are cleared; 0 is never."""
+def _as_episode_length(name: str, value: Any) -> int | None:
+    return None if value == -1 else as_int(name, value, least=1, meaning=LIMIT)
+
+
+def _as_clearing(name: str, frequency: Any) -> int:
+    """Return after how many steps caches are cleared; 0 is never."""
     if frequency is None or frequency is False:
         return 0
     if frequency is True:
         raise ArgumentTypeError(
-            "cache_clear_frequency is True, which does not say how often. Pass a number of steps, or "
+            f"{name} is True, which does not say how often. Pass a number of steps, or "
             "False to keep what is compiled."
         )
     meaning = "the number of steps after which JAX forgets what it compiled, or False for never"
-    return as_int("cache_clear_frequency", frequency, least=0, meaning=meaning)
+    return as_int(name, frequency, least=0, meaning=meaning)
+
+
+_CHECKS: dict[str, Check] = {
+    "episode_length": _as_episode_length,
+    "pool_size": partial(as_int, least=1, meaning="how many beginnings there are"),
+    "action_repeat": partial(as_int, least=1, meaning="action_repeat=1 for no repetition"),
+    "cache_clear_frequency": _as_clearing,
+}
 
 
 def chunks_on(device: torch.device | None, reset_rows: ResetRows) -> Chunks:
@@ -150,24 +175,24 @@ def chunks_on(device: torch.device | None, reset_rows: ResetRows) -> Chunks:
 
 
 def rows_of(
-    env: StatelessEnv, given: SimpleNamespace, device: torch.device, *, axis: str | None
+    env: StatelessEnv, settings: JaxSettings, device: torch.device, *, axis: str | None
 ) -> BatchedEnv:
     """Put what the keywords ask for around one env: checks of what is traced, metrics, then repeated actions, the time limit, the ends of agents."""
     env, drawn = Traced(env), None
-    if given.randomize is not None:
-        drawn = Randomization.of(env, given.randomize, given.randomize_at or "episode")
-    if given.metrics:
+    if settings.randomize is not None:
+        drawn = Randomization.of(env, settings.randomize, settings.randomize_at or "episode")
+    if settings.metrics:
         env = Metrics(env)
-    if given.action_repeat != 1:
-        env = FrameSkip(env, given.action_repeat)
-    env = TimeLimit(env, given.episode_length)
+    if settings.action_repeat != 1:
+        env = FrameSkip(env, settings.action_repeat)
+    env = TimeLimit(env, settings.episode_length)
     return BatchedEnv(
         GroupEnds(env) if groups_of(env) else env,
-        reset_mode=given.reset_mode,
-        pool_size=given.pool_size,
+        reset_mode=settings.reset_mode,
+        pool_size=settings.pool_size,
         randomization=drawn,
         axis=axis,
-        chunks=chunks_on(device, given.reset_rows),
+        chunks=chunks_on(device, settings.reset_rows),
     )
 
 

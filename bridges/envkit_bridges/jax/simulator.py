@@ -12,14 +12,13 @@ import threading
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, Self, Unpack
 
 import jax
 import jax.numpy as jnp
 
 from envkit.arrays.integers import as_int
 from envkit.data.arguments import as_bool
-from envkit.data.keywords import Default
 from envkit.env.wrapper_hints import called_here
 from envkit.errors import ArgumentError, ArgumentTypeError
 from envkit.functional import Box, Randomizer, Timestep, WithoutInfo, WrapperState
@@ -292,7 +291,7 @@ class ParamsOptions(JaxOptions, total=False):
             unpacked. Each row is stepped with its own, and keeps them from episode to episode.
     """
 
-    params_per_row: Annotated[bool, Default(False)]
+    params_per_row: bool
 
 
 class SimulatorEnv(JaxEnv):

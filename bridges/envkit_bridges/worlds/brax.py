@@ -137,6 +137,10 @@ class BraxEnv(BraxWrapper):
     Args:
         env_name: registered name, e.g. "ant".
         device: where data and simulation are; without it and ``devices``, warns and takes the CPU.
+        batch_size, devices, requires_grad, episode_length, reset_mode, pool_size, reset_rows, cache_clear_frequency: see
+            `envkit_bridges.jax.options.JaxOptions`.
+        state_layout, categorical_action_encoding, metrics, action_repeat, randomize, randomize_at: see there.
+        run_type_checks, allow_done_after_reset: see there.
         from_pixels: not supported.
         **brax_kwargs: go to Brax, e.g. ``backend="spring"``.
 

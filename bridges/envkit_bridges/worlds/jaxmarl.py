@@ -15,14 +15,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, Self, Unpack
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from envkit.data.arguments import as_bool
-from envkit.data.keywords import Default
 from envkit.env.groups import GroupMap, complete_group_map
 from envkit.errors import ArgumentError, SpecError, SpecTypeError, UnsupportedError
 from envkit.functional import AgentsDiscrete, Box, Timestep
@@ -391,9 +390,9 @@ class JaxMARLOptions(JaxOptions, total=False):
         categorical_action_encoding: choices as integers, or one-hot.
     """
 
-    group_map: Annotated[GroupMap | None, Default(None)]
-    use_mask: Annotated[bool, Default(False)]
-    categorical_action_encoding: Annotated[bool, Default(True)]
+    group_map: GroupMap | None
+    use_mask: bool
+    categorical_action_encoding: bool
 
 
 class JaxMARLWrapper(SimulatorEnv):

@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from types import ModuleType
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, Self, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +24,6 @@ import numpy as np
 from tensordict import TensorDict
 
 from envkit.data.arguments import as_bool
-from envkit.data.keywords import Default
 from envkit.data.paths import tensordict_of
 from envkit.errors import ArgumentError, SpecTypeError
 from envkit.functional import Box, Discrete, MultiDiscrete, Timestep, name_of
@@ -150,8 +149,8 @@ class JumanjiOptions(JaxOptions, total=False):
         jit: compile what is run, see `JumanjiWrapper.jit`.
     """
 
-    categorical_action_encoding: Annotated[bool, Default(True)]
-    jit: Annotated[bool, Default(True)]
+    categorical_action_encoding: bool
+    jit: bool
 
 
 class JumanjiWrapper(SimulatorEnv):

@@ -14,7 +14,7 @@ import io
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Unpack, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Unpack, get_args
 from xml.etree import ElementTree
 
 import jax
@@ -23,7 +23,6 @@ import numpy as np
 import torch
 
 from envkit.data.arguments import require_option
-from envkit.data.keywords import Default
 from envkit.env.facts import Facts
 from envkit.errors import ArgumentError, RenderingError
 from envkit.functional import Discrete, Timestep
@@ -120,8 +119,8 @@ class PgxOptions(JaxOptions, total=False):
         categorical_action_encoding: moves as integers, or one-hot.
     """
 
-    illegal: Annotated[Illegal, Default("raise")]
-    categorical_action_encoding: Annotated[bool, Default(True)]
+    illegal: Illegal
+    categorical_action_encoding: bool
 
 
 class PgxWrapper(SimulatorEnv):

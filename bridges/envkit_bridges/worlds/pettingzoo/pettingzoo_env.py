@@ -161,6 +161,7 @@ class PettingZooEnv(PettingZooWrapper):
         done_on_any: the game ends with its first agent; False: with its last. By default True for parallel
             envs, False for AEC envs.
         allow_done_after_reset: taken as in TorchRL, without effect: agents may be done right after a reset.
+        batch_size: empty: the env is a single one.
         device: where data is delivered, "cpu" by default.
         **kwargs: go to the function that builds the env, e.g. ``n_pistons=5``.
 
