@@ -63,7 +63,7 @@ class PixelRenderTransform(Transform):
         >>> env.close()
     """
 
-    only_adds_done = True
+    only_adds_done = False  # a frame is drawn after the step, before a reset
 
     def __init__(
         self,

@@ -326,6 +326,17 @@ def test_nodes_with_leaves_stay():
 # ------------------------------------------------------------------------------ PixelRenderTransform
 
 
+def test_the_last_frame_of_an_episode_is_drawn_before_the_reset():
+    env = TransformedEnv(Drawn(), PixelRenderTransform())
+    root = env.reset()
+
+    for _ in range(4):
+        data, root = env.step_and_maybe_reset(env.rand_action(root))
+
+    assert data["next", "done"] and (data["next", "pixels"] == 4).all()
+    assert (root["pixels"] == 0).all()
+
+
 def test_frames_are_drawn_after_resets_and_steps():
     env = TransformedEnv(Drawn(), PixelRenderTransform(scale=2))
 
