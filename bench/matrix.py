@@ -51,8 +51,8 @@ CORE = (
     "tests/bridges/jax/test_jax_resume.py",
     "tests/transforms/test_compose.py",
     "tests/transforms/test_episodes.py",
-    "tests/transforms/test_fused.py",
-    "tests/transforms/test_transform_contract.py",
+    "tests/transforms/test_programs.py",
+    "tests/transforms/test_contract.py",
     "tests/transforms/test_transformed_env.py",
     "tests/transforms/test_values.py",
     "--ignore=tests/env/test_meta_device.py",  # needs dm_control

@@ -62,9 +62,10 @@ TRACED = ("envkit/rules.py", "envkit/functional", "bridges/envkit_bridges/jax")
 
 TESTS = ("test_rules.py", "data", "env", "functional", "bridges/test_dlpack.py", "test_programs.py")
 TESTS += ("batched", "bridges/jax", "test_contract.py", "test_every_way.py", "reference/envs")
-TESTS += ("bridges/gym/test_gym_recording.py", "transforms/test_on_row.py")
+TESTS += ("bridges/gym/test_gym_recording.py", "transforms/test_stacked_rows.py")
 TESTS += ("transforms/test_transformed_env.py", "transforms/test_episodes.py")
-TESTS += ("transforms/test_autoreset.py", "transforms/test_fused.py")
+TESTS += ("transforms/test_contract.py",)
+TESTS += ("transforms/test_autoreset.py", "transforms/test_programs.py")
 """Files of tests, or folders of them, that may notice."""
 
 LEFT_OUT = ("gpu", "stress", "growth", "surroundings", "threads", "compile", "inference")

@@ -10,10 +10,18 @@ from tensordict import LazyStackedTensorDict, TensorDict
 from tensordict.nn import TensorDictModule
 
 from envkit import (
+    CatFrames,
+    CatTensors,
+    ClipTransform,
+    Compose,
+    ObservationNorm,
     ParallelEnv,
+    SelectTransform,
     SerialEnv,
     StepCounter,
     TransformedEnv,
+    UnsqueezeTransform,
+    VecNorm,
     check_env_specs,
     compile_policy,
 )
@@ -584,3 +592,29 @@ def test_an_env_that_stands_still_shows_the_entries_of_one_agent_alone():
     held = env.step(env.rand_action(root).set("_step", torch.tensor(False)))
 
     assert own_counts(held["next"]) == [[1]] * 2
+
+
+def wide(size: int) -> TransformedEnv:
+    """A count of another size in each env, beside one of the same size."""
+    repeated = CatFrames(size, -1, ["count"], ["wide"])
+    return TransformedEnv(Count(5), Compose(repeated, SelectTransform("count", "wide")))
+
+
+def test_entries_of_unlike_shapes_are_changed_inside_their_envs():
+    makers = [partial(wide, 2), partial(wide, 3)]
+    scaled = TransformedEnv(SerialEnv(2, makers), ObservationNorm(0.0, 2.0, ["count"]))
+    check_env_specs(scaled, return_contiguous=False)
+
+    for transform in (
+        CatFrames(3, -1, ["wide"], ["out"], padding="constant"),
+        ClipTransform(["wide"], ["out"], low=-0.5, high=0.5),
+        ObservationNorm(0.5, 2.0, ["wide"], ["out"]),
+        UnsqueezeTransform(-1, in_keys=["wide"], out_keys=["out"]),
+        VecNorm(["wide", "reward"], ["out", "r"]),
+    ):
+        env = TransformedEnv(SerialEnv(2, makers), transform)
+        with pytest.raises(SpecError, match=r"'wide', whose shape differs.*into each of them"):
+            _ = env.observation_spec
+    joined = CatTensors(["wide", "count"], "out")
+    with pytest.raises(SpecError, match="'wide', whose shape differs"):
+        _ = TransformedEnv(SerialEnv(2, makers), joined).observation_spec

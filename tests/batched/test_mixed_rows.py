@@ -16,8 +16,8 @@ from envkit import (
     compile_policy,
 )
 from envkit.errors import StaleDataError, WorkerError
-from tests.batched.test_transforms_in_workers import Walk
 from tests.bridges.compare import assert_same
+from tests.zoo.transforms import Walk
 
 SECOND = {"both here": SerialEnv, "one in workers": ParallelEnv}
 

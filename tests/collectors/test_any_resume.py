@@ -14,10 +14,10 @@ FEW, MANY, PIECES = 8, 500, 20
 
 OTHERWISE = {
     "AutoResetTransform": "needs an env that resets by itself; test_autoreset",
-    "MultiStepTransform": "works on batches of a collector; test_transform_states",
+    "MultiStepTransform": "works on batches of a collector; test_contract",
     "Timer": "says how long things take, which differs",
-    "VecGymEnvTransform": "needs an env that resets by itself; test_transform_states",
-    "VideoRecorder": "keeps frames; test_transform_states",
+    "VecGymEnvTransform": "needs an env that resets by itself; test_autoreset",
+    "VideoRecorder": "keeps frames; test_loading",
 }
 
 

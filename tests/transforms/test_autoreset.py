@@ -13,6 +13,7 @@ from envkit import (
     AutoResetTransform,
     Compose,
     EnvBase,
+    GymEnv,
     RewardSum,
     SerialEnv,
     StepCounter,
@@ -21,6 +22,7 @@ from envkit import (
     check_env_specs,
 )
 from envkit.specs import Composite, Unbounded
+from tests.zoo.resumed import as_read_again
 from tests.zoo.transform_envs import SelfResetting, SelfResettingRows
 
 NONSTOP = {"break_when_any_done": False}
@@ -203,3 +205,32 @@ def test_rows_of_unlike_agents_begin_on_their_own():
     data = env.rollout(4, break_when_any_done=False)
 
     assert agents_saw(data, 1) == [[0, 0], [1, 1], [0, 2], [1, 0]]
+
+
+def test_simulators_that_reset_themselves_obey_the_contract():
+    check_env_specs(SelfResetting(3, auto_reset=True))
+    check_env_specs(SerialEnv(2, lambda: AutoResetEnv(SelfResetting(3))))
+    env = TransformedEnv(SelfResettingRows((2, 3)), VecGymEnvTransform())
+    check_env_specs(env)
+
+    again = TransformedEnv(SelfResettingRows((2, 3)), env.transform.clone())
+    data = []
+    for each in (env, again):
+        each.set_seed(0)
+        data.append(each.rollout(5, break_when_any_done=False))
+
+    assert all(
+        torch.equal(data[0][key].nan_to_num(7), data[1][key].nan_to_num(7))
+        for key in data[0].keys(True, True)
+    )
+
+
+def test_rows_that_began_by_themselves_are_kept():
+    env = TransformedEnv(SerialEnv(2, lambda: GymEnv("CartPole-v1")), VecGymEnvTransform())
+    held = env.transform
+    held._rows, held._first = torch.tensor([True, False]), TensorDict({"a": torch.ones(2)}, [2])
+    other = VecGymEnvTransform()
+
+    other.load_state_dict(as_read_again(held.state_dict()))
+
+    assert other._rows.equal(held._rows) and (other._first == held._first).all()

@@ -11,26 +11,37 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tensordict import TensorDict
 
 from envkit import (
     Compose,
+    ConditionalSkip,
     DTypeCastTransform,
     FinancialRegimeEnv,
+    FrameSkipTransform,
     GymEnv,
     GymWrapper,
     InitTracker,
+    NoopResetEnv,
+    ParallelEnv,
+    RemoveEmptySpecs,
     RewardSum,
     SerialEnv,
     SqueezeTransform,
     StepCounter,
     TargetReturn,
+    TensorDictPrimer,
     TrajCounter,
     TransformedEnv,
+    Unbounded,
     UnsqueezeTransform,
+    VecNormV2,
     check_env_specs,
 )
 from envkit.arrays import episode_counters
+from envkit.batched.creator import EnvCreator
 from envkit.errors import KeyCollisionError, NoParentError, ResetMaskError
 from tests.zoo.envs import Count
 from tests.zoo.transform_envs import Team, TwoTeams
@@ -463,3 +474,81 @@ def test_recorded_rewards_are_summed_in_64_bits_episode_by_episode():
     assert joined["next", "episode_reward"].flatten()[[2, 3, 5]].tolist() == pytest.approx(
         [0.3, 0.1, 0.3]
     )
+
+
+# ---------------------------------------------------------------------------- several levels
+
+masks = st.lists(st.booleans(), min_size=2, max_size=2).map(torch.tensor)
+
+
+AT_EACH_LEVEL = {
+    "StepCounter": (StepCounter, "step_count"),
+    "InitTracker": (InitTracker, "is_init"),
+    "RewardSum": (RewardSum, "episode_reward"),
+    "TensorDictPrimer": (
+        lambda: TensorDictPrimer(
+            {("a", "mem"): Unbounded((1,)), ("b", "mem"): Unbounded((1,))},
+            default_value=3.0,
+            reset_key=("a", "_reset"),
+            expand_specs=True,
+        ),
+        "mem",
+    ),
+}
+
+
+AT_ANY_LEVEL = {
+    **{name: make for name, (make, _) in AT_EACH_LEVEL.items()},
+    "TrajCounter": TrajCounter,
+    "VecNormV2": lambda: VecNormV2(
+        [("a", "count"), ("b", "count")], [("a", "c"), ("b", "c")], stateful=False
+    ),
+    "TargetReturn": lambda: TargetReturn(
+        4.0, in_keys=[("a", "reward")], out_keys=["left"], reset_key=("a", "_reset")
+    ),
+    "NoopResetEnv": lambda: NoopResetEnv(1),
+    "FrameSkipTransform": lambda: FrameSkipTransform(2),
+    "ConditionalSkip": lambda: ConditionalSkip(lambda td: False),
+    "RemoveEmptySpecs": RemoveEmptySpecs,
+}
+
+
+@pytest.mark.parametrize("name", AT_ANY_LEVEL)
+def test_specs_follow_data_where_there_are_several_levels(name):
+    make = AT_ANY_LEVEL[name]
+
+    check_env_specs(TransformedEnv(TwoTeams((4, 6), batch_size=[2]), make()))
+    check_env_specs(SerialEnv(2, lambda: TransformedEnv(TwoTeams((4, 6)), make())))
+
+
+@pytest.mark.parametrize("name", AT_EACH_LEVEL)
+@settings(max_examples=10)
+@given(left=masks, right=masks)
+def test_each_level_begins_anew_where_its_own_mask_says(name, left, right):
+    make, entry = AT_EACH_LEVEL[name]
+    env = TransformedEnv(TwoTeams((9, 9), batch_size=[2]), make())
+    first = env.reset().clone()
+    root = env.step_mdp(env.rand_step(env.step_mdp(env.rand_step(env.reset()))))
+    root["a", entry] = (root["a", entry] + 1).to(root["a", entry].dtype)
+    asked = root.clone()
+    for level, mask in (("a", left), ("b", right)):
+        asked[level, "_reset"] = mask[:, None]
+
+    fresh = env.reset(asked)
+
+    for level, mask in (("a", left), ("b", right)):
+        assert fresh[level, "count"][mask].equal(first[level, "count"][mask])
+        assert fresh[level, "count"][~mask].equal(root[level, "count"][~mask])
+        assert fresh[level, entry][mask].equal(first[level, entry][mask])
+        assert fresh[level, entry][~mask].equal(root[level, entry][~mask])
+
+
+def test_trajectories_of_worker_processes_have_numbers_of_their_own():
+    creator = EnvCreator(lambda: TransformedEnv(Count(2), TrajCounter()))
+    env = ParallelEnv(2, creator, num_processes=2)
+
+    numbers = env.rollout(9, break_when_any_done=False)["traj_count"]
+
+    env.close()
+    each = [row.unique().tolist() for row in numbers]
+    assert sorted(each[0] + each[1]) == list(range(10))

@@ -48,9 +48,8 @@ from envkit import (
 )
 from envkit.errors import EnvkitError
 from envkit_bridges.jax.jax_env import JaxEnv
-from tests.batched.test_transforms_in_workers import Walk
 from tests.bridges.compare import assert_same
-from tests.transforms.chains import Opaque
+from tests.zoo.transforms import Opaque, Walk
 from tests.zoo.walkers import Walker
 
 Groups = Sequence[Sequence[str]]

@@ -62,9 +62,8 @@ from envkit.errors import ArgumentTypeError, WorkerError
 from envkit.specs import Composite
 from envkit.transforms.core.fusable import FusableTransform
 from envkit_bridges.jax.jax_env import JaxEnv
-from tests.batched.test_transforms_in_workers import Walk
 from tests.bridges.compare import assert_same
-from tests.transforms.chains import Opaque
+from tests.zoo.transforms import Opaque, Walk
 from tests.zoo.walkers import Walker
 
 CHAINS: list[Callable[[], list[Any]]] = [  # the last one is set

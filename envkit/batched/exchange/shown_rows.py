@@ -1,7 +1,7 @@
 """Rows of a pool seen through the transforms around it, so that a whole rollout of both is recorded on rows.
 
 The pool steps its own rows. Their data goes through the transforms once for all rows of a step, into memory that
-the recorder reads. The data is that of stepping one by one (`tests/batched/test_transforms_around_pools.py`).
+the recorder reads. The data is that of stepping one by one (`tests/transforms/test_contract.py`).
 
 Conventions
     inner  what the pool shows; shown: the same seen through the transforms.

@@ -4,7 +4,7 @@ A batched env hosts sub-envs on rows of memory where they can be stepped without
 `TransformedCore` lets a `TransformedEnv` take part: the rows of the env inside are stepped bare, and what
 they show goes through the transforms stacked. `TransformedRows` is taken when all transforms of all envs of a
 host `stacks` and are set up alike, and what they declare is what they give. The data, and the errors, are
-those of each env stepping by itself, to the bit (`tests/batched/test_transforms_in_workers.py`).
+those of each env stepping by itself, to the bit (`tests/transforms/test_contract.py`).
 
 Conventions
     row        global row number; index: its place among the rows of this host.

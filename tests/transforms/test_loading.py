@@ -1,4 +1,7 @@
-"""What transforms hold beside buffers is in the state dict: generators, counters, what they kept of the last step."""
+"""State dicts of transforms: those of other transforms, damaged or empty ones, and what is held beside buffers.
+
+That a run goes on in a fresh env is part of `test_contract`.
+"""
 
 from __future__ import annotations
 
@@ -17,72 +20,30 @@ from envkit import (
     Hash,
     MultiStepTransform,
     NoopResetEnv,
-    NormalizeReward,
     PendulumEnv,
     RandomTruncationTransform,
-    SerialEnv,
     StepCounter,
-    TensorDictPrimer,
     TransformedEnv,
-    Unbounded,
-    VecGymEnvTransform,
     VecNorm,
     VecNormV2,
     VideoRecorder,
 )
 from envkit.errors import ArgumentTypeError, InputError
 from envkit.transforms.actions import SamplingStrategy
-from tests.zoo.resumed import as_read_again, equal_states, same, twice
+from tests.zoo.resumed import as_read_again, equal_states, same
 
 
 def cartpole() -> GymEnv:
     return GymEnv("CartPole-v1", max_episode_steps=9)
 
 
-IN_ENVS = {
+CHOSEN = {
     "projection": (cartpole, lambda: DiscreteActionProjection(2, 5)),
     "discretizer": (
         lambda: GymEnv("Pendulum-v1", max_episode_steps=9),
         lambda: ActionDiscretizer(4, sampling=SamplingStrategy.RANDOM),
     ),
-    "truncation": (cartpole, lambda: Compose(StepCounter(), RandomTruncationTransform(2, 6))),
-    "primer": (cartpole, lambda: TensorDictPrimer(h=Unbounded((2,)), random=True)),
-    "no-ops": (cartpole, lambda: NoopResetEnv(4)),
-    "no-ops of rows": (lambda: SerialEnv(2, cartpole), lambda: NoopResetEnv(4)),
-    "no-ops after averages": (
-        cartpole,
-        lambda: Compose(VecNormV2(["observation"]), NoopResetEnv(3)),
-    ),
-    "norm": (cartpole, lambda: VecNorm(["observation"])),
-    "rewards": (lambda: GymEnv("Pendulum-v1", max_episode_steps=9), lambda: NormalizeReward()),
-    "frames": (cartpole, lambda: CatFrames(3, -1, ["observation"])),
 }
-
-
-@pytest.mark.parametrize("seed", [3, None])
-@pytest.mark.parametrize("name", IN_ENVS)
-def test_an_env_with_it_goes_on_to_the_same_bits(name, seed, opened):
-    make, transform = IN_ENVS[name]
-
-    assert same(
-        twice(lambda: TransformedEnv(make(), transform()), opened, before=12, after=15, seed=seed)
-    )
-
-
-def test_what_waits_for_its_window_is_kept():
-    first, second = MultiStepTransform(3, 0.9), MultiStepTransform(3, 0.9)
-    done = torch.zeros(8, 1, dtype=torch.bool)
-    following = {"reward": torch.arange(8.0)[:, None], "done": done, "terminated": done}
-    data = TensorDict(
-        {"observation": torch.rand(8, 2), "next": {**following, "observation": torch.rand(8, 2)}},
-        [8],
-        names=["time"],
-    )
-    first.inv(data[:4].clone())
-
-    second.load_state_dict(as_read_again(first.state_dict()))
-
-    assert same(([first.inv(data[4:].clone())], [second.inv(data[4:].clone())]))
 
 
 def test_frames_by_hand_videos_and_hashes_are_kept():
@@ -109,24 +70,13 @@ def test_frames_by_hand_videos_and_hashes_are_kept():
     assert others[2].get_input_from_hash(number) == "seven"
 
 
-def test_rows_that_began_by_themselves_are_kept():
-    env = TransformedEnv(SerialEnv(2, cartpole), VecGymEnvTransform())
-    held = env.transform
-    held._rows, held._first = torch.tensor([True, False]), TensorDict({"a": torch.ones(2)}, [2])
-    other = VecGymEnvTransform()
-
-    other.load_state_dict(as_read_again(held.state_dict()))
-
-    assert other._rows.equal(held._rows) and (other._first == held._first).all()
-
-
 def test_one_that_holds_nothing_says_nothing():
     assert list(Compose(StepCounter(), NoopResetEnv(), CatFrames(2, -1)).state_dict()) == []
 
 
-@pytest.mark.parametrize("name", ["discretizer", "projection"])
+@pytest.mark.parametrize("name", CHOSEN)
 def test_an_env_whose_actions_are_chosen_is_copied_by_pickle(name):
-    make, transform = IN_ENVS[name]
+    make, transform = CHOSEN[name]
     env = TransformedEnv(make(), transform())
     env.rollout(2)
     wrong = env.reset().set("action", torch.full_like(env.action_spec.rand(), 77))
@@ -137,9 +87,6 @@ def test_an_env_whose_actions_are_chosen_is_copied_by_pickle(name):
     assert copied.rollout(3).shape == (3,)
     with pytest.raises(InputError):
         copied.step(wrong)
-
-
-# --------------------------------------------------------------- dicts of what was not used so far
 
 
 def test_a_dict_of_windows_that_hold_nothing_empties_others():
@@ -155,24 +102,6 @@ def test_a_dict_of_windows_that_hold_nothing_empties_others():
     used.load_state_dict(as_read_again(fresh.state_dict()))
 
     assert same(([fresh.inv(written(0.0))], [used.inv(written(0.0))]))
-
-
-@pytest.mark.parametrize("name", IN_ENVS)
-def test_a_used_env_that_loads_the_dict_of_a_new_one_goes_on_as_the_new_one(name, opened):
-    def played(is_used):
-        make, transform = IN_ENVS[name]
-        source, env = (
-            opened(TransformedEnv(make(), transform()).record_for_resume()) for _ in range(2)
-        )
-        state = as_read_again(source.state_dict())
-        if is_used:
-            env.set_seed(5)
-            env.rollout(14, break_when_any_done=False)
-        env.load_state_dict(state)
-        env.set_seed(1)
-        return env.rollout(20, break_when_any_done=False)
-
-    assert same((list(played(False).unbind(0)), list(played(True).unbind(0))))
 
 
 def test_a_dict_without_it_is_loaded_loosely_and_leaves_it():

@@ -34,7 +34,6 @@ from envkit import (
     RenameTransform,
     RewardScaling,
     RewardSum,
-    SerialEnv,
     StepCounter,
     TargetReturn,
     TensorDictPrimer,
@@ -52,7 +51,6 @@ from envkit.transforms.core.fusable import FusableTransform
 from envkit.transforms.core.leafwise import LeafTransform
 from envkit_bridges.jax.jax_env import JaxEnv
 from tests.bridges.compare import assert_same
-from tests.transforms.chains import Opaque
 from tests.zoo.envs import Count, StatelessCount
 from tests.zoo.gym_envs import Lives
 from tests.zoo.half import TORCH_HALF
@@ -93,6 +91,8 @@ MEMORIES = {  # the transform, and what it shows
     NormalizeReward: (NormalizeReward, "_discounted_reward"),
     Trace: (Trace, "trace"),
 }
+
+
 CHANGE_INPUTS_ONLY = {
     "ActionDiscretizer",
     "ActionMask",
@@ -141,27 +141,6 @@ def changed(kind: type, change: str) -> TransformedEnv:
     return env.append_transform(CHANGES[change][0](shown, env.observation_spec[shown].dtype))
 
 
-def around(kind: type, change: str | None) -> TransformedEnv:
-    shown = MEMORIES[kind][1]
-    pool = SerialEnv(2, partial(made, kind))
-    dtype = pool.observation_spec[shown].dtype
-    return TransformedEnv(pool, change and CHANGES[change][0](shown, dtype))
-
-
-PLACES = {  # the env without the change, and the one with it
-    "single": (made, changed),
-    "inside a pool": (
-        lambda kind: SerialEnv(2, partial(made, kind)),
-        lambda kind, change: SerialEnv(2, partial(changed, kind, change)),
-    ),
-    "inside a pool without buffers": (
-        lambda kind: SerialEnv(2, partial(made, kind), use_buffers=False),
-        lambda kind, change: SerialEnv(2, partial(changed, kind, change), use_buffers=False),
-    ),
-    "around a pool": (partial(around, change=None), around),
-}
-
-
 def played(env: EnvBase) -> TensorDictBase:
     env.set_seed(3)
     spec, generator = env.full_action_spec["action"], torch.Generator().manual_seed(0)
@@ -186,62 +165,16 @@ def assert_memory_is_kept(plain: TensorDictBase, env: EnvBase, shown: list[str],
 
 
 @cache
-def plain_run(place: str, kind: type) -> TensorDictBase:
-    return played(PLACES[place][0](kind))
+def plain_run(kind: type) -> TensorDictBase:
+    return played(made(kind))
 
 
-@pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("kind", MEMORIES)
-def test_memory_goes_on_whatever_is_made_of_what_shows_it(kind, change, place):
-    env = PLACES[place][1](kind, change)
+def test_memory_goes_on_whatever_is_made_of_what_shows_it(kind, change):
+    env = changed(kind, change)
 
-    assert_memory_is_kept(plain_run(place, kind).clone(), env, [MEMORIES[kind][1]], change)
-
-
-# -------------------------------------------------------------------------------- stateless envs
-
-FUSED = {
-    "step_count": partial(StepCounter, 4),
-    "episode_reward": RewardSum,
-    "target_return": partial(TargetReturn, 3.0),
-    "mem": partial(TensorDictPrimer, mem=Unbounded((1,)), default_value=3.0),
-    "_eps_gSDE": partial(gSDENoise, shape=()),
-    "frames": partial(CatFrames, 3, -1, ["place"], ["frames"]),
-    "most": partial(TimeMaxPool, ["place"], ["most"], 2),
-}
-
-
-@cache
-def walker() -> JaxEnv:
-    return JaxEnv(Walker(), batch_size=[3], device="cpu", episode_length=6)
-
-
-def remembering(*changes: Transform, is_fused: bool) -> TransformedEnv:
-    chain = [make() for make in FUSED.values()]
-    return TransformedEnv(walker(), Compose(*([] if is_fused else [Opaque()]), *chain, *changes))
-
-
-@cache
-def walk() -> TensorDictBase:
-    return played(remembering(is_fused=False))
-
-
-@pytest.mark.rounding
-@pytest.mark.parametrize("is_fused", [False, True], ids=["around programs", "inside programs"])
-@pytest.mark.parametrize("change", CHANGES)
-def test_memory_goes_on_in_stateless_envs(change, is_fused):
-    changes = [CHANGES[change][0](name, walk()[name].dtype) for name in FUSED]
-    if change == "rename":
-        changes = [RenameTransform([name], [f"other{n or ''}"]) for n, name in enumerate(FUSED)]
-
-    env = remembering(*changes, is_fused=is_fused)
-
-    assert bool(env._route.outside) is not is_fused
-    assert_memory_is_kept(walk().clone(), env, list(FUSED), change)
-
-
-# ------------------------------------------------------------------------------- which there are
+    assert_memory_is_kept(plain_run(kind).clone(), env, [MEMORIES[kind][1]], change)
 
 
 def declares_states(kind: type[Transform]) -> bool:
@@ -261,9 +194,6 @@ def test_every_transform_that_remembers_is_tried():
 
     assert declaring - CHANGE_INPUTS_ONLY == {kind.__name__ for kind in MEMORIES} - {"Trace"}
     assert declaring >= CHANGE_INPUTS_ONLY
-
-
-# ----------------------------------------------------------------------- several, and other owners
 
 
 def test_sums_of_one_name_before_and_after_a_scaling_are_two_sums():
@@ -372,7 +302,7 @@ def test_a_plain_policy_and_a_collector_are_not_shown_what_is_kept():
 
 
 def test_leaving_out_the_state_of_a_stateless_env_is_refused():
-    env = TransformedEnv(walker(), ExcludeTransform("state"))
+    env = TransformedEnv(JaxEnv(Walker(), batch_size=[3], device="cpu"), ExcludeTransform("state"))
 
     with pytest.raises(envkit.errors.ArgumentError, match="reads at its next step"):
         _ = env.output_spec
