@@ -578,8 +578,8 @@ class _Moments(LateBuffers):
             own = float(self.weight), self.mean.numpy(), self.squares.numpy()
             weight, mean, squares = statistics.moments_with_rows(own, rows.numpy(), decay)
             self.weight.fill_(weight)
-            self.mean.copy_(torch.from_numpy(mean))
-            self.squares.copy_(torch.from_numpy(squares))
+            self.mean.copy_(torch.as_tensor(mean))
+            self.squares.copy_(torch.as_tensor(squares))
             return None
         is_finite = statistics.are_finite(rows)
         after = statistics.moments_with_rows(self.now, rows, decay, is_finite)
