@@ -31,6 +31,7 @@ from tensordict import TensorDictBase, is_tensorclass
 from envkit.data.arguments import as_file
 from envkit.data.files import file_to_read, require_place, telling, undamaged, whole_file
 from envkit.data.plain import from_plain, plain
+from envkit.env.own_state import envs_without_episode, loading
 from envkit.errors import ArgumentTypeError, MissingKeyError, ResumeError
 
 _VERSION = 1
@@ -80,8 +81,8 @@ def load(path: str | os.PathLike[str], /, *, strict: bool = True, **parts: Any) 
 
     Args:
         path: what `save` wrote.
-        strict: False: envs begin a new episode where the old one does not go on as it did, see
-            ``env.load_state_dict``.
+        strict: False: envs begin a new episode where a recorded one does not go on as it did, see
+            ``env.load_state_dict``. Where no episode was recorded they always do, with one warning.
         **parts: by the names they were saved under. An object with ``load_state_dict``, a generator, or a module that
             stands for one, is restored in place. For what cannot be, a TensorDict or a number, pass None.
 
@@ -124,7 +125,8 @@ def load(path: str | os.PathLike[str], /, *, strict: bool = True, **parts: Any) 
         if kind == "value":
             with undamaged(path, f"a file of envkit.save with a part {name!r}", ResumeError):
                 restored[name] = from_plain(state)
-    _restore_all(path, parts, saved, strict=strict)
+    with loading(held, strict=strict):
+        _restore_all(path, parts, saved, strict=strict)
     return restored
 
 
@@ -170,11 +172,12 @@ def _restore_all(
 
 
 def _now(name: str, part: Any) -> _State | None:
-    """Return the state of a part before it is loaded; None where the part cannot say it."""
+    """Return the state of a part before it is loaded; None where it could not be brought back to it."""
     try:
-        return deepcopy(_read(name, part))
+        state = deepcopy(_read(name, part))
     except Exception:  # of any class, by what the part is; the part is then loaded first
         return None
+    return None if envs_without_episode(state.state) else state
 
 
 def _put_back(part: Any, state: _State | None) -> bool:

@@ -38,7 +38,7 @@ from envkit.data.transition import keep_unstepped
 from envkit.env.base import EnvBase
 from envkit.env.input_checks import in_functorch, require_values
 from envkit.env.learning import ALL
-from envkit.env.own_state import OWN
+from envkit.env.own_state import OWN, loading
 from envkit.env.runs import InPlace, Record, Run, Runs
 from envkit.env.seeding import reset_keywords, seeds_of_parts
 from envkit.env.set_state import refuse_start, refuse_state_left_out
@@ -317,12 +317,8 @@ class BatchedEnv(AttributeLookup, PoolOwner):
     def _require_idle(self) -> None:
         """Check that no sub-env works on something."""
 
-    @property
-    def _writes_down(self) -> bool:
-        return self._records
-
     def record_for_resume(self, mode: bool = True) -> Self:
-        """Have all sub-envs write down their episodes, those that are built later too; see `EnvBase`."""
+        """Have all sub-envs record their episodes, those that are built later too; see `EnvBase`."""
         self._records = as_bool("mode", mode)
         if self._pool is not None:
             self._require_idle()
@@ -333,7 +329,7 @@ class BatchedEnv(AttributeLookup, PoolOwner):
         """Return ``{"worker0": {...}, ...}``, the state dict of every sub-env, and what the batch adds to them.
 
         Raises:
-            WorkerError: (a RuntimeError) a sub-env cannot be saved so that it could be restored exactly, or
+            WorkerError: (a RuntimeError) a sub-env records its episodes and this one cannot be restored exactly, or it
                 failed otherwise.
             BusyEnvError: (a RuntimeError) a sub-env of an asynchronous pool works on something.
         """
@@ -349,6 +345,7 @@ class BatchedEnv(AttributeLookup, PoolOwner):
             **super()._own_state(),
             "seed_of_rows": self._seed,
             "static": self._seed_is_static,
+            "records": self._records,
             "recovery": self._recovery.state(),
             "newest": self._the_exchange.state(),
             "entries": None if self._entries is None else self._entries.state(),
@@ -361,7 +358,7 @@ class BatchedEnv(AttributeLookup, PoolOwner):
 
         Args:
             state_dict: of a batched env of as many sub-envs, `SerialEnv` or `ParallelEnv`.
-            strict: False: rows whose episode does not go on as it did are truncated by the next step, and
+            strict: False: rows whose recorded episode does not go on as it did are truncated by the next step, and
                 begin a new one.
             assign: of ``torch.nn.Module.load_state_dict``, and of no use here.
 
@@ -397,16 +394,17 @@ class BatchedEnv(AttributeLookup, PoolOwner):
         states = {
             row: {"env": state_dict[name], **_of_row(own, row)} for row, name in enumerate(names)
         }
-        gave_up = call_by_row(self._started(), "load_states", states, strict)
-        if own is not None:
-            self._resume(own, strict=strict)
-        self._recovery.give_up({row for row, gave in gave_up.items() if gave})
+        with loading(state_dict, strict=strict, stacklevel=5):
+            are_lost = call_by_row(self._started(), "load_states", states, strict)
+            if own is not None:
+                self._resume(own, strict=strict)
+            self._recovery.give_up({row for row, is_lost in are_lost.items() if is_lost})
 
     def _take_own_state(self, state: Mapping[str, Any], *, strict: bool) -> None:
         super()._take_own_state(state, strict=strict)
         self._seed, self._seed_is_static = state["seed_of_rows"], state["static"]
         self._recovery.take(state["recovery"])
-        if self._facts.keeps_state:
+        if state["records"]:
             self.record_for_resume()
         self._the_exchange.take(state["newest"])
         if self._entries is not None and state["entries"] is not None:

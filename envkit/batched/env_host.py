@@ -32,9 +32,11 @@ from envkit.data.forms import require_form
 from envkit.data.paths import Key, Path, as_key, leaf_paths
 from envkit.data.plain import from_plain, plain
 from envkit.env.base import EnvBase
+from envkit.env.own_state import LOADED, loading
 from envkit.env.wrapper_hints import fix_of_result
 from envkit.errors import WorkerError
 from envkit.specs.consolidation import contains_lazy_spec
+from envkit.transforms.core.wrapper import Wrapper
 from envkit.transport import RowsFailedError
 from envkit.transport.by_value import pickle_with
 
@@ -115,7 +117,6 @@ class EnvHost:
         self._rows: Any = None
         self._states: tuple[Path, ...] = ()
         self._forms: dict[int, OutputForms] = {}
-        self._records = False
         self.envs: list[EnvBase] = []
         try:
             for row in rows:
@@ -247,18 +248,14 @@ class EnvHost:
         """Seed envs by row."""
         self._for_each(seeds, lambda row, seed: self.envs[row - self.first].set_seed(seed))
 
-    def call_rebuild(self, seeds: dict[int, int | None]) -> None:
-        """Replace envs that have failed by new ones, seeded unless the seed is None."""
-        self._for_each(seeds, self._rebuild)
+    def call_rebuild(self, rows: list[int]) -> None:
+        """Replace envs that have failed by new ones."""
+        self._for_each(dict.fromkeys(rows), self._rebuild)
 
-    def _rebuild(self, row: int, seed: int | None) -> None:
+    def _rebuild(self, row: int, _: None) -> None:
         with suppress(Exception):  # it has failed already and is not needed any more
             self.envs[row - self.first].close(raise_if_closed=False)
         env = self.envs[row - self.first] = self._make(row)
-        if self._records:
-            env.record_for_resume()
-        if seed is not None:
-            env.set_seed(seed)
         if self._rows is not None:
             self._rows.replace(row, env)
 
@@ -314,13 +311,6 @@ class EnvHost:
         if isinstance(self._rows, TensorDictRows):
             self._rows.to(device)
 
-    def call_record_for_resume(self, mode: bool) -> None:
-        """Have every env write down its episodes, also those that are built again."""
-        self._records = mode
-        for row, env in enumerate(self.envs, self.first):
-            env.record_for_resume(mode)
-            self._rebind(row)
-
     def _rebind(self, row: int) -> None:
         """Have the rows step what now takes the steps of an env: rows of TensorDicts ask it each time."""
         if self._rows is not None and not isinstance(self._rows, TensorDictRows):
@@ -346,23 +336,22 @@ class EnvHost:
         return self._for_each(dict.fromkeys(rows), read)
 
     def call_load_states(self, strict: bool, states: dict[int, dict[str, Any]]) -> dict[int, bool]:
-        """Load what `call_states` gave, and say of each row whether its episode was given up."""
+        """Load what `call_states` gave, and return for each row whether its episode is lost."""
 
         def load(row: int, given: dict[str, Any]) -> bool:
             env = self.envs[row - self.first]
-            env.load_state_dict(given["env"], strict=strict)
+            with loading({}, strict=strict):  # the caller warns
+                env.load_state_dict(given["env"], strict=strict)
             if isinstance(self._rows, TensorDictRows):
                 self._rows.put_root(row, from_plain(given["root"]))
             self._rebind(row)
-            gave_up = env._gave_up
-            env._has_told()
-            return gave_up
+            return _take_loss(env)
 
-        gave_up = self._for_each(states, load)
+        are_lost = self._for_each(states, load)
         numbers = states[self.first]["numbers"] if self.first in states else None
         if self._has_own_numbers and numbers is not None:
             torch.set_rng_state(numbers)
-        return gave_up
+        return are_lost
 
     def call_has_row_core(self) -> bool:
         """Check whether every env steps on NumPy rows, all of them with the same spaces."""
@@ -377,6 +366,16 @@ class EnvHost:
         with ExitStack() as stack:
             for env in reversed(self.envs):
                 stack.callback(env.close, raise_if_closed=False)
+
+
+def _take_loss(env: EnvBase) -> bool:
+    """Check whether loading has led an env out of its episode, which the pool reports instead of the env."""
+    while isinstance(env, Wrapper):
+        env = env.base_env
+    is_lost = env._unshown is not None and env._left_by == LOADED
+    if is_lost:
+        env._unshown = None
+    return is_lost
 
 
 @contextmanager

@@ -45,7 +45,7 @@ from envkit.env.declared import OUTPUTS
 from envkit.env.facts import Facts
 from envkit.env.html import Told
 from envkit.env.learning import ALL
-from envkit.env.own_state import OWN
+from envkit.env.own_state import OWN, loading
 from envkit.env.runs import Record, Run, Runs
 from envkit.env.seeding import reset_keywords
 from envkit.env.thread_lock import InUse
@@ -373,12 +373,8 @@ class MixedEnv(EnvBase):
                 member.newest = delivered(member.newest, member.env.device)
         return self
 
-    @property
-    def _writes_down(self) -> bool:
-        return any(member.env._writes_down for member in self.members)
-
     def record_for_resume(self, mode: bool = True) -> Self:
-        """Have every member write down its episodes, see `EnvBase.record_for_resume`."""
+        """Have every member record its episodes, see `EnvBase.record_for_resume`."""
         for member in self.members:
             member.env.record_for_resume(mode)
         return self
@@ -387,7 +383,7 @@ class MixedEnv(EnvBase):
         """Return ``{"member0": {...}, ...}``, the state dict of every member, and what the mixed env adds.
 
         Raises:
-            ResumeError: (a RuntimeError) a member cannot be saved so that it could be restored exactly.
+            ResumeError: (a RuntimeError) a member records its episodes, and this one cannot be restored exactly.
         """
         states = {member.name: member.env.state_dict(*args, **kwargs) for member in self.members}
         return {**states, OWN: self._own_state()}
@@ -403,7 +399,7 @@ class MixedEnv(EnvBase):
 
         Args:
             state_dict: of an env of the same members.
-            strict: False: rows whose episode does not go on as it did are truncated by the next step, and
+            strict: False: rows whose recorded episode does not go on as it did are truncated by the next step, and
                 begin a new one.
             assign: of ``torch.nn.Module.load_state_dict``.
 
@@ -419,9 +415,10 @@ class MixedEnv(EnvBase):
                 f"the state dict has the entries {list(state_dict)}, but this env has the members "
                 f"{names} and {OWN!r}. Pass what state_dict() of an env with as many members gave."
             )
-        for name, member in zip(names, self.members, strict=True):
-            member.env.load_state_dict(state_dict[name], strict, assign)
-        self._resume(state_dict[OWN], strict=strict)
+        with loading(state_dict, strict=strict, stacklevel=5):
+            for name, member in zip(names, self.members, strict=True):
+                member.env.load_state_dict(state_dict[name], strict, assign)
+            self._resume(state_dict[OWN], strict=strict)
 
     def _take_own_state(self, state: Mapping[str, Any], *, strict: bool) -> None:
         super()._take_own_state(state, strict=strict)

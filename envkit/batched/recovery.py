@@ -12,7 +12,8 @@ Conventions
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from operator import methodcaller
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from envkit.data.paths import as_path
 from envkit.env.seeding import restart_seed
 from envkit.errors import DoneError, InputError, MissingKeyError, WorkerError
 from envkit.transport import Failure, Pool
+from envkit.transport.pool import call_by_row
 
 _BEFORE_USE = ("start", "bind")  # commands after whose failure a worker serves no requests
 
@@ -109,22 +111,23 @@ class Recovery:
             if self._seed is not None:
                 seeds[row] = restart_seed(self._seed, row, self._restarts_of_row[row])
         self._pool.seeds.update(seeds)
-        if not _is_fatal(failure):
-            arguments = ({row: seeds.get(row) for row in rows},)
-            self._pool.call_each("rebuild", [(arguments, {})], [failure.worker])
-            return
-        self._pool.restart_worker(failure.worker)
+        if _is_fatal(failure):
+            self._pool.restart_worker(failure.worker)
+        else:
+            self._pool.call("rebuild", rows, workers=[failure.worker])
         if self._records:
-            self._pool.call("record_for_resume", True, workers=[failure.worker])
+            self.record(True, rows)
         if seeds:
             self._pool.call_each("set_seed", [((seeds,), {})], [failure.worker])
 
     # ----------------------------------------------------------------------------------- resuming
 
-    def record(self, mode: bool) -> None:
-        """Have all sub-envs write down their episodes, those that are built again too; see `EnvBase`."""
+    def record(self, mode: bool, rows: Iterable[int] | None = None) -> None:
+        """Have sub-envs record their episodes, all for None, and those that are built again; see `EnvBase`."""
         self._records = mode
-        self._pool.call("record_for_resume", mode)
+        every = range(sum(map(len, self._pool.rows_of)))
+        record = methodcaller("record_for_resume", mode)
+        call_by_row(self._pool, "change", dict.fromkeys(every if rows is None else rows, record))
 
     def give_up(self, rows: set[int]) -> None:
         """Count rows as lost whose episode could not be restored: none is built again for that."""

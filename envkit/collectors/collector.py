@@ -38,6 +38,7 @@ from envkit.data.arguments import require_callable, require_state_dict
 from envkit.data.keywords import ShownSignature
 from envkit.data.plain import from_plain, plain
 from envkit.env.base import EnvBase
+from envkit.env.own_state import loading
 from envkit.env.policy import PolicyLike
 from envkit.errors import (
     ArgumentError,
@@ -1031,10 +1032,10 @@ class Collector:
         """Return all that the batches to come depend on, as tensors, numbers, strings, lists and dicts.
 
         A batch under way is received first, and is part of it. Of the generators there are torch's, here and in the
-        workers, and those of the envs.
+        workers, and those of the envs. Of episodes of simulators it holds those that ``record_for_resume=True`` records.
 
         Raises:
-            ResumeError: an env cannot say where it is; those on simulators can with ``record_for_resume=True``.
+            ResumeError: it is set, and the episode of an env cannot be restored exactly.
 
         Example:
             >>> from envkit import Collector, PendulumEnv
@@ -1065,7 +1066,8 @@ class Collector:
         """Go on as the collector that gave ``state_dict`` would have, to the bit.
 
         It is loaded into a collector built with the same arguments; ``total_frames`` may differ. The policy gets the
-        weights that acted, in place, and torch's generators here become those of then.
+        weights that acted, in place, and torch's generators here become those of then. Of an episode that is no part of
+        the state dict, the next step is the last, truncated and without effect. A warning names such envs.
 
         Args:
             state_dict: what `state_dict` gave.
@@ -1101,7 +1103,8 @@ class Collector:
                 "way round. Build it as the one which was saved."
             )
         self._settle()
-        self._load_runner_states(state_dict, strict=strict)
+        with loading(state_dict, strict=strict, stacklevel=5):
+            self._load_runner_states(state_dict, strict=strict)
         self.frames, self.iter = state_dict["frames"], state_dict["iter"]
         self._begun_frames = state_dict["begun_frames"]
         self.policy_version = state_dict["policy_version"]

@@ -35,6 +35,7 @@ from envkit.data.transition import without_device
 from envkit.env.base import EnvBase
 from envkit.env.bound_policy import BoundPolicy
 from envkit.env.fragments import Fragment, begin_fragment
+from envkit.env.own_state import WITHOUT_EPISODE
 from envkit.env.policy import ExplorationType, HasParams, set_exploration_type
 from envkit.env.rollout import truncate_last, unrecorded
 from envkit.env.runs import Begun, Draws
@@ -314,10 +315,11 @@ class EnvRunner:
         """Return all that the next batches depend on in plain form, see `envkit.data.plain`.
 
         Raises:
-            ResumeError: an env cannot say where it is.
+            ResumeError: episodes are recorded, and that of an env cannot be.
         """
         self._leave_moved()
-        if kind := self.env._facts.unsaved_state:
+        kind = self.env._facts.unsaved_state
+        if kind and self.options.record_for_resume:
             raise ResumeError(
                 f"{kind} is your own env, and does not say what it keeps of an episode, so its next steps could "
                 "not be those it would have made. Give it get_extra_state and set_extra_state; "
@@ -328,6 +330,7 @@ class EnvRunner:
             dict(policy.state_dict()) if isinstance(policy, torch.nn.Module) else tensors_of(policy)
         )
         return {
+            **({WITHOUT_EPISODE: kind} if kind and self.root is not None else {}),
             "policy_state_dict": plain(weights, "the policy"),
             "generators": _generator_states(),
             "env_state_dict": dict(self.env.state_dict()),
@@ -359,7 +362,9 @@ class EnvRunner:
         self.env.load_state_dict(state["env_state_dict"], strict=strict)
         self._draws = Draws(**from_plain(state.get("draws", {})))  # which older files lack
         self._seeded = self.env._action_generator
-        self._moves, self.root = self.env._in_use.moves, root
+        # of a class that does not save its episode, all rows begin new ones
+        self._moves = self.env._in_use.moves
+        self.root = None if WITHOUT_EPISODE in state else root
         self.numbers.load_state_dict(state["numbers"])
         counted = state["counted"]
         self.frames, self.episodes = counted["frames"], counted["episodes"]

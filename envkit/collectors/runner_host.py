@@ -29,6 +29,7 @@ from envkit.collectors.runner import EnvRunner, Order, lengthened
 from envkit.collectors.weights import Weights, tensors_of
 from envkit.data.paths import Path
 from envkit.data.transition import leaves, without_device
+from envkit.env.own_state import loading
 
 _ALIGNMENT_BYTES = 64
 
@@ -303,11 +304,10 @@ class _RunnerHost:
             self.call_seed(seed, False)
             self._runner.root = None
 
-    def call_rebuild(self, seeds: dict[int, int | None]) -> None:
-        """Build env and policy again, after the env has failed; seeded unless the seed is None."""
+    def call_rebuild(self, rows: list[int]) -> None:
+        """Build env and policy again, after the env has failed."""
         self._runner.env.close(raise_if_closed=False)
         self._runner = self._built()
-        self.call_set_seed({row: seed for row, seed in seeds.items() if seed is not None})
 
     def call_number_from(self, number: int) -> None:
         """Assign numbers that were not given yet to the trajectories that begin now."""
@@ -319,7 +319,8 @@ class _RunnerHost:
 
     def call_load_state(self, state: dict[str, Any], strict: bool) -> None:
         """Go on as the worker that gave ``state`` would have."""
-        self._runner.load_state_dict(state, strict=strict)
+        with loading({}, strict=strict):  # the caller warns
+            self._runner.load_state_dict(state, strict=strict)
 
     def close(self) -> None:
         """Close the env."""

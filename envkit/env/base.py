@@ -34,6 +34,7 @@ from envkit.env.facts import Facts
 from envkit.env.from_data import Keys, specs_of_a_step
 from envkit.env.html import Told, html, told_of
 from envkit.env.options import TAKEN_HERE, EnvMeta, EnvOptions
+from envkit.env.own_state import LOADED, WITHOUT_EPISODE
 from envkit.env.policy import PolicyLike
 from envkit.env.rollout import rollout
 from envkit.env.seeding import checked_seed, next_seed
@@ -432,15 +433,20 @@ class EnvBase(Stepping, metaclass=EnvMeta):
 
     def _own_state(self) -> dict[str, Any]:
         """Return where the random actions of this env are, if it was seeded; classes add what else they hold."""
-        if self._action_seed is None and self._action_generator is None:
-            return {}
-        own = {"seed": self._action_seed, "actions": plain(self._action_generator)}
-        return own if self._unshown is None else {**own, "unshown": plain(self._unshown)}
+        own: dict[str, Any] = {}
+        if self._action_seed is not None or self._action_generator is not None:
+            own |= {"seed": self._action_seed, "actions": plain(self._action_generator)}
+        if self._unshown is not None:
+            own |= {"unshown": plain(self._unshown), "left_by": self._left_by}
+        return own
 
     def _take_own_state(self, state: Mapping[str, Any], *, strict: bool) -> None:
         self._action_seed = state.get("seed")
         self._action_generator = from_plain(state.get("actions"))
         self._unshown, self._has_begun = from_plain(state.get("unshown")), True
+        self._left_by = state.get("left_by", Stepping._left_by)
+        if WITHOUT_EPISODE in state:
+            self._leave_episodes(LOADED)
 
     def close(self, *, raise_if_closed: bool = False) -> None:
         """Release the simulator. Closing it again does nothing, so that ``finally: env.close()`` is always right.

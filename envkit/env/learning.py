@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch.nn.parameter import is_lazy
 
+from envkit.env.own_state import envs_without_episode, loading
 from envkit.errors import EnvkitError
 
 ALL = "all"
@@ -56,7 +57,7 @@ def left_as_it_was(
         warns_as: the name of the function that a warning begins with, where the env cannot be put back; None does not warn.
         stacklevel: of that warning, counted from here.
     """
-    moves, writes_down = env._in_use.moves, env._writes_down
+    moves = env._in_use.moves
     held, reason = _held(env)
     if reason is not None and warns_as is not None and moves:  # else no episode is lost
         _warn_of_lost_episodes(env, reason, warns_as, stacklevel)
@@ -72,8 +73,6 @@ def left_as_it_was(
                 if failure is not None and reason is None:
                     _warn_of_lost_episodes(env, failure, warns_as or "a check", stacklevel)
                     reason = failure
-                if not writes_down:  # so no episode was under way: nothing is lost
-                    env.record_for_resume(False)
             elif of_transforms is not None:
                 env._visit_transforms(_states, of_transforms)
             if learnt is not None:
@@ -94,12 +93,13 @@ def _warn_of_lost_episodes(env: Any, reason: str, who: str, stacklevel: int) -> 
 
 def _put_back(env: Any, held: Any) -> str | None:
     """Load the state dict of an env; if it does not get there, return why, and give its episodes up."""
-    try:
-        env.load_state_dict(held)
-    except EnvkitError as error:
-        with suppress(EnvkitError):
-            env.load_state_dict(held, strict=False)
-        return str(error).splitlines()[0]
+    with loading({}, strict=True):  # of episodes that are lost was warned before
+        try:
+            env.load_state_dict(held)
+        except EnvkitError as error:
+            with suppress(EnvkitError):
+                env.load_state_dict(held, strict=False)
+            return str(error).splitlines()[0]
     return None
 
 
@@ -129,6 +129,10 @@ def _held(env: Any) -> tuple[Any, str | None]:
     if kind:
         return held, (
             f"{kind} does not save its episode: it lacks get_extra_state and set_extra_state."
+        )
+    if names := envs_without_episode(shown):
+        return held, (
+            f"the episodes of {', '.join(sorted(names))} were not recorded. Call record_for_resume() before the first reset."
         )
     return held, None
 

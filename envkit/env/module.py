@@ -135,20 +135,16 @@ class EnvModule(OwnState):
 
     # ----------------------------------------------------------------------------------- states
 
-    @property
-    def _writes_down(self) -> bool:
-        """Whether an env, here or inside, writes down its episodes, see `record_for_resume`."""
-        return False
-
     def record_for_resume(self, mode: bool = True) -> Self:
-        """Write down from now on what `state_dict` needs to hold the state of simulators; returns self.
+        """Record the episodes of simulators, so that `state_dict` holds where they are; returns self.
 
-        Only envs on simulators that must be played again have something to write down: the actions of the
-        episode, and a digest of what came of them. Others resume without. Call it before the first reset:
-        an episode that was under way then cannot be saved.
+        Only envs on simulators that must be played again record something: the actions of the episode. Others
+        resume without. Call it before the first reset. From then on, `state_dict` raises where the episode under way
+        cannot be restored exactly.
 
         Args:
-            mode: False stops it, and forgets what was written down.
+            mode: False stops it, and drops what was recorded. Episodes under way are then no part of a state dict: where
+                that is loaded, new ones begin.
         """
         return self
 
@@ -165,12 +161,6 @@ class EnvModule(OwnState):
             given: its second argument: `ALL`, or what an earlier call answered, each part to where it came from.
         """
         return None
-
-    _gave_up: bool = False
-    """The episode was given up by a load that is not strict, and no data has reported it yet."""
-
-    def _has_told(self) -> None:
-        """Leave it to an env around this one to tell that the episode was given up."""
 
     # ------------------------------------------------------------------------------ place and life
 

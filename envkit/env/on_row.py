@@ -76,7 +76,6 @@ class OnRow(Stepping):
 
     def _begin_on_row(self) -> None:
         """Note that a reset begins an episode on a row."""
-        self._has_told()
         self._has_begun = True
 
     def _reset(self, td: TensorDictBase | None, **kwargs: Any) -> TensorDictBase:
@@ -89,7 +88,7 @@ class OnRow(Stepping):
         return row.reset(**kwargs)
 
     def _prepare_step(self, ticket: Ticket, *, is_ahead: bool) -> None:
-        row = None if is_ahead or ticket.mask is not None else self._row
+        row = self._row if self._unshown is None and ticket.mask is None and not is_ahead else None
         if row is not None and row.fits(ticket.td):
             ticket.row = row
         else:
@@ -119,6 +118,6 @@ class RunsOnRow(Runs):
         """Make a rollout on the row, if that can hold it."""
         env = self._env
         if env._unshown is not None:
-            env._require_shown()
+            return None  # the first step says why, or ends the episode
         env._check_batch(run.root)
         return self._row().record(env, run)

@@ -10,6 +10,7 @@ Conventions
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -26,12 +27,47 @@ from envkit.specs.lasting import lasting
 
 OWN = "_state"
 
-_loads_strictly: ContextVar[bool] = ContextVar("loads_strictly", default=True)
+WITHOUT_EPISODE = "without_episode"
+"""Entry of an own state that leaves an episode under way out: the name of its env."""
+
+LOADED = "load_state_dict()"
+"""The call that led an env out of an episode that was not restored; its next step reports that truncated."""
+
+_loads_strictly: ContextVar[bool | None] = ContextVar("loads_strictly", default=None)
 
 
 def loads_strictly() -> bool:
     """Check whether the state dict that is being loaded must hold all that there is."""
-    return _loads_strictly.get()
+    return _loads_strictly.get() is not False
+
+
+def envs_without_episode(state: object) -> set[str]:
+    """Return the names of the envs whose episode under way a state dict leaves out."""
+    if not isinstance(state, Mapping):
+        return set()
+    own = {state[WITHOUT_EPISODE]} if WITHOUT_EPISODE in state else set[str]()
+    return own.union(*map(envs_without_episode, state.values()))
+
+
+@contextmanager
+def loading(state: object, *, strict: bool, stacklevel: int = 4) -> Iterator[None]:
+    """Load a state dict; around the outermost one, warn afterwards of envs in it whose episode it leaves out.
+
+    ``stacklevel`` is that of the warning, counted from here.
+    """
+    is_outermost = _loads_strictly.get() is None
+    token = _loads_strictly.set(strict)
+    try:
+        yield
+    finally:
+        _loads_strictly.reset(token)
+    if is_outermost and (names := envs_without_episode(state)):
+        warnings.warn(
+            f"the state dict does not hold the episodes under way in {', '.join(sorted(names))}, so new ones begin. To continue episodes, call "
+            "record_for_resume() before the first reset, or pass record_for_resume=True to a collector; a class of your "
+            "own needs get_extra_state and set_extra_state.",
+            stacklevel=stacklevel,
+        )
 
 
 class OwnState(nn.Module):
@@ -87,9 +123,10 @@ class OwnState(nn.Module):
 
         Args:
             state_dict: of a module that was built alike.
-            strict: all that is there must be in it, and the other way round. An env goes on as the one that was
-                saved, or raises. False: an episode that does not go on as it did is given up instead: the
-                next step tells it truncated, and the reset that follows begins a new one.
+            strict: all that is there must be in it, and the other way round. A recorded episode goes on as the one that
+                was saved, or an error is raised. False: an episode that does not go on as it did is given up instead.
+                The next step of such an env, and of one whose episode was not recorded, reports it truncated, and the
+                reset that follows begins a new one.
             assign: take tensors as they are, instead of copying their values.
 
         Returns:
@@ -101,11 +138,8 @@ class OwnState(nn.Module):
             ResumeError: (a RuntimeError) an env did not get where it was, and it is set.
         """
         require_state_dict(state_dict)
-        token = _loads_strictly.set(strict)
-        try:
+        with loading(state_dict, strict=strict):
             return super().load_state_dict(state_dict, strict, assign)
-        finally:
-            _loads_strictly.reset(token)
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)

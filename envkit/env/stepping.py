@@ -39,6 +39,7 @@ from envkit.data.resets import (
 from envkit.data.transition import carry
 from envkit.env.facts import Facts
 from envkit.env.input_checks import in_functorch, require_actions, require_values, tell_missing
+from envkit.env.own_state import LOADED
 from envkit.env.runs import Runs
 from envkit.env.set_state import refuse_state_left_out, start_keywords
 from envkit.env.spec_names import SpecNames
@@ -254,7 +255,7 @@ class Stepping(SpecNames, ABC):
         mask = td.get(rules.STEP, None)
         if mask is not None:
             mask = rules.step_mask(mask, td.batch_size)
-        if self._unshown is not None:
+        if self._unshown is not None and self._left_by != LOADED:
             self._require_shown(mask)
         ticket = Ticket(self, td, advance, mask)
         self._prepare_step(ticket, is_ahead=is_ahead)
@@ -278,7 +279,23 @@ class Stepping(SpecNames, ABC):
     def _finish_step(self, ticket: Ticket) -> TensorDictBase:
         """Wait for a step and give its ``next``, complete, with root values in rows that were not stepped."""
         td, mask = ticket.td, ticket.mask
+        if self._unshown is not None:
+            return self._truncated_next(td, self._unshown.to(td.device or "cpu"), mask)
         return self._computed_next(td) if mask is None else self._masked_next(td, mask)
+
+    def _truncated_next(
+        self, td: TensorDictBase, left: torch.Tensor, mask: torch.Tensor | None
+    ) -> TensorDictBase:
+        """Step rows but those that `load_state_dict` has led out of their episodes: these keep their values, truncated."""
+        ended = left if mask is None else left & mask
+        following = self._masked_next(td, ~left if mask is None else mask & ~left)
+        for key in self.done_keys:
+            if as_path(key)[-1] in ("done", "truncated"):
+                flag = following.get(key)
+                following.set(
+                    key, flag | ended.reshape(*left.shape, *[1] * (flag.ndim - left.ndim))
+                )
+        return following
 
     def _fresh_root(self, ticket: Ticket, data: TensorDictBase) -> TensorDictBase:
         """Return the root that follows a step whose work has restarted what ended."""

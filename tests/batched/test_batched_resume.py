@@ -84,6 +84,43 @@ def test_a_mixed_env_goes_on_to_the_same_bits(opened):
     assert same(twice(make, opened, before=13, after=12))
 
 
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if "stateless" not in kind])
+def test_episodes_that_were_not_recorded_begin_again_with_one_warning(kind, opened):
+    env, other = opened(KINDS[kind]()), opened(KINDS[kind]())
+    _, root = played(env, env.reset(), 3)
+
+    with pytest.warns(UserWarning, match=r"under way in GymEnv\('CartPole-v1'\)") as warned:
+        other.load_state_dict(as_read_again(env.state_dict()))
+    data, following = other.step_and_maybe_reset(other.rand_action(root.clone()))
+    later, _ = other.step_and_maybe_reset(other.rand_action(following))
+
+    assert len(warned) == 1
+    assert data["next", "truncated"].all() and not data["next", "terminated"].any()
+    assert data["next", "observation"].equal(root["observation"])
+    assert not following["done"].any() and not later["next", "truncated"].any()
+
+
+def test_rows_whose_state_is_in_the_data_go_on_beside_those_that_begin_again(opened):
+    make = lambda: TransformedEnv(  # noqa: E731
+        MixedEnv([jax_rows(limit=9), SerialEnv(2, partial(make_gym, 9))]), StepCounter()
+    )
+    env, other = opened(make()), opened(make())
+    _, root = played(env, env.reset(), 3)
+
+    with pytest.warns(UserWarning, match="under way in GymWrapper"):
+        other.load_state_dict(as_read_again(env.state_dict()))
+    acted = env.rand_action(root)
+    (wanted, expected), (data, following) = (
+        each.step_and_maybe_reset(acted.clone()) for each in (env, other)
+    )
+
+    stateless = len(root) - 2
+    assert same(([wanted[:stateless]], [data[:stateless]]))
+    assert same(([expected[:stateless]], [following[:stateless]]))
+    assert data["next", "truncated"][stateless:].all()
+    assert following["step_count"][stateless:].flatten().tolist() == [0, 0]
+
+
 @settings(max_examples=20)
 @given(before=st.integers(0, 25), masked=st.booleans())
 def test_it_does_not_matter_where_a_batch_is_cut(before, masked):
@@ -172,8 +209,9 @@ def test_a_pool_that_works_on_something_is_not_saved(opened):
 def test_a_sub_env_that_cannot_be_saved_is_named(opened):
     env = opened(SerialEnv(2, cartpole))
     env.reset()
+    env.record_for_resume()
 
-    with pytest.raises(RuntimeError, match=r"row.* 0.*was not written down"):
+    with pytest.raises(RuntimeError, match=r"row.* 0.*began before record_for_resume"):
         env.state_dict()
 
 

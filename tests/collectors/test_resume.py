@@ -314,24 +314,56 @@ def test_asynchronous_workers_keep_what_they_have_made():
     first.shutdown(), second.shutdown()
 
 
-def test_a_simulator_that_was_not_written_down_is_told():
-    collector = SyncDataCollector(cartpole, frames_per_batch=4)
-    collector.next()
+OWN = {
+    "one env": Count,
+    "rows behind a transform": lambda: TransformedEnv(SerialEnv(2, Count), RewardSum()),
+    "beside one that says it": lambda: MixedEnv([SerialEnv(1, Count), SerialEnv(1, Saved)]),
+}
+UNRECORDED = {
+    **{kind: KINDS[kind][1:] for kind in ("one gym env", "SerialEnv", "whole episodes")},
+    "vector env": (
+        lambda: GymEnv("CartPole-v1", num_envs=2, categorical_action_encoding=True),
+        Draws,
+        {"frames_per_batch": 8},
+    ),
+    **{kind: (make, lambda: None, {"frames_per_batch": 4}) for kind, make in OWN.items()},
+}
 
-    with pytest.raises(ResumeError, match=r"record_for_resume"):
-        collector.state_dict()
+
+def joined(batches):
+    """Return the transitions of each row, in order, with whether the next one continues its trajectory."""
+    data = torch.cat([batch.reshape(-1, batch.shape[-1]) for batch in batches], -1)
+    ids = data["collector", "traj_ids"]
+    return data, ids[:, 1:] == ids[:, :-1]
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        Count,
-        lambda: TransformedEnv(SerialEnv(2, Count), RewardSum()),
-        lambda: MixedEnv([SerialEnv(1, Count), SerialEnv(1, Saved)]),
-    ],
-)
-def test_an_env_that_does_not_say_what_it_keeps_is_told(make):
-    collector = SyncDataCollector(make, frames_per_batch=4)
+@pytest.mark.parametrize("kind", UNRECORDED)
+def test_episodes_that_were_not_recorded_begin_again_with_one_warning(kind):
+    make, policy, options = UNRECORDED[kind]
+    first, second = (SyncDataCollector(make, policy(), **options) for _ in range(2))
+    seen = [first.next() for _ in range(3)]
+
+    with pytest.warns(UserWarning, match="episodes under way in") as warned:
+        second.load_state_dict(through_a_file(first.state_dict()))
+    later = [second.next() for _ in range(2)]
+
+    assert len(warned) == 1
+    if "trajs_per_batch" in options:  # each is whole, which the padding shows
+        assert all(batch["next", "done"].any(1).all() for batch in later)
+        return
+    data, continues = joined([*seen, *later])
+    key = "observation" if "observation" in data else "count"
+    assert torch.equal(data[key][:, 1:][continues], data["next", key][:, :-1][continues])
+    assert continues.sum() > 0.5 * continues.numel()
+    cut = sum(batch.shape[-1] for batch in seen)
+    # the first step of the second one ends what goes on, or begins
+    assert (data["next", "done"][:, cut].squeeze(-1) | ~continues[:, cut - 1]).all()
+    first.shutdown(), second.shutdown()
+
+
+@pytest.mark.parametrize("kind", OWN)
+def test_a_recorded_env_that_does_not_say_what_it_keeps_is_refused(kind):
+    collector = SyncDataCollector(OWN[kind], frames_per_batch=4, record_for_resume=True)
     collector.next()
 
     with pytest.raises(ResumeError, match=r"Count is your own env.*get_extra_state"):

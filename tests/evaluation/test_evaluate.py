@@ -345,7 +345,7 @@ def test_an_env_that_cannot_go_on_is_told():
     env.reset()
 
     with pytest.warns(
-        UserWarning, match=r"ends the episodes under way in GymEnv.*written down.*nothing else\."
+        UserWarning, match=r"ends the episodes under way in GymEnv.*not recorded.*nothing else\."
     ):
         evaluate(env, lean, 1)
 

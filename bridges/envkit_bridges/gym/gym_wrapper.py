@@ -348,7 +348,7 @@ class GymWrapper(OnRow, GymLikeEnv):
             self.core.read_infos(self.info_dict_reader)
 
     def _row_key(self) -> Hashable:
-        is_general = self.run_type_checks or not self.convert_actions_to_numpy or self._gave_up
+        is_general = self.run_type_checks or not self.convert_actions_to_numpy
         if self._vector is not None and self.core.listener is not None:
             is_general = True
         if is_general or not self._steps_by_itself:
@@ -385,19 +385,15 @@ class GymWrapper(OnRow, GymLikeEnv):
 
     # -------------------------------------------------------------------------------------- resuming
 
-    @property
-    def _writes_down(self) -> bool:
-        return super()._writes_down if self._vector is None else self._vector.writes_down
-
     def record_for_resume(self, mode: bool = True) -> Self:
-        """Write down episodes from the next reset on, see `EnvBase.record_for_resume`."""
+        """Record episodes from the next reset on, see `EnvBase.record_for_resume`."""
         if self._vector is None:
             return super().record_for_resume(mode)
-        self._vector.record(as_bool("mode", mode))
+        self._records = as_bool("mode", mode)
+        self._vector.record(self._records)
         return self
 
-    def _take_log(self, env: Simulator) -> None:
-        super()._take_log(env)
+    def _take(self, env: Simulator) -> None:
         self.core.take(env)
 
     def _own_state(self) -> dict[str, Any]:
@@ -407,20 +403,16 @@ class GymWrapper(OnRow, GymLikeEnv):
         super()._take_own_state(state, strict=strict)
         self._seed_is_static = state["static"]
 
-    def _simulator_state(self) -> Any:
-        return super()._simulator_state() if self._vector is None else self._vector.state()
+    def _simulator_state(self) -> dict[str, Any]:
+        if self._vector is None:
+            return super()._simulator_state()
+        return self._vector.state(exact=self._records)
 
-    def _restore_simulator(self, state: Any) -> None:
+    def _restore_simulator(self, state: Mapping[str, Any]) -> None:
         if self._vector is None:
             super()._restore_simulator(state)
         else:
             self._vector.restore(state)
-
-    def _begin_log(self) -> None:
-        if self._vector is None:
-            super()._begin_log()
-        else:
-            self._vector.begin_logs()
 
 
 def _writes_rows(reader: object) -> bool:

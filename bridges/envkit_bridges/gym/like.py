@@ -26,11 +26,12 @@ from tensordict import TensorDict, TensorDictBase, is_non_tensor
 from envkit import rules
 from envkit.arrays.integers import as_int
 from envkit.data.arguments import as_bool
-from envkit.data.paths import Key, as_key, as_path
+from envkit.data.paths import Key, as_key
 from envkit.data.transition import stepped_rows
 from envkit.env.base import EnvBase
 from envkit.env.facts import Facts
 from envkit.env.options import EnvOptions
+from envkit.env.own_state import LOADED, WITHOUT_EPISODE
 from envkit.env.wrapper_hints import called_here
 from envkit.errors import (
     EncodingError,
@@ -51,16 +52,9 @@ from envkit.specs.annotations import (
 from envkit.specs.inputs import ActionInput
 from envkit_bridges.gym.answers import reset_answer, step_answer
 from envkit_bridges.gym.info import InfoReading, Outcome
+from envkit_bridges.gym.resume import is_without_episode, recorded, restored, saved
+from envkit_bridges.gym.simulator_copies import deep_copy, pack, unpack
 from envkit_bridges.gym.simulator_rows import repeated, require_flags
-from envkit_bridges.gym.simulator_state import (
-    EpisodeLog,
-    deep_copy,
-    pack,
-    recorded,
-    restored,
-    saved,
-    unpack,
-)
 
 if TYPE_CHECKING:
     from envkit_bridges.gym.backend import SpaceValue
@@ -277,10 +271,9 @@ class GymLikeEnv(InfoReading):
     @property
     def _simulator(self) -> Simulator:
         """The simulator that is stepped and reset."""
-        return self._env if self._log is None else self._log
+        return self._env if self._recorded is None else self._recorded
 
     def _reset(self, td: TensorDictBase | None, **kwargs: object) -> TensorDictBase:
-        self._has_told()
         mask = None if td is None else td.get(rules.RESET, None)
         result = self._reset_simulator(mask, **kwargs)
         observation, info = self._reset_output_transform(result)
@@ -295,8 +288,6 @@ class GymLikeEnv(InfoReading):
         return self._simulator.reset(**kwargs)
 
     def _step(self, td: TensorDictBase) -> TensorDictBase:
-        if self._gave_up:
-            return self._truncated_next(td)
         action = self._action_in(td, stepped_rows(td) if self._batch_size else None)
         if self.convert_actions_to_numpy:
             action = self.read_action(action)
@@ -414,76 +405,58 @@ class GymLikeEnv(InfoReading):
     # ------------------------------------------------------------------------------------- resuming
 
     _own_state_is_needed = True
-    _log: EpisodeLog | None = None
-    """Log of the resets and steps of the simulator; None where they are not recorded."""
+    _records = False
+    """Whether `state_dict` must hold the episode under way."""
+
+    _recorded: Simulator | None = None
+    """What takes the steps and resets of the simulator; None where the simulator itself does."""
 
     def _find_facts(self) -> Facts:
         return replace(super()._find_facts(), leaves_torch=True, keeps_state=type(self).__name__)
 
-    @property
-    def _writes_down(self) -> bool:
-        return self._log is not None
-
     def record_for_resume(self, mode: bool = True) -> Self:
-        """Write down episodes from the next reset on, see `EnvBase.record_for_resume`."""
-        self._take_log(recorded(self._simulator, as_bool("mode", mode)))
+        """Record episodes from the next reset on, see `EnvBase.record_for_resume`."""
+        self._records = as_bool("mode", mode)
+        self._take(recorded(self._simulator, self._records))
         return self
 
-    def _take_log(self, env: Simulator) -> None:
-        self._log = env if isinstance(env, EpisodeLog) else None
+    def _take(self, env: Simulator) -> None:
+        """Reset and step ``env`` from now on: the simulator, or what records its episodes."""
+        self._recorded = env
 
     def _own_state(self) -> dict[str, Any]:
         """Add the state of the simulator.
 
         Raises:
-            ResumeError: it cannot be saved so that it could be restored exactly.
+            ResumeError: episodes are recorded, and this one cannot be restored exactly.
         """
-        if self._overrides(_ASKED):
+        if self._records and self._overrides(_ASKED):
             raise ResumeError(
                 f"{type(self).__name__} overrides one of {sorted(_ASKED)}, so what its simulator was asked for is "
                 "not known, and cannot be asked for again. Put the change into a gymnasium wrapper."
             )
-        return {
-            **super()._own_state(),
-            "simulator": self._simulator_state(),
-            "gave_up": self._gave_up,
-        }
+        simulator = self._simulator_state()
+        own = {**super()._own_state(), "records": self._records, "simulator": simulator}
+        if is_without_episode(simulator):
+            own[WITHOUT_EPISODE] = f"{type(self).__name__}({', '.join(self._told_first())})"
+        return own
 
-    def _simulator_state(self) -> Any:
-        return saved(self._simulator)
+    def _simulator_state(self) -> dict[str, Any]:
+        return saved(self._simulator, exact=self._records)
 
     def _take_own_state(self, state: Mapping[str, Any], *, strict: bool) -> None:
         super()._take_own_state(state, strict=strict)
+        if state["records"]:
+            self.record_for_resume()
         try:
             self._restore_simulator(state["simulator"])
-            self._gave_up = state["gave_up"]
         except ResumeError:
             if strict:
                 raise
-            self._begin_log()
-            self._gave_up = True
+            self._leave_episodes(LOADED)
 
-    def _restore_simulator(self, state: Any) -> None:
-        self._take_log(restored(self._simulator, state))
-
-    def _begin_log(self) -> None:
-        """Write down the episode that begins next, whatever was before."""
-        self.record_for_resume()
-        if self._log is not None:
-            self._log.forget(None)
-
-    def _has_told(self) -> None:
-        if self._gave_up:
-            self._gave_up = False
-
-    def _truncated_next(self, td: TensorDictBase) -> TensorDictBase:
-        """Report that an episode was given up: what was known, truncated."""
-        self._has_told()
-        following = self._skipped_next(td)
-        for key in self.done_keys:
-            if as_path(key)[-1] in ("done", "truncated"):
-                following.set(key, torch.ones_like(following.get(key)))
-        return following
+    def _restore_simulator(self, state: Mapping[str, Any]) -> None:
+        self._take(restored(self._simulator, state))
 
     # ---------------------------------------------------------------------------------------- rest
 

@@ -35,6 +35,7 @@ from envkit.errors import ArgumentError, EncodingError, ResetMaskError, ResumeEr
 from envkit_bridges.gym.backend import GymSpace, SpaceValue, library_of
 from envkit_bridges.gym.codecs import Codec, lacking
 from envkit_bridges.gym.frames import draw
+from envkit_bridges.gym.resume import is_without_episode, recorded, restored, saved
 from envkit_bridges.gym.simulator_rows import (
     DONE,
     Rows,
@@ -42,7 +43,6 @@ from envkit_bridges.gym.simulator_rows import (
     require_flags,
     reward_array,
 )
-from envkit_bridges.gym.simulator_state import EpisodeLog, recorded, restored, saved
 
 if TYPE_CHECKING:
     from envkit_bridges.libraries import Simulator
@@ -338,27 +338,27 @@ class VectorCore:
 
     # -------------------------------------------------------------------------------------- resuming
 
-    @property
-    def writes_down(self) -> bool:
-        """Whether the episode of a row is written down."""
-        return self._has_stand_ins and any(isinstance(env, EpisodeLog) for env in self.env.envs)
-
     def record(self, mode: bool) -> None:
-        """Write down the episodes of all rows, where they can be reached; False: write no longer."""
+        """Record the episodes of all rows, where they can be reached; False: record no longer."""
         if self._has_stand_ins:
             self.env.envs = [recorded(env, mode) for env in self.env.envs]
 
-    def state(self) -> dict[str, Any]:
-        """Return the states of all rows, and which of them have ended, in plain form.
+    def state(self, *, exact: bool) -> dict[str, Any]:
+        """Return the states of all rows, and which of them have ended, in plain form; see `saved`.
 
         Raises:
-            ResumeError: a row cannot be saved, or the rows cannot be reached.
+            ResumeError: episodes are asked for, and a row cannot be saved, or the rows cannot be reached.
         """
-        self._require_reach()
+        if not self._has_stand_ins:
+            if exact:
+                raise self._out_of_reach()
+            return {"is_fresh": False}
+        rows = [saved(env, exact=exact) for env in self.env.envs]
         return {
-            "rows": [saved(env) for env in self.env.envs],
+            "rows": rows,
             "own": plain({name: getattr(self, name) for name in _OF_ROWS}, "what was kept of rows"),
             "autoreset": plain(self.env._autoreset_envs),
+            "is_fresh": not any(map(is_without_episode, rows)),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -367,32 +367,29 @@ class VectorCore:
         Raises:
             ResumeError: a row did not get where it was.
         """
-        self._require_reach()
+        self._forget()
+        if self._has_stand_ins != ("rows" in state):
+            raise self._out_of_reach()
+        if not self._has_stand_ins:
+            return
         if len(state["rows"]) != len(self.env.envs):
             raise ResumeError(
                 f"what is loaded holds {len(state['rows'])} rows, but this env has {len(self.env.envs)}. Make it "
                 "with as many envs as the one that was saved."
             )
+        self.env._autoreset_envs = np.zeros_like(self.env._autoreset_envs)
         self.env.envs = [
             restored(env, row) for env, row in zip(self.env.envs, state["rows"], strict=True)
         ]
-        vars(self).update(from_plain(state["own"]))
-        self.env._autoreset_envs = from_plain(state["autoreset"])
+        if not is_without_episode(state):
+            vars(self).update(from_plain(state["own"]))
+            self.env._autoreset_envs = from_plain(state["autoreset"])
 
-    def begin_logs(self) -> None:
-        """Write down the episodes that begin next, whatever was before."""
-        self._forget()
-        self.record(True)
-        for env in self.env.envs if self._has_stand_ins else ():
-            if isinstance(env, EpisodeLog):
-                env.forget(None)
-
-    def _require_reach(self) -> None:
-        if not self._has_stand_ins:
-            raise ResumeError(
-                f"the rows of {self.env} cannot be saved from outside. Make it with vectorization_mode='sync' "
-                "and without vector wrappers, or take SerialEnv or ParallelEnv of single envs."
-            )
+    def _out_of_reach(self) -> ResumeError:
+        return ResumeError(
+            f"the rows of {self.env} cannot be saved from outside, or those of the env that was saved. Make both with "
+            "vectorization_mode='sync' and without vector wrappers, or take SerialEnv or ParallelEnv of single envs."
+        )
 
     # ---------------------------------------------------------------------------------------- values
 

@@ -25,7 +25,7 @@ from envkit.env.html import Told
 from envkit.env.input_checks import in_functorch
 from envkit.env.learning import ALL
 from envkit.env.on_row import OnRow, Row
-from envkit.env.own_state import OWN, put_back_on_failure
+from envkit.env.own_state import OWN, loading, put_back_on_failure
 from envkit.env.wrapper_hints import require_env
 from envkit.errors import ResumeError, SpecError
 from envkit.specs import Composite, StackedComposite
@@ -457,7 +457,7 @@ class TransformedEnv(OnRow, TransformStepping):
         """Return the state of the transforms, that of this env, and that of the base env under ``base_env.``.
 
         Raises:
-            ResumeError: the base env cannot be saved so that it could be restored exactly;
+            ResumeError: the base env records its episodes, and this one cannot be restored exactly;
                 ``env.transform.state_dict()`` gives the state of the transforms alone.
         """
         state = self._transform.state_dict(*args, **kwargs)
@@ -480,7 +480,7 @@ class TransformedEnv(OnRow, TransformStepping):
 
         Args:
             state_dict: of an env that was built alike.
-            strict: False: an episode that does not go on as it did is given up: the next step tells it
+            strict: False: a recorded episode that does not go on as it did is given up: the next step reports it
                 truncated, and the reset that follows begins a new one.
             assign: of ``torch.nn.Module.load_state_dict``.
 
@@ -499,7 +499,8 @@ class TransformedEnv(OnRow, TransformStepping):
                 f"the state dict does not hold the state of the simulator of {kind}. Load that of the transforms "
                 "alone by env.transform.load_state_dict(...), and begin new episodes: env.reset()."
             )
-        with put_back_on_failure(self._transform):  # they come first: a simulator is not put back
+        # transforms come first: a simulator is not put back
+        with loading(state_dict, strict=strict, stacklevel=5), put_back_on_failure(self._transform):
             if base:
                 self._transform._set_seed(None)  # a seed that was not set is not passed on
             loaded = self._transform.load_state_dict(own, strict, assign)

@@ -34,9 +34,7 @@ class Wrapper(EnvBase):
         self._in_use = base_env._in_use
 
     if not TYPE_CHECKING:  # which has their types from EnvBase
-        _gave_up = property(attrgetter("base_env._gave_up"))
         _seeded_parts = property(attrgetter("base_env._seeded_parts"))
-        _writes_down = property(attrgetter("base_env._writes_down"))
 
         @EnvBase.batch_locked.getter
         def batch_locked(self) -> bool:
@@ -98,15 +96,12 @@ class Wrapper(EnvBase):
         return self.base_env._visit_transforms(visit, given)
 
     def record_for_resume(self, mode: bool = True) -> Self:
-        """Have the base env write down its episodes, see `EnvBase.record_for_resume`."""
+        """Have the base env record its episodes, see `EnvBase.record_for_resume`."""
         self.base_env.record_for_resume(mode)
         return self
 
     def _leave_episodes(self, call: str) -> None:
         self.base_env._leave_episodes(call)
-
-    def _has_told(self) -> None:
-        self.base_env._has_told()
 
     if not TYPE_CHECKING:  # a misspelt name would pass
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from envkit import GymEnv, GymWrapper, SerialEnv, StepCounter, TransformedEnv
 from envkit.errors import ResumeError
-from envkit_bridges.gym.simulator_state import EpisodeLog, digest_of
+from envkit_bridges.gym.resume import Recorded, digest_of
 from tests.zoo.resumed import as_read_again, played, same, twice
 
 TAXI = max(name for name in gymnasium.registry if name.startswith("Taxi-"))
@@ -168,7 +168,7 @@ def test_a_simulator_that_offers_its_state_is_saved_by_it_and_writes_nothing_dow
 
     env = opened(make()).record_for_resume()
 
-    assert not isinstance(env.core.env, EpisodeLog)
+    assert not isinstance(env.core.env, Recorded)
     assert same(twice(make, opened, before=20, after=20))
 
 
@@ -257,7 +257,7 @@ def test_sub_envs_that_differ_are_truncated_alone(opened):
     env.set_seed(1)
     _, root = played(env, env.reset(), 6)
     state = env.state_dict()
-    state["worker1"]["_state"]["simulator"]["digest"] += 1
+    state["worker1"]["_state"]["simulator"]["end"] += 1
     other = opened(SerialEnv(2, makes))
     with pytest.raises(RuntimeError, match=r"env 1 .*|.*something else came out"):
         other.load_state_dict(state)
@@ -274,27 +274,94 @@ def test_sub_envs_that_differ_are_truncated_alone(opened):
     assert data["next", "reward"].flatten().tolist() == [1, 1]
 
 
-def test_an_episode_that_was_not_written_down_is_refused(opened):
+MODES = gymnasium.vector.AutoresetMode
+UNRECORDED = {
+    "by name": small,
+    "its own steps": lambda: Own("CartPole-v1"),
+    "no generator": lambda: GymWrapper(Secretive()),
+    **{
+        mode.name: partial(small, num_envs=2, vector_kwargs={"autoreset_mode": mode})
+        for mode in MODES
+    },
+    "out of reach": lambda: GymWrapper(
+        wrappers.vector.RecordEpisodeStatistics(gymnasium.make_vec("CartPole-v1", 2))
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", UNRECORDED)
+def test_an_episode_that_was_not_recorded_is_truncated_with_one_warning(kind, opened):
+    env, other = opened(UNRECORDED[kind]()), opened(UNRECORDED[kind]())
+    _, root = played(env, env.reset(), 4)
+
+    with pytest.warns(UserWarning, match=r"episodes under way in .*record_for_resume") as warned:
+        other.load_state_dict(as_read_again(env.state_dict()))
+    data, following = other.step_and_maybe_reset(other.rand_action(root))
+    later, _ = other.step_and_maybe_reset(other.rand_action(following))
+
+    assert len(warned) == 1
+    assert data["next", "truncated"].all() and not data["next", "terminated"].any()
+    assert data["next", "observation"].equal(root["observation"])
+    assert not following["done"].any() and not later["next", "truncated"].any()
+    assert (later["next", "reward"] == 1).all()
+
+
+def test_a_new_episode_draws_from_the_generator_that_was_saved(opened):
+    env, other = opened(small()), opened(small())
+    env.set_seed(3)
+    env.rollout(4)
+    state = env.state_dict()
+
+    with pytest.warns(UserWarning, match="CartPole-v1"):
+        other.load_state_dict(state)
+
+    assert other.reset()["observation"].equal(env.reset()["observation"])
+
+
+def test_what_was_loaded_without_its_episode_can_be_saved_again(opened):
+    env, other, last = (opened(small()) for _ in range(3))
+    root = env.reset()
+    with pytest.warns(UserWarning, match="CartPole-v1"):
+        other.load_state_dict(env.state_dict())
+
+    last.load_state_dict(as_read_again(other.state_dict()))
+
+    assert last.step(last.rand_action(root))["next", "truncated"].item()
+
+
+def test_rows_of_a_vector_env_that_a_reset_has_shown_go_on(opened):
+    env = opened(small(num_envs=2))
+    root = env.reset()
+    with pytest.warns(UserWarning, match="CartPole-v1"):
+        env.load_state_dict(env.state_dict())
+
+    root = env.reset(root.set("_reset", torch.tensor([True, False])))
+    data = env.step(env.rand_action(root))
+
+    assert data["next", "truncated"].flatten().tolist() == [False, True]
+    assert data["next", "reward"].flatten().tolist() == [1, 0]
+
+
+def test_an_episode_under_way_is_no_part_of_what_is_recorded(opened):
     env = opened(small())
     env.reset()
-
-    with pytest.raises(ResumeError, match=r"was not written down.*record_for_resume\(\) before"):
-        env.state_dict()
     env.record_for_resume()
-    with pytest.raises(ResumeError, match=r"began before record_for_resume"):
+
+    with pytest.raises(ResumeError, match=r"began before record_for_resume\(\)"):
         env.state_dict()
     env.reset()
-    assert env.state_dict()
-    env.record_for_resume(False)
-    with pytest.raises(ResumeError, match="was not written down"):
-        env.state_dict()
+    state = env.state_dict()
+
+    assert "actions" in state["_state"]["simulator"]
+    assert "actions" not in env.record_for_resume(False).state_dict()["_state"]["simulator"]
 
 
 def test_a_refusal_behind_transforms_names_what_saves_them_alone(opened):
     env = opened(TransformedEnv(TransformedEnv(small(), StepCounter()), StepCounter()))
     env.reset()
+    env.record_for_resume()
 
-    with pytest.raises(ResumeError, match="was not written down") as caught:
+    with pytest.raises(ResumeError, match="began before") as caught:
         env.state_dict()
 
     assert caught.value.__notes__ == [
@@ -387,11 +454,14 @@ def test_videos_and_rows_that_cannot_be_reached_are_refused(opened):
             opened(GymWrapper(env)).record_for_resume().state_dict()
 
 
-def test_a_subclass_with_steps_of_its_own_is_refused(opened):
-    class Own(GymEnv):
-        def _step(self, td):
-            return super()._step(td)
+class Own(GymEnv):
+    """An env with steps of its own."""
 
+    def _step(self, td):
+        return super()._step(td)
+
+
+def test_a_subclass_with_steps_of_its_own_is_refused(opened):
     env = opened(Own("CartPole-v1")).record_for_resume()
     env.reset()
 
@@ -415,7 +485,7 @@ def test_a_digest_tells_values_apart_and_not_their_order_in_dicts():
         {"a": 1},
     ]
 
-    assert len({digest_of(value, 0) for value in values}) == len(values)
+    assert len({digest_of(value) for value in values}) == len(values)
     assert digest_of({"a": 1, "b": 2}, 0) == digest_of({"b": 2, "a": 1}, 0)
     assert digest_of(np.arange(6).reshape(2, 3).T, 0) == digest_of(
         np.arange(6).reshape(2, 3).T.copy(), 0

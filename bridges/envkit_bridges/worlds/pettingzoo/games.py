@@ -1,7 +1,7 @@
 """Env objects of PettingZoo in one form: a reset and a step over dicts by agent, dead agents included.
 
-`ParallelGame` and `TurnGame` decide what the two APIs of the library mean here; a log can be in their place
-(`envkit_bridges.gym.simulator_state`). They know no TensorDict.
+`ParallelGame` and `TurnGame` decide what the two APIs of the library mean here; what records their episodes can be in
+their place (`envkit_bridges.gym.resume`). They know no TensorDict.
 
 Conventions
     alive   of an agent: the library gives observations of it.

@@ -219,7 +219,6 @@ class PettingZooWrapper(GymLikeEnv):
         return self._moment(super()._reset_simulator(mask, **kwargs))
 
     def _reset(self, td: TensorDictBase | None, **kwargs: object) -> TensorDictBase:
-        self._has_told()
         mask = None if td is None else td.get(rules.RESET, None)
         if td is not None and mask is None:
             for name in self.group_map:  # without one at the root, these would count
@@ -236,8 +235,6 @@ class PettingZooWrapper(GymLikeEnv):
             )
 
     def _step(self, td: TensorDictBase) -> TensorDictBase:
-        if self._gave_up:
-            return self._truncated_next(td)
         return self._shown(self._advanced(self._actions_in(td)), rewards=True)
 
     def _advanced(self, actions: SpaceValue) -> Moment:
@@ -356,7 +353,6 @@ class PettingZooWrapper(GymLikeEnv):
         return GameCore(self) if is_plain else None
 
     def _reset_on_row(self, **kwargs: object) -> Moment:
-        self._has_told()
         return self._whole(self._moment(self._simulator.reset(**kwargs)))
 
     def _step_on_row(self, inputs: Rows) -> Moment:
