@@ -230,7 +230,7 @@ UNPICKLING = {
     "envkit/transport/processes.py",
     "bridges/envkit_bridges/gym/backend.py",
     "bridges/envkit_bridges/gym/reports.py",
-    "bridges/envkit_bridges/gym/simulator_copies.py",
+    "bridges/envkit_bridges/gym/gym_copies.py",
     "bridges/envkit_bridges/gym/space_conversions.py",
     "bridges/envkit_bridges/transports/ray.py",
 }

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import KW_ONLY, dataclass, field
 from operator import attrgetter
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -36,7 +36,6 @@ from envkit.env.own_state import LOADED, loading
 from envkit.env.wrapper_hints import fix_of_result
 from envkit.errors import WorkerError
 from envkit.specs.consolidation import contains_lazy_spec
-from envkit.transforms.core.wrapper import Wrapper
 from envkit.transport import RowsFailedError
 from envkit.transport.by_value import pickle_with
 
@@ -370,8 +369,8 @@ class EnvHost:
 
 def _take_loss(env: EnvBase) -> bool:
     """Check whether loading has led an env out of its episode, which the pool reports instead of the env."""
-    while isinstance(env, Wrapper):
-        env = env.base_env
+    while (inner := env._modules.get("base_env")) is not None:
+        env = cast(EnvBase, inner)
     is_lost = env._unshown is not None and env._left_by == LOADED
     if is_lost:
         env._unshown = None

@@ -51,9 +51,9 @@ from envkit.specs.annotations import (
 )
 from envkit.specs.inputs import ActionInput
 from envkit_bridges.gym.answers import reset_answer, step_answer
+from envkit_bridges.gym.gym_copies import deep_copy, pack, unpack
 from envkit_bridges.gym.info import InfoReading, Outcome
 from envkit_bridges.gym.resume import is_without_episode, recorded, restored, saved
-from envkit_bridges.gym.simulator_copies import deep_copy, pack, unpack
 from envkit_bridges.gym.simulator_rows import repeated, require_flags
 
 if TYPE_CHECKING:
@@ -409,7 +409,7 @@ class GymLikeEnv(InfoReading):
     """Whether `state_dict` must hold the episode under way."""
 
     _recorded: Simulator | None = None
-    """What takes the steps and resets of the simulator; None where the simulator itself does."""
+    """The object that is stepped and reset for the simulator; None: the simulator itself."""
 
     def _find_facts(self) -> Facts:
         return replace(super()._find_facts(), leaves_torch=True, keeps_state=type(self).__name__)

@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import copy
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from functools import cache
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
@@ -56,8 +57,6 @@ _IN_EPISODES = {
 _FRESH = {"_has_reset": False, "_elapsed_steps": None}
 """Values that wrappers of Gymnasium hold before the first reset of their env."""
 
-_LIBRARIES = ("gymnasium", "gym")
-
 
 class Recorded:
     """A simulator whose episode is recorded; all that is not a reset or a step is the simulator's own.
@@ -79,30 +78,27 @@ class Recorded:
         """Drop what was recorded; ``reason`` is why the episode under way cannot be saved."""
         self._start: dict[str, Any] | None = None
         self._actions: list[Any] = []
-        self._last: Any = None
+        self._last: tuple[Any, ...] = ()
         self._reason = reason
 
     def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
         """Reset the simulator, and begin a new record."""
-        start = {**_between_episodes(self.env), "keywords": copy.deepcopy(kwargs)}
+        start = {**_between_episodes(self.env), "keywords": copy.deepcopy(kwargs) if kwargs else {}}
         self._forget("its last reset raised")
         result = self.env.reset(**kwargs)
-        self._start, self._last = start, reset_answer(result)[0]
+        self._start, self._last = start, reset_answer(result)
         return result
 
     def step(self, action: SpaceValue) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """Step the simulator, and record the action."""
-        # an array may be written into
-        kept = (
-            action.detach().clone() if isinstance(action, torch.Tensor) else copy.deepcopy(action)
-        )
+        kept = action if type(action) in _FIXED else _copied(action)
         try:
             result = step_answer(self.env.step(action))
         except BaseException:
             self._forget("a step of its episode raised")
             raise
         self._actions.append(kept)
-        self._last = result[:4]
+        self._last = result
         return result
 
     def state(self) -> dict[str, Any]:
@@ -124,7 +120,8 @@ class Recorded:
         }
 
     def _end(self) -> int:
-        return digest_of([self._last, _generator_states(self.env)])
+        results = self._last[:-1]  # without infos, which may hold times
+        return digest_of([results, _generator_states(self.env)])
 
     def play(self, state: Mapping[str, Any]) -> None:
         """Bring the simulator to where the one was that gave ``state``.
@@ -255,7 +252,7 @@ def _require_exact(env: Simulator) -> None:
     """
     if not generators_of(env):
         raise _without_generator(env)
-    if any("RecordVideo" in _kinds_of(wrapper) for wrapper in chain_of(env)):
+    if any("RecordVideo" in _kinds_of(type(wrapper)) for wrapper in chain_of(env)):
         raise ResumeError(
             f"RecordVideo around {env.unwrapped} cannot be saved: it writes the video of an episode while that is "
             "played. Leave it out of envs that are to be resumed."
@@ -292,7 +289,7 @@ def _begin_between_episodes(env: Simulator, state: Mapping[str, Any]) -> None:
 def generators_of(env: Simulator) -> list[np.random.Generator | np.random.RandomState]:
     """List the generators of an env: its ``np_random``, one of NumPy's or a tuple of some; empty where others are."""
     numbers = getattr(getattr(env, "unwrapped", env), "np_random", None)
-    several = list(numbers) if isinstance(numbers, tuple) else [numbers]
+    several: list[Any] = list(numbers) if isinstance(numbers, tuple) else [numbers]
     is_numpy = all(isinstance(one, np.random.Generator | np.random.RandomState) for one in several)
     return several if is_numpy else []
 
@@ -347,11 +344,14 @@ def begin_nothing(env: Simulator) -> None:
             vars(wrapper)[name] = _FRESH[name]
 
 
-def _kinds_of(wrapper: Simulator) -> Iterator[str]:
-    """Yield the names of the classes of a gym library that a wrapper is of."""
-    for cls in type(wrapper).__mro__:
-        if cls.__module__.partition(".")[0] in _LIBRARIES:
-            yield cls.__name__
+@cache
+def _kinds_of(cls: type) -> list[str]:
+    """Return the names of the classes of a gym library that a class of wrappers is."""
+    return [
+        one.__name__
+        for one in cls.__mro__
+        if one.__module__.partition(".")[0] in ("gymnasium", "gym")
+    ]
 
 
 _Places = list[tuple[Any, str]]
@@ -362,7 +362,7 @@ def _carried_by(env: Simulator) -> _Places:
     return [
         (wrapper, path)
         for wrapper in chain_of(env)
-        for kind in _kinds_of(wrapper)
+        for kind in _kinds_of(type(wrapper))
         for path in _ACROSS_EPISODES.get(kind, ())
     ]
 
@@ -374,7 +374,7 @@ def _held_if_offered(env: Simulator) -> _Places | None:
         return None
     places: _Places = []
     for wrapper in around:
-        kind = next((kind for kind in _kinds_of(wrapper) if kind in _IN_EPISODES), None)
+        kind = next((kind for kind in _kinds_of(type(wrapper)) if kind in _IN_EPISODES), None)
         if kind is None or type(wrapper).__name__ != kind:
             return None
         places += [(wrapper, path) for path in _IN_EPISODES[kind]]
@@ -420,6 +420,14 @@ def digest_of(value: Any, digest: int = 0) -> int:
     elif hasattr(value, "__array__"):
         digest = crc32(np.asarray(value).tobytes(), digest)
     return digest
+
+
+_FIXED = frozenset((int, np.int64))
+"""Classes of actions that cannot be written into."""
+
+
+def _copied(action: SpaceValue) -> SpaceValue:
+    return action.detach().clone() if isinstance(action, torch.Tensor) else copy.deepcopy(action)
 
 
 def _packed(actions: list[Any]) -> Any:
