@@ -1103,7 +1103,7 @@ class Collector:
                 "way round. Build it as the one which was saved."
             )
         self._settle()
-        with loading(state_dict, strict=strict, stacklevel=5):
+        with loading(state_dict, strict=strict, stacklevel=6):
             self._load_runner_states(state_dict, strict=strict)
         self.frames, self.iter = state_dict["frames"], state_dict["iter"]
         self._begun_frames = state_dict["begun_frames"]

@@ -96,7 +96,8 @@ def test_episodes_that_were_not_recorded_begin_again_with_one_warning(kind, open
 
     assert len(warned) == 1
     assert data["next", "truncated"].all() and not data["next", "terminated"].any()
-    assert data["next", "observation"].equal(root["observation"])
+    if kind != "transforms around":  # which normalise what is repeated
+        assert data["next", "observation"].equal(root["observation"])
     assert not following["done"].any() and not later["next", "truncated"].any()
 
 

@@ -284,7 +284,9 @@ UNRECORDED = {
         for mode in MODES
     },
     "out of reach": lambda: GymWrapper(
-        wrappers.vector.RecordEpisodeStatistics(gymnasium.make_vec("CartPole-v1", 2))
+        wrappers.vector.RecordEpisodeStatistics(
+            gymnasium.make_vec("CartPole-v1", 2, vectorization_mode="sync")
+        )
     ),
 }
 

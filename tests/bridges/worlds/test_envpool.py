@@ -468,9 +468,22 @@ def test_actions_that_are_none_of_the_spec_are_refused_before_anything_moves(env
     assert env.step(td.set("action", torch.zeros(ROWS, dtype=torch.int64)))["next", "reward"].all()
 
 
-def test_it_can_be_neither_saved_nor_copied_nor_reset_with_options(env):
+def test_its_episodes_begin_again_where_a_state_dict_is_loaded(env):
+    td = env.reset()
+    with pytest.warns(UserWarning, match="episodes under way in MultiThreadedEnv"):
+        env.load_state_dict(env.state_dict())
+
+    data, root = env.step_and_maybe_reset(env.rand_action(td))
+    later = env.step(env.rand_action(root))
+
+    assert data["next", "truncated"].all() and not root["done"].any()
+    assert data["next", "observation"].equal(td["observation"])
+    assert later["next", "reward"].all() and not later["next", "truncated"].any()
+
+
+def test_its_episodes_can_be_neither_saved_nor_copied_nor_reset_with_options(env):
     with pytest.raises(ResumeError, match="EnvPool keeps the states"):
-        env.state_dict()
+        env.record_for_resume().state_dict()
     with pytest.raises(CopyError, match="pass a function"):
         copy.deepcopy(env)
     with pytest.raises(OptionError, match=r"\['options'\].*create_env_kwargs"):

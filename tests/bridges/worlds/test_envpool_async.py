@@ -108,11 +108,24 @@ def test_what_cannot_be_stepped_is_refused_before_anything_moves(pool):
     assert pool.async_step_recv(min_get=ROWS)["next", "reward"].eq(1).all()
 
 
+def test_its_episodes_begin_again_where_a_state_dict_is_loaded(pool):
+    td = pool.reset()
+    with pytest.warns(UserWarning, match=r"episodes under way in EnvPool\('CartPole-v1'\)"):
+        pool.load_state_dict(pool.state_dict())
+
+    data, root = pool.step_and_maybe_reset(pool.rand_action(td))
+    later = pool.step(pool.rand_action(root))
+
+    assert data["next", "truncated"].all() and not root["done"].any()
+    assert later["next", "reward"].all() and not later["next", "truncated"].any()
+
+
 def test_what_the_library_cannot_do_is_told(pool):
     pool.reset()
 
-    with pytest.raises(WorkerError, match="EnvPool keeps the states") as caught:
-        pool.state_dict()
+    state = {**pool.state_dict(), "worker1": {}}
+    with pytest.raises(WorkerError, match="episodes of other envs") as caught:
+        pool.load_state_dict(state)
     assert isinstance(caught.value.__cause__, ResumeError)
     with pytest.raises(WorkerError, match="take no options"):
         pool.reset(options={})

@@ -27,6 +27,7 @@ from envkit.batched.metadata import EnvMetaData
 from envkit.batched.workers import limits_of
 from envkit.data.keywords import known_to, refuse_unknown
 from envkit.env.base import EnvBase
+from envkit.env.own_state import OWN, WITHOUT_EPISODE, envs_without_episode
 from envkit.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -261,12 +262,24 @@ class EnvPoolRows(Backend[EnvPoolRow]):
     def _call_has_attribute(self, path: tuple[str, ...]) -> bool:
         return False
 
-    def _call_states(self, *given: object) -> NoReturn:
-        raise ResumeError(
-            "EnvPool keeps the states of its envs to itself, so there is no state dict of them."
-        )
+    def _call_states(self) -> dict[int, Any]:
+        """Return no state of any row, since EnvPool keeps them to itself."""
+        own = {OWN: {WITHOUT_EPISODE: f"EnvPool({self._env_name!r})"}}
+        count = len(self.rows_of)
+        return {row: {"env": own, "root": None, "numbers": None} for row in range(count)}
 
-    _call_load_states = _call_states
+    def _call_load_states(self, strict: bool, states: dict[int, Any]) -> dict[int, bool]:
+        """Return that the episode of each row is lost.
+
+        Raises:
+            ResumeError: the states are those of envs of another kind.
+        """
+        if not all(envs_without_episode(state) for state in states.values()):
+            raise ResumeError(
+                "the state dict holds episodes of other envs than those of EnvPool, which cannot take them. Load it "
+                "into a pool that is built as that which was saved."
+            )
+        return dict.fromkeys(states, True)
 
     def _refuse(self, *args: object, **kwargs: object) -> NoReturn:
         raise UnsupportedError(

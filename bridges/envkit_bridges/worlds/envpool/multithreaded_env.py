@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 import numpy as np
 import torch
@@ -180,7 +180,7 @@ class MultiThreadedEnvWrapper(GymLikeEnv):
         mask = ticket.mask
         mask = None if mask is None or bool(mask.all()) else mask
         is_idle = mask is not None and not bool(mask.any())
-        if is_idle or not self._steps_by_itself:
+        if is_idle or self._unshown is not None or not self._steps_by_itself:
             super()._prepare_step(ticket, is_ahead=is_ahead)
             return
         if self.run_type_checks:
@@ -305,17 +305,13 @@ class MultiThreadedEnvWrapper(GymLikeEnv):
         seeds, _ = seed_chain(self._action_seed, self.numel(), static=self._seed_is_static)
         return list(enumerate(seeds))
 
-    def state_dict(self, *args: object, **kwargs: object) -> NoReturn:
-        """Refused: what the library's envs are in the middle of cannot be read.
-
-        Raises:
-            ResumeError: (a NotImplementedError) always.
-        """
-        raise ResumeError(
-            "EnvPool keeps the states of its envs to itself, so there is no state dict of them. Save the parts "
-            "that have one, as env.transform.state_dict() or policy.state_dict(), and begin new "
-            "episodes: env.set_seed(seed), env.reset()."
-        )
+    def _simulator_state(self) -> dict[str, Any]:
+        if self._records:
+            raise ResumeError(
+                "EnvPool keeps the states of its envs to itself, so their episodes cannot be restored. Leave "
+                "record_for_resume() out, so that new ones begin; env.transform.state_dict() is that of transforms alone."
+            )
+        return super()._simulator_state()
 
     def close(self, *, raise_if_closed: bool = False) -> None:
         """Close the pool, after the step that is under way."""
