@@ -219,8 +219,8 @@ class BatchedEnv(AttributeLookup, PoolOwner):
             return None
         if not set(self.reward_keys).isdisjoint(self.state_keys):
             return None  # what is carried from `next` must have a root row
-        has_begun = exchange.has_begun and self._unshown is None
-        return exchange if has_begun else None
+        is_whole = exchange.has_begun and self._unshown is None and not self._recovery.lost
+        return exchange if is_whole else None
 
     @property
     def _delivers_here(self) -> bool:

@@ -101,6 +101,25 @@ def test_episodes_that_were_not_recorded_begin_again_with_one_warning(kind, open
     assert not following["done"].any() and not later["next", "truncated"].any()
 
 
+@pytest.mark.filterwarnings("ignore:the state dict does not hold")
+def test_a_rollout_from_there_makes_the_steps_that_single_steps_make(opened):
+    make = lambda: TransformedEnv(SerialEnv(2, cartpole), StepCounter())  # noqa: E731
+    env, one, two = (opened(make()) for _ in range(3))
+    root = played(env, env.reset(), 3)[1]
+    for other in (one, two):
+        other.load_state_dict(env.state_dict())
+
+    whole = one.rollout(
+        9, auto_reset=False, tensordict=root.clone(), break_when_any_done=False
+    ).unbind(-1)
+    steps = []
+    for data in whole:
+        step, root = two.step_and_maybe_reset(root.set("action", data["action"]))
+        steps.append(step)
+
+    assert same((list(whole), steps))
+
+
 def test_rows_whose_state_is_in_the_data_go_on_beside_those_that_begin_again(opened):
     make = lambda: TransformedEnv(  # noqa: E731
         MixedEnv([jax_rows(limit=9), SerialEnv(2, partial(make_gym, 9))]), StepCounter()
