@@ -8,7 +8,7 @@ Each is beside its reward and begins again with the episode; `episodes` says whi
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -480,7 +480,9 @@ class NormalizeReward(RunningMoments, _RewardTransform):
         self._count(root, following, td.get(rules.STEP, None))
         return written(next_td, self.step_leaves(root, following, self._constants_outside()))
 
-    def counted(self, leaves: Leaves, root: Leaves | None) -> dict[str, Any]:
+    def counted(
+        self, leaves: Leaves, root: Leaves | None, rows: Sequence[int] | None
+    ) -> dict[str, Any]:
         if root is not None:  # a reset has no reward
             self._count(root, leaves, None)
         return self._constants_outside()

@@ -141,7 +141,7 @@ class _Running(SkipsRows):
         return self
 
 
-class VecNormV2(_Running, EpisodeTransform):
+class VecNormV2(_Running, EpisodeTransform, FusableTransform):
     """Standardise values by running averages, with a mean and a deviation for each row unless rows are averaged.
 
     A step updates the averages of the rows that were stepped, a reset those of the rows that were reset; then
@@ -264,30 +264,75 @@ class VecNormV2(_Running, EpisodeTransform):
                     td.set(target, (as_float(value) - loc) / scale)
         return td
 
+    @property
+    def fuses(self) -> bool:
+        return False
+
+    @property
+    def sees_rows(self) -> bool:
+        return self.stateful
+
+    def counted(
+        self, leaves: Leaves, root: Leaves | None, rows: Sequence[int] | None
+    ) -> dict[str, Any]:
+        shown = ((key, leaves.get(as_path(key))) for key in self.in_keys)
+        with self.shared_lock:
+            return {
+                module_name(key): self._loc_and_scale(
+                    self._update_kept(key, as_float(value), None, leaves.batch_dims, rows)
+                )
+                for key, value in shown
+                if value is not None
+            }
+
+    def reset_leaves(self, fresh: Leaves, constants: Mapping[str, Any]) -> Changes:
+        changes: dict[Path, Any] = {}
+        for key, target in zip(self.in_keys, self.out_keys, strict=True):
+            value = fresh.get(as_path(key))
+            if value is not None:
+                loc, scale = constants[module_name(key)]
+                changes[as_path(target)] = (as_float(value) - loc) / scale
+        return changes
+
+    def step_leaves(self, root: Leaves, following: Leaves, constants: Mapping[str, Any]) -> Changes:
+        return self.reset_leaves(following, constants)
+
+    def constants(self) -> dict[str, Any]:
+        found = ((key, self._kept(key)) for key in self._own_keys)
+        return {module_name(key): self._loc_and_scale(one.now) for key, one in found if one.exist}
+
     @torch.no_grad()
     def _update_kept(
-        self, key: Key, value: torch.Tensor, mask: torch.Tensor | None, batch_dims: int
+        self,
+        key: Key,
+        value: torch.Tensor,
+        mask: torch.Tensor | None,
+        batch_dims: int,
+        rows: Sequence[int] | None = None,
     ) -> Averages:
+        """Count values in the averages, and return those of the ``rows`` that these are (None: all)."""
         kept, event = self._kept(key), value.shape[batch_dims:]
         if self.frozen and not kept.exist:
             return statistics.no_averages(value)
         self._begin(
             key, event if self.reduce_batch_dims else value.shape, value.dtype, value.device
         )
+        some = ... if rows is None or self.reduce_batch_dims else torch.as_tensor(rows)
+        own = kept.loc[some], kept.var[some], kept.count[some]
         if self.frozen:
-            return kept.now
+            return own
         if self.reduce_batch_dims:
-            rows, is_new = by_rows(value, event, mask, batch_dims)
-            rows = rows if is_new is None else rows[is_new]
-            is_finite = statistics.are_finite(rows)
+            new, is_new = by_rows(value, event, mask, batch_dims)
+            new = new if is_new is None else new[is_new]
+            is_finite = statistics.are_finite(new)
             self._count_skipped(~is_finite)
-            after = statistics.averages_with_rows(kept.now, rows[is_finite], self.decay)
+            after = statistics.averages_with_rows(own, new[is_finite], self.decay)
         else:
-            self._require_rows(key, value)
-            after = self._with_masked(kept.now, value, mask, batch_dims)
-        for tensor, new in zip(kept.now, after, strict=True):
-            tensor.copy_(new)
-        return kept.now
+            self._require_rows(key, value, own[0])
+            after = self._with_masked(own, value, mask, batch_dims)
+        for tensor, values in zip(kept.now, after, strict=True):
+            tensor[some] = values
+        return kept.loc[some], kept.var[some], kept.count[some]
 
     def _update_carried(
         self,
@@ -325,8 +370,8 @@ class VecNormV2(_Running, EpisodeTransform):
                 own = statistics.no_averages(torch.zeros(tuple(shape), dtype=dtype, device=device))
             self._kept(key).begin(dict(zip(_Kept.names, own, strict=True)))
 
-    def _require_rows(self, key: Key, value: torch.Tensor) -> None:
-        known = self._kept(key).loc.shape
+    def _require_rows(self, key: Key, value: torch.Tensor, loc: torch.Tensor) -> None:
+        known = loc.shape
         if known != value.shape:
             raise StatisticsError(
                 f"{key!r} has shape {tuple(value.shape)}, but VecNormV2 keeps averages of shape {tuple(known)}: one "
@@ -895,7 +940,9 @@ class VecNorm(RunningMoments, CoupledTransform, ArrayTransform):
 
         return self._seen(rows_of, constants)
 
-    def counted(self, leaves: Leaves, root: Leaves | None) -> dict[str, Any]:
+    def counted(
+        self, leaves: Leaves, root: Leaves | None, rows: Sequence[int] | None
+    ) -> dict[str, Any]:
         self._observe(leaves, lambda key: None)
         return self._constants_outside()
 

@@ -300,7 +300,8 @@ def test_every_transform_on_leaves_is_tried():
     }
 
     tried = {type(make()[-1]).__name__ for make in CHAINS}
-    assert on_leaves - tried == {"FusableTransform", "MomentTransform"}
+    # averages of single rows are no state of programs
+    assert on_leaves - tried == {"FusableTransform", "MomentTransform", "VecNormV2"}
 
 
 # ------------------------------------------------------------------------------- other transforms

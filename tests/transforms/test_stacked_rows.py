@@ -469,6 +469,9 @@ STATISTICS = {
     "of two entries": lambda: [RewardSum(), VecNorm(["place", "episode_reward"], ["x", "y"])],
     "of returns": lambda: [NormalizeReward(gamma=0.9), RewardSum()],
     "frozen": lambda: [VecNorm(["place"]).freeze()],
+    "of each row": lambda: [RewardSum(), VecNormV2(["place", "episode_reward"], ["x", "y"])],
+    "of rows together": lambda: [VecNormV2(["place"], decay=0.9, reduce_batch_dims=True)],
+    "of each row, frozen": lambda: [VecNormV2(["place"]).freeze(), StepCounter(5)],
 }
 
 
@@ -612,7 +615,7 @@ def test_what_cannot_be_shown_stacked_rows_goes_step_by_step(pools, recordings):
             return super().step(tensordict)
 
     for env in (
-        TransformedEnv(pool, VecNormV2(["place"])),
+        TransformedEnv(pool, VecNormV2(["place"], stateful=False)),
         TransformedEnv(pool, Compose(StepCounter(), Opaque())),
         Overriding(pool, StepCounter()),
         TransformedEnv(TransformedEnv(pool, Opaque()), StepCounter()),

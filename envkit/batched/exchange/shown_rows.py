@@ -9,7 +9,7 @@ Conventions
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -36,9 +36,12 @@ class SeenThrough(Protocol):
     memory: list[Path]
 
     def through(
-        self, leaves: dict[Path, torch.Tensor], root: dict[Path, torch.Tensor] | None
+        self,
+        leaves: dict[Path, torch.Tensor],
+        root: dict[Path, torch.Tensor] | None,
+        rows: Sequence[int] | None,
     ) -> dict[Path, torch.Tensor]:
-        """Show the rows of a step from a root, or of a reset (None)."""
+        """Show all rows of a step from a root, or some rows of a reset (whose root is None)."""
         ...
 
 
@@ -127,7 +130,7 @@ class ShownRows(RowMemory):
         """Wait for the step, show it, and begin again what has ended if that was asked for."""
         begun, advances = sent
         inner, slot = self.exchange.wait(begun), self.slot
-        shown = self._through(inner, self._memory[slot])
+        shown = self._through(inner, self._memory[slot], None)
         for path, memory in self._shown[slot].items():
             np.copyto(memory, _array_of(shown.get(path), self.nexts[slot][path], path))
         if advances:
@@ -152,7 +155,7 @@ class ShownRows(RowMemory):
         if ended.any():
             self.exchange.begin_ended(ended.nonzero()[0].tolist())
         fresh = {path: torch.from_numpy(leaf[rows]) for path, leaf in self._fresh[slot].items()}
-        first = self._through(fresh, None)
+        first = self._through(fresh, None, rows)
         for path, memory in root.items():
             memory[rows] = _array_of(first.get(path), self.roots[slot + 1][path][: len(rows)], path)
 

@@ -17,7 +17,7 @@ Conventions
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -196,7 +196,9 @@ class FusableTransform(Transform):
         is_written = any(getattr(kind, name) is not getattr(Transform, name) for name in inwards)
         return not (self.in_keys_inv or self.out_keys_inv or is_written)
 
-    def counted(self, leaves: Leaves, root: Leaves | None) -> dict[str, Any]:
+    def counted(
+        self, leaves: Leaves, root: Leaves | None, rows: Sequence[int] | None
+    ) -> dict[str, Any]:
         """Change the state by what is seen of all rows of an env, and return the constants of the hook that follows.
 
         This is how rows that are recorded together pass a transform with state. One that does not write it sees
@@ -205,6 +207,7 @@ class FusableTransform(Transform):
         Args:
             leaves: what a step or a reset produced, tensors.
             root: memory at the root of the step; None at a reset.
+            rows: which rows these are; None: all.
         """
         return self.constants()
 

@@ -17,7 +17,7 @@ Conventions
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -122,21 +122,22 @@ class TransformedCore:
         for leaves in (*self.inner.values(), *declared.values(), inputs):
             if not all(map(_has_rows, leaves.values())):
                 return False
-        root = _zeros({path: inputs[path] for path in self.memory})
+        rows = self.env.batch_size[0] if self._of_rows else 2  # a hook that mixes two shows
+        root = _zeros({path: inputs[path] for path in self.memory}, rows)
         for region, leaves in self.inner.items():
-            given = _zeros(leaves)
+            given = _zeros(leaves, rows)
             try:
                 shown = through(self.chain, given, None if region == "root" else root)
             except Exception:
                 return False  # the env by itself tells, when it comes to that
-            if _forms(shown) != _forms(_zeros(declared[region])):
+            if _forms(shown) != _forms(_zeros(declared[region], rows)):
                 return False
             self.untouched[region] = {path for path in given if shown.get(path) is given[path]}
         return True
 
-    def through(self, leaves: Tensors, root: Tensors | None) -> Tensors:
-        """Show the leaves of stacked rows through the transforms; see `through`."""
-        return through(self.chain, leaves, root, counts=True)
+    def through(self, leaves: Tensors, root: Tensors | None, rows: Sequence[int] | None) -> Tensors:
+        """Show the leaves of some rows of one env (None: all) through the transforms, which count them; see `through`."""
+        return through(self.chain, leaves, root, lambda *seen: seen[0].counted(*seen[1:], rows))
 
     def _leaves(self, env: Any, *kinds: str) -> dict[Path, Any]:
         """Return the leaves of one row."""
@@ -337,8 +338,15 @@ class TransformedRows:
             into[place] = value
 
 
+def _uncounted(transform: FusableTransform, leaves: Leaves, root: Leaves | None) -> dict[str, Any]:
+    return {**transform.constants(), **transform.state()}
+
+
 def through(
-    chain: Chain, leaves: Tensors, root: Tensors | None, *, counts: bool = False
+    chain: Chain,
+    leaves: Tensors,
+    root: Tensors | None,
+    constants_of: Callable[[FusableTransform, Leaves, Leaves | None], Any] = _uncounted,
 ) -> Tensors:
     """Show the leaves of stacked rows through transforms: of a step from ``root``, or of a reset.
 
@@ -346,15 +354,12 @@ def through(
         chain: first to last.
         leaves: shape (rows, *event), by path.
         root: memory of the transforms at the root of the step; None after a reset.
-        counts: transforms with state count these rows first.
+        constants_of: gives the constants of a transform, which may count the rows that it sees for that.
     """
     root = None if root is None else dict(inwards(chain, root))
     for transform in chain:
         seen, memory = Leaves(leaves, 1), None if root is None else Leaves(root, 1)
-        if counts:
-            constants = transform.counted(seen, memory)
-        else:
-            constants = {**transform.constants(), **transform.state()}
+        constants = constants_of(transform, seen, memory)
         if memory is None:
             changes = transform.reset_leaves(seen, constants)
         else:
@@ -382,9 +387,11 @@ def _forms(leaves: Tensors) -> dict[Path, tuple[torch.Size, torch.dtype]]:
     return {path: (leaf.shape, leaf.dtype) for path, leaf in leaves.items()}
 
 
-def _zeros(leaves: Mapping[Path, Any]) -> Tensors:
-    """Make the leaves of two rows, so that a hook that mixes them shows."""
-    return {path: torch.zeros((2, *leaf.shape), dtype=leaf.dtype) for path, leaf in leaves.items()}
+def _zeros(leaves: Mapping[Path, Any], rows: int) -> Tensors:
+    """Make the leaves of some rows."""
+    return {
+        path: torch.zeros((rows, *leaf.shape), dtype=leaf.dtype) for path, leaf in leaves.items()
+    }
 
 
 def _one_moment(like: Any, slots: int, rows: int) -> np.ndarray:
