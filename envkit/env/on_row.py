@@ -10,12 +10,14 @@ Conventions
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Protocol
 
+import torch
 from tensordict import TensorDictBase
 
 from envkit import rules
+from envkit.data.paths import Path, as_path
 from envkit.env.runs import Record, Run, Runs
 from envkit.env.stepping import Stepping
 from envkit.env.tickets import Ticket
@@ -29,12 +31,20 @@ class Row(Protocol):
         """Check whether a row holds all that a step is given."""
         ...
 
-    def step(self, given: TensorDictBase) -> TensorDictBase:
-        """Step with what `fits`, and give the ``next``."""
+    def step(self, given: TensorDictBase, *, advance: bool = False) -> TensorDictBase:
+        """Step with what `fits`, and return the ``next``; with ``advance`` reset what has ended."""
         ...
 
-    def reset(self, **kwargs: Any) -> TensorDictBase:
-        """Begin an episode, and give its root."""
+    def root(self) -> TensorDictBase:
+        """Return the root that follows the last step, which was made with ``advance``."""
+        ...
+
+    def any_done(self, slot: int, flags: Sequence[Path]) -> bool:
+        """Check whether one of some flags is set in the outcome of a step."""
+        ...
+
+    def reset(self, mask: torch.Tensor | None, **kwargs: Any) -> TensorDictBase:
+        """Begin an episode, and return its root; with batch axes, where a mask selects them (None: all)."""
         ...
 
     def record(self, env: Any, run: Run) -> Record:
@@ -80,17 +90,20 @@ class OnRow(Stepping):
 
     def _reset(self, td: TensorDictBase | None, **kwargs: Any) -> TensorDictBase:
         mask = None if td is None else td.get(rules.RESET, None)
-        row = self._row if mask is None or bool(mask.all()) else None
+        is_whole = mask is None or bool(self.batch_size) or bool(mask.all())
+        row = self._row if is_whole else None
         if row is None or kwargs.get("set_state"):
             return super()._reset(td, **kwargs)
         kwargs.pop("set_state", None)  # an episode begins again anyway
         self._begin_on_row()
-        return row.reset(**kwargs)
+        return row.reset(mask, **kwargs)
 
     def _prepare_step(self, ticket: Ticket, *, is_ahead: bool) -> None:
         row = self._row if self._unshown is None and ticket.mask is None and not is_ahead else None
         if row is not None and row.fits(ticket.td):
             ticket.row = row
+            # one env resets nothing in most steps
+            ticket.restarts = bool(self.batch_size) and self._may_restart(ticket)
         else:
             super()._prepare_step(ticket, is_ahead=is_ahead)
 
@@ -100,7 +113,17 @@ class OnRow(Stepping):
 
     def _finish_step(self, ticket: Ticket) -> TensorDictBase:
         row = ticket.row
-        return super()._finish_step(ticket) if row is None else row.step(ticket.td)
+        if row is None:
+            return super()._finish_step(ticket)
+        return row.step(ticket.td, advance=ticket.restarts)
+
+    def _fresh_root(self, ticket: Ticket, data: TensorDictBase) -> TensorDictBase:
+        row = ticket.row
+        if row is None:
+            return super()._fresh_root(ticket, data)
+        root = self.step_mdp(data)
+        is_over = row.any_done(0, [as_path(key) for key in self.done_keys])
+        return root.update(row.root()) if is_over else root
 
     def _runs(self) -> Runs:
         """Return rollouts on the row, where there is one."""

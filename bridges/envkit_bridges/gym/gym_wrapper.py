@@ -87,6 +87,7 @@ class GymWrapper(OnRow, GymLikeEnv):
     """
 
     libname = "gymnasium"
+    _vector_kind = VectorCore
     _fast_path_bypasses = EnvBase._fast_path_bypasses | {
         *("_step", "_reset", "_reset_simulator", "_repeated_step", "_to_tensordict"),
         *("_action_in", "read_action", "read_obs", "read_reward", "read_done"),
@@ -136,7 +137,7 @@ class GymWrapper(OnRow, GymLikeEnv):
             )
         self._vector: VectorCore | None = None
         if batch:
-            self._vector = VectorCore(env, observation, action, pixels=from_pixels)
+            self._vector = self._vector_kind(env, observation, action, pixels=from_pixels)
             self._check_single_frames()
         self.core = GymCore(env, observation, action, frame_skip=frame_skip, pixels=from_pixels)
         self._declare(observation, action)

@@ -23,7 +23,7 @@ import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -32,6 +32,7 @@ from envkit.data.paths import Path, as_key
 from envkit.data.plain import from_plain, plain
 from envkit.env.seeding import seed_chain
 from envkit.errors import ArgumentError, EncodingError, ResetMaskError, ResumeError, StepMaskError
+from envkit.rules import RESET
 from envkit_bridges.gym.backend import GymSpace, SpaceValue, library_of
 from envkit_bridges.gym.codecs import Codec, lacking
 from envkit_bridges.gym.frames import draw
@@ -79,9 +80,10 @@ class VectorCore:
         self.action = action
         self.pixels = pixels
         self.batch_size = (env.num_envs,)
-        vector = library_of(env).vector
+        library = library_of(env.unwrapped)
+        vector = library.vector
         self._utils = vector.utils
-        self._spaces = library_of(env).spaces
+        self._spaces = library.spaces
         self._is_ours = isinstance(env.unwrapped, vector.SyncVectorEnv | vector.AsyncVectorEnv)
         # wrappers would count their steps
         self._has_stand_ins = isinstance(env, vector.SyncVectorEnv)
@@ -188,19 +190,24 @@ class VectorCore:
 
     def advance(self, actions: SpaceValue) -> Stepped:
         """Step as `step` does, and return the answer of the env, whose observations are those of all rows together."""
-        frozen = self._frozen
-        if waiting := _numbers(self._ended & ~frozen):
+        self._require_begun()
+        if self._frozen.any() and not self._resets_itself:
+            self._reset_rows(self._frozen)
+        result = self.env.step(actions)
+        self._note_ended(result)
+        return result
+
+    def _require_begun(self) -> None:
+        if waiting := _numbers(self._ended & ~self._frozen):
             raise StepMaskError(
                 f"rows {waiting} have ended and were not reset. Reset them first, e.g. with "
                 "env.step_and_maybe_reset or env.maybe_reset."
             )
-        if frozen.any() and not self._resets_itself:
-            self._reset_rows(frozen)
-        result = self.env.step(actions)
-        over = np.logical_or(*(np.asarray(flags) for flags in result[2:4]))
+
+    def _note_ended(self, result: Stepped) -> None:
+        frozen, over = self._frozen, np.logical_or(*(np.asarray(flags) for flags in result[2:4]))
         self._ended = np.where(frozen, self._ended, over)
         self._went_on = frozen & (not self._has_stand_ins)
-        return result
 
     def _take_last(
         self, rows: list[Any], over: np.ndarray, infos: dict[str, Any]
@@ -265,12 +272,7 @@ class VectorCore:
         rows = np.ones(count, bool) if mask is None else mask.reshape(count).cpu().numpy()
         if not rows.any():
             return self._blank(), {}
-        if self._resets_itself and not rows.all() and not np.array_equal(rows, self._ended):
-            raise ResetMaskError(
-                f"rows {_numbers(rows)} are to be reset, but of a vector env that resets by itself "
-                f"only the rows that have ended can be, here {_numbers(self._ended)}. Make it with "
-                "vector_kwargs={'autoreset_mode': AutoresetMode.DISABLED}, or use SerialEnv."
-            )
+        self._require_resettable(rows)
         given = self._given(rows) if not kwargs else np.zeros(count, bool)
         observations, infos = [None] * count, {}
         if (real := rows & ~given).any():
@@ -279,17 +281,31 @@ class VectorCore:
         if given.any():
             for row in given.nonzero()[0].tolist():
                 observations[row] = self._first[row]
+            observations = _filled(observations)
             infos = _merged(infos, self._first_infos, given)
         self._note_reset(rows)
         self._first = {row: value for row, value in self._first.items() if not rows[row]}
-        return _filled(observations), infos
+        return observations, infos
+
+    def _require_resettable(self, rows: np.ndarray) -> None:
+        if self._resets_itself and not rows.all() and not np.array_equal(rows, self._ended):
+            raise ResetMaskError(
+                f"rows {_numbers(rows)} are to be reset, but of a vector env that resets by itself "
+                f"only the rows that have ended can be, here {_numbers(self._ended)}. Make it with "
+                "vector_kwargs={'autoreset_mode': AutoresetMode.DISABLED}, or use SerialEnv."
+            )
 
     def _note_reset(self, rows: np.ndarray) -> None:
         self._ended = self._ended & ~rows
         self._went_on = self._went_on & ~rows
 
     def begin(self, rows: np.ndarray, **kwargs: Any) -> Rows:
-        """Begin episodes in the rows that a bool mask selects, and return the observations of these rows by path."""
+        """Begin episodes in the rows that a bool mask selects, and return the observations of these rows by path.
+
+        Raises:
+            ResetMaskError: see `reset`.
+        """
+        self._require_resettable(rows)
         observations, _ = self._reset_rows(rows, **kwargs)
         self._note_reset(rows)
         return {path: value[rows] for path, value in self.encoded(observations, "reset").items()}
@@ -412,37 +428,15 @@ class VectorCore:
         return self._utils.concatenate(space, values, blank)
 
 
-class RowsTogether(Protocol):
-    """A simulator of several rows that takes and gives them together, as arrays with the rows in front.
-
-    Attributes:
-        action: codec of one row.
-    """
-
-    action: Codec
-
-    def advance(self, actions: SpaceValue) -> Stepped:
-        """Step all rows."""
-        ...
-
-    def begin(self, rows: np.ndarray, **kwargs: Any) -> Rows:
-        """Begin episodes in the rows that a bool mask selects, and return the observations of these rows by path."""
-        ...
-
-    def encoded(self, observations: SpaceValue, method: str) -> Rows:
-        """Turn the observations of all rows, which ``method`` returned, into arrays by path."""
-        ...
-
-
 class VectorRows:
-    """All rows of a simulator as one row of memory, whose leaves have them in front; see `OneRow`.
+    """All rows of a vector env as one row of memory, whose leaves have them in front; see `OneRow`.
 
     Args:
-        core: the simulator.
+        core: of the vector env, whose observations come together (`VectorCore.has_rows`).
         note: is given the infos of each step.
     """
 
-    def __init__(self, core: RowsTogether, note: Callable[[Any], None] | None = None):
+    def __init__(self, core: VectorCore, note: Callable[[Any], None] | None = None):
         self._core, self._note = core, note
 
     def bind(
@@ -454,14 +448,15 @@ class VectorRows:
             {path: ring[:, 0] for path, ring in arrays[region].items()}
             for region in ("in", "root", "next")
         )
-        self._all = np.ones(len(self._nexts[DONE[0]][0]), bool)
+        self._selected = arrays["mask"][(RESET,)][0, :, 0]
         return self
 
     def reset(self, row: int, given: Collection[Path] = (), /, **kwargs: Any) -> None:
-        """Begin an episode in every row, and write their root."""
-        following = int(self._slot[0]) + 1
-        for path, value in self._core.begin(self._all, **kwargs).items():
-            self._roots[path][following] = value
+        """Begin episodes in the rows that the `_reset` mask in memory selects, and write their root."""
+        rows, following = self._selected, int(self._slot[0]) + 1
+        if rows.any():
+            for path, value in self._core.begin(rows, **kwargs).items():
+                self._roots[path][following, rows] = value
 
     def step(self, rows: Sequence[int], *, advance: bool) -> None:
         """Step all rows and write their `next`; with ``advance`` also their roots, fresh ones where they have ended."""
@@ -497,10 +492,10 @@ class VectorRows:
         require_flags(terminated, truncated)
         flags = np.asarray(terminated, bool), np.asarray(truncated, bool)
         for name, found in zip(("terminated", "truncated"), flags, strict=True):
-            if found.shape != self._all.shape:
+            if found.shape != self._selected.shape:
                 raise EncodingError(
                     f"step of the vector env returned {name} of shape {found.shape}, but must return one flag for each of "
-                    f"{len(self._all)} rows."
+                    f"{len(self._selected)} rows."
                 )
         return flags
 

@@ -18,6 +18,7 @@ from envkit.batched.metadata import EnvLeaves
 from envkit.data.paths import Path, as_key, as_path
 from envkit.env.base import EnvBase
 from envkit.env.runs import Run
+from envkit.rules import RESET
 from envkit.specs.inputs import ActionInput, require_input
 from envkit.transport import Layout
 
@@ -49,6 +50,7 @@ class OneRow(RowMemory):
         }
         self._rows = core.bind([core], range(1), shown, arrays[SLOT.name])
         self._slot = self.slots.data
+        self._masks = [mask for path, mask in shown["mask"].items() if path[-1] == RESET]
         self.has_large_rows = plan.has_large_rows
         nexts, roots = (
             [{path: leaf.numpy() for path, leaf in moment.items()} for moment in moments]
@@ -118,22 +120,29 @@ class OneRow(RowMemory):
     def wait(self, sent: None) -> None:
         """Nothing: the step was made."""
 
-    def step(self, given: TensorDictBase) -> TensorDict:
-        """Step with actions, and memory that `fits`, and give the ``next``."""
+    def step(self, given: TensorDictBase, *, advance: bool = False) -> TensorDict:
+        """Step with actions, and memory that `fits`, and return the ``next``; with ``advance`` reset what has ended."""
         if self._leave is not None:
             self.hand_over()
         self.fill(given, None, 0)
         self._slot[0] = 0
-        self._rows.step(_ROW, advance=False)
+        self._rows.step(_ROW, advance=advance)
         return self.deliver(self.nexts[0])
+
+    def root(self) -> TensorDict:
+        """Return the root that follows the last step, which was made with ``advance``."""
+        return self.deliver(self.roots[1])
 
     def record(self, env: Any, run: Run) -> TensorDictBase | list[TensorDictBase] | None:
         """Make a rollout as `Runs.record` promises; None where rows cannot hold it."""
         return recorded(env, self, run, ended=lambda following: {})
 
-    def reset(self, **kwargs: Any) -> TensorDict:
-        """Begin an episode, and give its root."""
+    def reset(self, mask: torch.Tensor | None, **kwargs: Any) -> TensorDict:
+        """Begin an episode, and return its root; of an env with batch axes, where a mask selects them (None: all)."""
         self.hand_over()
+        if self.batch_size:
+            for selected in self._masks:
+                selected[...] = True if mask is None else mask.reshape(selected.shape).cpu()
         self.slots[0] = 0
         self._rows.reset(0, (), **kwargs)
         return self.deliver(self.roots[1])

@@ -199,7 +199,7 @@ def test_integers_masks_nested_and_unbounded_observations_and_pixels_are_as_decl
 def test_an_observation_that_is_none_of_its_space_is_refused(env):
     with MultiThreadedEnv(2, "FrozenLake-v1", create_env_kwargs={"size": 8}) as env:
         assert env.observation_spec["observation"].n == 64
-    codec = env._observed
+    codec = env.core.observation
 
     with pytest.raises(EncodingError, match=r"'observation' is 64, which is not in its space"):
         codec.encode_arrays(np.array([3, 64], np.int32))
@@ -251,7 +251,7 @@ def test_a_row_that_has_ended_must_be_reset_or_left_out(short_env):
     over = td["done"][:, 0]
     assert over.all()
 
-    with pytest.raises(StepMaskError, match=r"episodes of rows \[0, 1, 2, 3\] have ended.*Reset"):
+    with pytest.raises(StepMaskError, match=r"rows \[0, 1, 2, 3\] have ended.*Reset"):
         short_env.step(td.exclude("done", "terminated", "truncated"))
 
 

@@ -40,11 +40,9 @@ from envkit.transport import Backend, Layout, Pool
 from envkit.transport.failure import Failure, failures_of
 from envkit.transport.in_process import Arrivals
 from envkit.transport.pool import Request, Worker
-from envkit_bridges.gym.backend import SpaceValue
-from envkit_bridges.gym.codecs import Codec
 from envkit_bridges.gym.simulator_rows import DONE, Rows
+from envkit_bridges.gym.vector import Stepped
 from envkit_bridges.worlds.envpool.library import (
-    Stepped,
     built_anew,
     make_pool,
     require_keywords,
@@ -160,7 +158,8 @@ class EnvPoolRows(Backend[EnvPoolRow]):
         """Build the pool."""
         self.owner_pid, num_rows = os.getpid(), len(self.rows_of)
         with MultiThreadedEnv(1, self._env_name, create_env_kwargs=self._kwargs) as one:
-            self._observed, self._acted = one._observed, one._acted
+            assert one.core.observation is not None  # there are no pixels beside it
+            self._observed, self._acted = one.core.observation, one.core.action
             self._metadata = EnvMetaData.metadata_from_env(one)[0]
         self._pool = make_pool(self._env_name, num_rows, self._kwargs, batch_size=1)
         self.workers = [EnvPoolRow(index) for index in range(num_rows)]
@@ -180,7 +179,7 @@ class EnvPoolRows(Backend[EnvPoolRow]):
             {path: rows.numpy() for path, rows in plan.tensors(arrays, region).items()}
             for region in ("in", "root", "next")
         )
-        self._memory = _Memory(self._observed, self._acted, *regions)
+        self._inputs, self._roots, self._nexts = regions
         return arrays
 
     def bind(self, worker: EnvPoolRow, request: Request) -> None:
@@ -228,7 +227,8 @@ class EnvPoolRows(Backend[EnvPoolRow]):
             self._send_reset(worker)
         else:
             self._awaited.put(True)
-            self._pool.send(self._memory.actions(worker.slot, _own(worker)), _id(worker))
+            rows = {path: ring[worker.slot, _own(worker)] for path, ring in self._inputs.items()}
+            self._pool.send(self._acted.decode_arrays(rows), _id(worker))
 
     def _send_reset(self, worker: EnvPoolRow) -> None:
         self._awaited.put(True)
@@ -330,53 +330,24 @@ class EnvPoolRows(Backend[EnvPoolRow]):
 
     def _record(self, worker: EnvPoolRow, stepped: Stepped) -> None:
         """Write what came into the memory of the row: its `next`, its root, or both."""
-        slot, rows = worker.slot, _own(worker)
-        has_root = worker.resets or worker.command == ADVANCE
-        self._memory.put_observations(
-            stepped[0],
-            rows,
-            to_next=None if worker.resets else slot,
-            to_root=slot + 1 if has_root else None,
-        )
+        observations, rewards, terminated, truncated, _ = stepped
+        shown = {
+            path: value.numpy()
+            for path, value in self._observed.encode_arrays(observations).items()
+        }
         if not worker.resets:
-            self._memory.put_next(slot, stepped, rows)
+            flags = (terminated | truncated, terminated, truncated)
+            columns = dict(zip((("reward",), *DONE), (rewards, *flags), strict=True))
+            outcome = {**shown, **{path: column[:, None] for path, column in columns.items()}}
+            _write(outcome, self._nexts, worker.slot, _own(worker))
+        if worker.resets or worker.command == ADVANCE:
+            _write(shown, self._roots, worker.slot + 1, _own(worker))
 
 
-class _Memory:
-    """Rows of a pool in memory: where actions are read from, and results are written.
-
-    Args:
-        observed, acted: codecs of one row.
-        inputs, roots, nexts: arrays of shape (slots, rows, *leaf) by path, see `envkit.batched.exchange.row_memory`.
-    """
-
-    def __init__(self, observed: Codec, acted: Codec, inputs: Rows, roots: Rows, nexts: Rows):
-        self._observed, self._acted = observed, acted
-        self._inputs, self._roots, self._nexts = inputs, roots, nexts
-
-    def actions(self, slot: int, rows: slice) -> SpaceValue:
-        """Return the actions of some rows, as the library takes them."""
-        return self._acted.decode_arrays(
-            {path: ring[slot, rows] for path, ring in self._inputs.items()}
-        )
-
-    def put_next(self, slot: int, stepped: Stepped, rows: slice) -> None:
-        """Write the outcome of a step of some rows, but for their observations; see `put_observations`."""
-        _, rewards, terminated, truncated, _ = stepped
-        columns = (rewards, terminated | truncated, terminated, truncated)
-        for path, column in zip((("reward",), *DONE), columns, strict=True):
-            self._nexts[path][slot, rows] = column[:, None]
-
-    def put_observations(
-        self, observations: SpaceValue, rows: slice, *, to_next: int | None, to_root: int | None
-    ) -> None:
-        """Write observations of some rows into slots of their `next` and of their roots; None: not there."""
-        for path, value in self._observed.encode_arrays(observations).items():
-            array = value.numpy()
-            if to_next is not None:
-                self._nexts[path][to_next, rows] = array
-            if to_root is not None:
-                self._roots[path][to_root, rows] = array
+def _write(values: Rows, rings: Rows, slot: int, rows: slice) -> None:
+    """Write values of some rows into a slot of arrays of shape (slots, rows, *leaf) by path."""
+    for path, value in values.items():
+        rings[path][slot, rows] = value
 
 
 def _own(worker: EnvPoolRow) -> slice:

@@ -1,24 +1,26 @@
-"""Pools of the EnvPool library: how they are made, their spaces, and how they are stepped and reset row by row.
+"""Pools of the EnvPool library: how they are made, and stepped as vector envs of Gymnasium.
 
-The library resets a row that has ended in its next step, whose action it ignores. `RowPool` refuses such a step, so
-that resets are asked for, of those rows alone. `PoolCore` steps all rows together. No TensorDict is known here.
+The library resets a row that has ended in its next step, whose action it ignores. `PoolVectorEnv` shows a pool as a
+vector env without autoreset. `PoolCore` refuses to step rows that have ended, and steps any rows apart from the
+others. No TensorDict is known here.
 
 Conventions
     row    number of an env of the pool, which the library calls its id.
     rows   int32 array of row numbers; None stands for all.
-    ended  rows that are in no episode: before their first reset, and after a last step.
     sent   a step that was handed to the library's threads.
     seed   of a row: what a chain of seeds holds, see `envkit.env.seeding`; the library takes int32.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
 from envkit.data.keywords import refuse_unknown
 from envkit.data.paths import Path
@@ -27,11 +29,11 @@ from envkit.errors import (
     ArgumentError,
     ArgumentTypeError,
     NotResetError,
+    OptionError,
     StaleDataError,
-    StepMaskError,
 )
 from envkit.process_wide import no_warnings, variables_kept
-from envkit_bridges.gym.codecs import Codec
+from envkit_bridges.gym.vector import Stepped, VectorCore
 from envkit_bridges.libraries import Simulator, near_name, require
 
 if TYPE_CHECKING:
@@ -223,70 +225,142 @@ def require_pool(env: object) -> None:
         )
 
 
+# ------------------------------------------------------------------------------- steps and resets
+
 Rows = np.ndarray | None
-Arrays = Mapping[Path, np.ndarray]
-Stepped = tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]
-"""Observations, rewards, terminated, truncated and infos of the rows that were stepped."""
+
+
+class PoolVectorEnv:
+    """A pool as a vector env of Gymnasium without autoreset, of which rows may be left out of a step.
+
+    Args:
+        pool: made by ``envpool.make_gymnasium``, all of whose envs step together.
+        frame_skip: steps of the library per step, rewards summed; a row stops where its episode ends.
+
+    Attributes:
+        unwrapped: the pool. All that is not here is looked up there.
+    """
+
+    def __init__(self, pool: Simulator, frame_skip: int = 1):
+        self.unwrapped, self.frame_skip = pool, frame_skip
+        self.metadata = {**pool.metadata, "autoreset_mode": "Disabled"}
+        self.num_envs = int(pool.config["num_envs"])
+        self.single_observation_space, self.single_action_space = spaces_of(pool)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or name == "unwrapped":  # of an object that is being copied
+            raise AttributeError(name)
+        return getattr(self.unwrapped, name)
+
+    def send(self, actions: SpaceValue, rows: Rows = None) -> None:
+        """Have rows step, with an action for each of them, and return at once."""
+        self.unwrapped.send(actions, rows)
+
+    def recv(self, actions: Any, rows: Rows = None) -> Stepped:
+        """Wait for the step that was sent; what is returned of other rows is zero."""
+        stepped: Any = self.unwrapped.recv(reset=False)
+        for _ in range(self.frame_skip - 1):
+            going = np.flatnonzero(~(stepped[2] | stepped[3])).astype(np.int32)
+            if not len(going):
+                break
+            self.unwrapped.send(_chosen(actions, going), going if rows is None else rows[going])
+            more: Any = self.unwrapped.recv(reset=False)
+            more[1][:] += stepped[1][going]
+            _put(more, going, stepped)
+        return self._spread(stepped, rows)
+
+    def step(self, actions: SpaceValue) -> Stepped:
+        """Step all rows."""
+        self.send(actions)
+        return self.recv(actions)
+
+    def reset(
+        self, *, options: Mapping[str, Any] | None = None, **others: object
+    ) -> tuple[Any, dict[str, Any]]:
+        """Begin episodes in all rows, or in those of the mask ``options["reset_mask"]``.
+
+        Raises:
+            OptionError: (a TypeError) anything else is asked for.
+        """
+        mask = None if options is None else options.get("reset_mask")
+        if others or (options is not None and [*options] != ["reset_mask"]):
+            names = sorted({*others, *(() if options is None else ("options",))})
+            raise OptionError(
+                f"reset() was given {names}, but envs of EnvPool take no options when they are reset. "
+                "Seeds are for set_seed(), all else for create_env_kwargs."
+            )
+        rows = None if mask is None else np.flatnonzero(mask).astype(np.int32)
+        return self._spread(self.unwrapped.reset(rows), rows)
+
+    def seed(self, seeds: Sequence[int]) -> None:
+        """Build the same pool again, row i with the i-th seed, and close the one before."""
+        pool = built_anew(self.unwrapped, seeds)
+        self.unwrapped.close()
+        self.unwrapped = pool
+
+    def _spread(self, values: Any, rows: Rows) -> Any:
+        """Put what was returned for some rows among zeros for the others."""
+        if rows is None:
+            return values
+        if isinstance(values, tuple):
+            return tuple(self._spread(part, rows) for part in values)
+        if isinstance(values, dict):
+            return {name: self._spread(value, rows) for name, value in values.items()}
+        full = np.zeros((self.num_envs, *values.shape[1:]), values.dtype)
+        full[rows] = values
+        return full
 
 
 @dataclass(frozen=True, eq=False)
 class Sent:
     """A step of some rows, and its actions."""
 
-    rows: Rows
     actions: Any
+    rows: Rows
 
 
-class RowPool:
-    """An EnvPool whose rows are reset on request, and at no other time.
+class PoolCore(VectorCore):
+    """Step and reset a pool of EnvPool: any rows may be left out, and observations are arrays with the rows in front."""
 
-    Args:
-        pool: made by ``envpool.make_gymnasium``, all of whose envs step together.
-        frame_skip: steps of the library per step, rewards summed; a row stops where its episode ends.
-    """
+    env: PoolVectorEnv
+    _sent: Sent | None = None
 
-    def __init__(self, pool: Simulator, frame_skip: int = 1):
-        self.frame_skip, self.count = frame_skip, int(pool.config["num_envs"])
-        self._take(pool)
+    def _forget(self) -> None:
+        super()._forget()
+        self._is_new = np.ones(self.env.num_envs, bool)
 
-    def _take(self, pool: Simulator) -> None:
-        self.pool = pool
-        self._is_new = np.ones(self.count, bool)
-        self._ended = np.ones(self.count, bool)
-        self._sent: Sent | None = None
+    @contextmanager
+    def freezing(self, rows: np.ndarray) -> Iterator[None]:
+        """Leave rows out of the step that is made meanwhile."""
+        self._frozen = rows.copy()
+        try:
+            yield
+        finally:
+            self._frozen = np.zeros_like(rows)
 
-    def send(self, actions: SpaceValue, rows: Rows = None) -> Sent:
-        """Have rows step, and return at once what `recv` gives the outcome for.
-
-        Args:
-            actions: one for each of the rows, as the library takes them.
-            rows: those that step.
+    def send(self, actions: SpaceValue) -> Sent:
+        """Begin a step of the rows that are not frozen, and return at once what `recv` takes.
 
         Raises:
             NotResetError: a row was never reset.
             StepMaskError: the episode of a row has ended.
         """
         self.finish()
-        ended = np.flatnonzero(self._ended) if rows is None else rows[self._ended[rows]]
-        if len(ended):
-            self._refuse(ended)
-        self.pool.send(actions, rows)
-        self._sent = Sent(rows, actions)
-        return self._sent
-
-    def _refuse(self, ended: np.ndarray) -> NoReturn:
-        if len(new := ended[self._is_new[ended]]):
+        stepped = ~self._frozen
+        if (new := stepped & self._is_new).any():
             raise NotResetError(
-                f"rows {new.tolist()} were stepped before their first reset, so they are in no episode. "
+                f"rows {np.flatnonzero(new).tolist()} were stepped before their first reset, so they are in no episode. "
                 "Call reset() first, and step from what it returns."
             )
-        raise StepMaskError(
-            f"the episodes of rows {ended.tolist()} have ended. Reset them first, with "
-            "env.step_and_maybe_reset or env.maybe_reset, or leave them out with a '_step' mask."
-        )
+        self._require_begun()
+        rows = None if stepped.all() else np.flatnonzero(stepped).astype(np.int32)
+        actions = actions if rows is None else _chosen(actions, rows)
+        self.env.send(actions, rows)
+        self._sent = Sent(actions, rows)
+        return self._sent
 
     def recv(self, sent: Sent) -> Stepped:
-        """Wait for a step: observations, rewards, terminated, truncated, infos.
+        """Wait for a step.
 
         Raises:
             StaleDataError: the env was stepped or reset meanwhile.
@@ -297,95 +371,49 @@ class RowPool:
                 "Receive a step before the next one."
             )
         self._sent = None
-        made = self.pool.recv(reset=False)
-        if self.frame_skip > 1:
-            made = self._with_more_frames(sent, made)
-        over = made[2] | made[3]
-        if sent.rows is None:
-            self._ended = over
-            return made
-        self._ended[sent.rows] = over
-        return made
-
-    def _with_more_frames(self, sent: Sent, made: Stepped) -> Stepped:
-        """Step again what goes on, with the same actions."""
-        for _ in range(self.frame_skip - 1):
-            going = np.flatnonzero(~(made[2] | made[3])).astype(np.int32)
-            if not len(going):
-                break
-            self.pool.send(
-                _chosen(sent.actions, going), going if sent.rows is None else sent.rows[going]
-            )
-            more = self.pool.recv(reset=False)
-            more[1][:] += made[1][going]
-            _put(more, going, made)
-        return made
+        result = self.env.recv(sent.actions, sent.rows)
+        self._note_ended(result)
+        return result
 
     def finish(self) -> None:
         """Wait for a step that was not received, and drop its results."""
         if self._sent is not None:
             self.recv(self._sent)
 
-    def step(self, actions: SpaceValue) -> Stepped:
-        """Step all rows."""
+    def advance(self, actions: SpaceValue) -> Stepped:
+        """Step the rows that are not frozen."""
         return self.recv(self.send(actions))
 
-    def reset(self, rows: Rows = None) -> tuple[Any, dict[str, Any]]:
-        """Start new episodes, and give the observations and infos of these rows."""
+    def _reset_rows(self, rows: np.ndarray, **kwargs: Any) -> tuple[Any, Any]:
         self.finish()
-        made = self.pool.reset(rows)
-        chosen = slice(None) if rows is None else rows
-        self._ended[chosen] = self._is_new[chosen] = False
-        return made
+        return super()._reset_rows(rows, **kwargs)
 
-    def spread(self, values: Any, rows: Rows) -> Any:
-        """Put what was given for some rows among zeros for the others."""
-        if rows is None:
-            return values
-        if isinstance(values, tuple):
-            return tuple(self.spread(part, rows) for part in values)
-        if isinstance(values, dict):
-            return {name: self.spread(value, rows) for name, value in values.items()}
-        full = np.zeros((self.count, *values.shape[1:]), values.dtype)
-        full[rows] = values
-        return full
+    def _note_reset(self, rows: np.ndarray) -> None:
+        super()._note_reset(rows)
+        self._is_new &= ~rows
 
-    def seed(self, seeds: Sequence[int]) -> None:
-        """Build the same pool again, row i with the i-th seed, and close the one before."""
-        pool = built_anew(self.pool, seeds)
-        self.close()
-        self._take(pool)
-
-    def close(self) -> None:
-        """Wait for what is under way, and close the pool."""
+    def seed(self, seed: int | None, *, static: bool = False) -> int:
+        """Build the pool again, row i with the i-th seed of the chain, and return the seed after the last."""
+        seeds, following = seed_chain(seed, self.env.num_envs, static=static)
         self.finish()
-        self.pool.close()
+        self.env.seed(seeds)
+        self._forget()
+        return following
 
+    def _split(self, observations: SpaceValue, method: str) -> SpaceValue:
+        return observations
 
-class PoolCore:
-    """All rows of a pool together; see `envkit_bridges.gym.vector.RowsTogether`.
+    def _blank(self) -> SpaceValue:
+        return self._utils.create_empty_array(self.env.single_observation_space, self.env.num_envs)
 
-    Args:
-        rows: the pool.
-        observed, acted: codecs of one row.
-    """
+    def encode(self, observations: SpaceValue) -> dict[Path, torch.Tensor]:
+        """Turn the observations of all rows into tensors by path."""
+        assert self.observation is not None
+        return self.observation.encode_arrays(observations)
 
-    def __init__(self, rows: RowPool, observed: Codec, acted: Codec):
-        self._rows, self.observation, self.action = rows, observed, acted
-
-    def advance(self, actions: SpaceValue) -> Stepped:
-        """Step all rows."""
-        return self._rows.step(actions)
-
-    def begin(self, rows: np.ndarray, **kwargs: Any) -> Arrays:
-        """Begin episodes in the rows that a bool mask selects, and return the observations of these rows by path."""
-        observations, _ = self._rows.reset(np.flatnonzero(rows).astype(np.int32), **kwargs)
-        return self.encoded(observations, "reset")
-
-    def encoded(self, observations: SpaceValue, method: str) -> Arrays:
-        """Turn observations, which ``method`` returned, into arrays by path."""
-        entries = self.observation.encode_arrays(observations)
-        return {path: value.numpy() for path, value in entries.items()}
+    def decode(self, actions: Mapping[Path, torch.Tensor]) -> SpaceValue:
+        """Turn tensors with the rows in front into actions of the pool."""
+        return self.action.decode_arrays(actions)
 
 
 def _chosen(values: SpaceValue, index: np.ndarray) -> SpaceValue:
