@@ -10,8 +10,8 @@ Conventions
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Hashable, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Any, ClassVar, Protocol
 
 import torch
 from tensordict import TensorDictBase
@@ -53,11 +53,18 @@ class Row(Protocol):
 
 
 class OnRow(Stepping):
-    """The part of an env that uses rows; it is in front of the class that goes the general way."""
+    """The part of an env that uses rows; it is in front of the class that goes the general way.
+
+    `_is_plain` is decided once. It is decided again after a setting that it reads was assigned, or a method that rows
+    would pass by, and after the specs have changed.
+    """
+
+    _read_by_rows: ClassVar[frozenset[str]] = frozenset(("run_type_checks",))
+    """Attributes that `_find_plain` reads beside the specs."""
 
     @abstractmethod
-    def _row_key(self) -> Hashable:
-        """Return what a row depends on beside the specs: another one is made when it changes. None: there is no row now."""
+    def _find_plain(self) -> bool:
+        """Find out whether rows hold all that a step takes and gives."""
 
     @abstractmethod
     def row_core(self) -> Any:
@@ -67,17 +74,31 @@ class OnRow(Stepping):
     def _row_on(self, core: Any, env: Any) -> Row:
         """Make a row that ``core`` steps, for the specs of ``env``: this one, or one around it."""
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name in self._read_by_rows or name in self._fast_path_bypasses:
+            self._declared.cache.pop("plain", None)
+
+    def __delattr__(self, name: str) -> None:
+        super().__delattr__(name)
+        self._declared.cache.pop("plain", None)
+
+    @property
+    def _is_plain(self) -> bool:
+        """Whether rows hold all that a step takes and gives."""
+        return self._declared.cached("plain", self._find_plain)
+
     @property
     def _row(self) -> Row | None:
         """The row of memory on which this env steps; None where it needs more than rows hold."""
-        declared, key = self._declared, self._row_key()
-        row, made_for = declared.cache.get("row", (None, None))
-        if made_for == key:
-            return row
-        if key is None or not declared.remembers or is_traced():
+        if not self._is_plain:
             return None
-        declared.cache["row"] = self._made_row(), key
-        return declared.cache["row"][0]
+        declared = self._declared
+        if "row" not in declared.cache:
+            if not declared.remembers or is_traced():
+                return None
+            declared.cache["row"] = self._made_row()
+        return declared.cache["row"]
 
     @lasting()
     def _made_row(self) -> Row | None:
@@ -128,13 +149,13 @@ class OnRow(Stepping):
     def _runs(self) -> Runs:
         """Return rollouts on the row, where there is one."""
         row = self._row
-        return super()._runs() if row is None else RunsOnRow(self, lambda: row)
+        return super()._runs() if row is None else RunsOnRow(self, row)
 
 
 class RunsOnRow(Runs):
-    """Rollouts of an env on a row of memory, which ``row`` makes, or has."""
+    """Rollouts of an env on a row of memory."""
 
-    def __init__(self, env: Stepping, row: Callable[[], Row]):
+    def __init__(self, env: Stepping, row: Row):
         self._env, self._row = env, row
 
     def record(self, run: Run) -> Record:
@@ -143,4 +164,4 @@ class RunsOnRow(Runs):
         if env._unshown is not None:
             return None  # the first step says why, or ends the episode
         env._check_batch(run.root)
-        return self._row().record(env, run)
+        return self._row.record(env, run)

@@ -12,7 +12,7 @@ Conventions
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Self, Unpack, cast
 
@@ -322,52 +322,42 @@ class GymWrapper(OnRow, GymLikeEnv):
 
     # --------------------------------------------------------------------------------- fast ways
 
-    def row_core(self) -> GymCore | None:
-        """Return the core that steps this env on NumPy rows.
+    _read_by_rows = OnRow._read_by_rows | {"convert_actions_to_numpy", "_readers"}
 
-        None where the core is not the whole story: entries without a form in rows, readers of infos
-        that are not ours, data that goes to another device, or a subclass that changes how a step is made.
+    def _find_plain(self) -> bool:
+        """Find out whether its core is the whole story.
+
+        It is not where entries have no form in rows, readers of infos are not ours, data goes to another device, or a
+        subclass changes how a step is made.
         """
-        core = self.core
+        core, vector = self.core, self._vector
+        if self.run_type_checks or not self.convert_actions_to_numpy:
+            return False
+        if self.device != torch.device("cpu") or not self._steps_by_itself:
+            return False
+        if vector is not None:
+            has_infos = bool(self.info_dict_reader)
+            return not has_infos and vector.has_rows and self._declares_what_is_given(vector)
         codecs = [codec for codec in (core.observation, core.action) if codec is not None]
-        is_plain = (
-            self._vector is None
-            and self.convert_actions_to_numpy
-            and all(map(_writes_rows, self.info_dict_reader))
-            and not self.run_type_checks
-            and self.device == torch.device("cpu")
-            and self.reward_spec.shape == (1,)
-            and all(codec.has_rows for codec in codecs)
-        )
-        if not is_plain or not self._steps_by_itself:
+        has_rows = all(codec.has_rows for codec in codecs) and self.reward_spec.shape == (1,)
+        return has_rows and all(map(_writes_rows, self.info_dict_reader))
+
+    def row_core(self) -> GymCore | None:
+        """Return the core that steps this env on NumPy rows; None where it is not the whole story, and of a vector env."""
+        if self._vector is not None or not self._is_plain:
             return None
-        core.read_infos(self.info_dict_reader)
-        return core
+        self.core.read_infos(self.info_dict_reader)
+        return self.core
 
     def _readers_changed(self) -> None:
         if "core" in vars(self):
             self.core.read_infos(self.info_dict_reader)
 
-    def _row_key(self) -> Hashable:
-        is_general = self.run_type_checks or not self.convert_actions_to_numpy
-        if self._vector is not None and self.core.listener is not None:
-            is_general = True
-        if is_general or not self._steps_by_itself:
-            return None
-        return self._readers, self.core.takes
-
     @lasting()
     def _made_row(self) -> OneRow | None:
-        vector = self._vector
-        if vector is None:
+        if self._vector is None:
             return cast("OneRow | None", super()._made_row())
-        is_plain = (
-            vector.has_rows
-            and not self.info_dict_reader
-            and self.device == torch.device("cpu")
-            and self._declares_what_is_given(vector)
-        )
-        return OneRow(self, VectorRows(vector, self.core.end)) if is_plain else None
+        return OneRow(self, VectorRows(self._vector, self.core.end))
 
     def _declares_what_is_given(self, vector: VectorCore) -> bool:
         """Check whether the specs are those of the simulator, which may be assigned to others."""

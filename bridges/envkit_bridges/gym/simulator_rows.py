@@ -109,8 +109,7 @@ class SimulatorRows:
         slots = range(len(nexts[DONE[0]]))
         self._inputs = [{path: array[at] for path, array in inputs.items()} for at in slots]
         self._read = cores[0].read
-        self._steps = [core.step for core in cores]
-        self._resets = [core.resetter(own) for core, own in zip(cores, self._masks, strict=True)]
+        self.read_cores()
         reward = nexts.get(("reward",))
         if reward is None:  # it is paid to the agents, which write it themselves
             reward = np.zeros((len(slots), len(cores), 1))
@@ -138,10 +137,15 @@ class SimulatorRows:
 
     def replace(self, row: int, env: Any) -> None:
         """Put another env, made by the same function, in the place of a row's env."""
-        index, core = row - self._first, env.row_core()
-        self._cores[index] = core
-        self._steps[index], self._resets[index] = core.step, core.resetter(self._masks[index])
+        self._cores[row - self._first] = env.row_core()
+        self.read_cores()
         self.forget_writers()  # they hold on to the env
+
+    def read_cores(self) -> None:
+        """Take the simulators of the cores as they are now."""
+        self._steps = [core.step for core in self._cores]
+        pairs = zip(self._cores, self._masks, strict=True)
+        self._resets = [core.resetter(own) for core, own in pairs]
 
     def forget_writers(self) -> None:
         """Make the functions that write into rows again at the next use."""
@@ -270,14 +274,12 @@ class GymCore:
     Attributes:
         episode: the entry "episode" in the info of the step that ended an episode last, or None.
         infos: complete readers of what is recorded of infos; set by `read_infos`.
-        takes: how often it was given an env.
         listener: notes what the env returns, for adapters; see `envkit_bridges.gym.reports`.
     """
 
     episode: Any = None
     listener: Any = None
     infos: Sequence[Any] = ()
-    takes = 0
     writes_flags = False
 
     def __init__(
@@ -317,12 +319,13 @@ class GymCore:
             rows.forget_writers()
 
     def take(self, env: Simulator) -> None:
-        """Reset and step ``env`` from now on: the env, or what writes its episodes down."""
+        """Reset and step ``env`` from now on, on rows that are bound already too: the env, or what writes its episodes down."""
         self.env = env
-        self.takes += 1
         skips = self.frame_skip > 1
         step = partial(repeated, env.step, self.frame_skip) if skips else env.step
         self.step = step if self.listener is None else partial(self.listener.step, step)
+        for rows in self._bound:
+            rows.read_cores()
 
     def is_like(self, other: object) -> bool:
         """Check whether another core takes its actions in the same form."""

@@ -119,8 +119,6 @@ class TransformStepping(TransformHolder):
     resets_on_empty_mask = True  # the base env decides
 
     _found_route: Route | None = None
-    _version = 0
-    """How often transforms or specs have changed, for what an env around this one has made of them."""
     _instead_of_copies: list[Transform] | None = None
     """Transforms of another env, of which this env's are copies, and which steps and resets go through."""
     _parents: dict[int, TransformHolder]  # the env before each transform, by its id
@@ -156,7 +154,7 @@ class TransformStepping(TransformHolder):
         """Find the route, and the parents of transforms, again at the next use."""
         self._found_route = None
         self._parents = {}
-        self._version += 1
+        self._declared.cache.pop("row", None)
 
     def _lock_own(self, mode: bool) -> None:
         if not mode:

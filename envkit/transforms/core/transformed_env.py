@@ -7,7 +7,7 @@ and state. How resets and steps go through them is in `stepping`. It does not kn
 from __future__ import annotations
 
 import itertools
-from collections.abc import Hashable, Mapping, Set
+from collections.abc import Mapping, Set
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 from weakref import WeakSet
@@ -263,13 +263,15 @@ class TransformedEnv(OnRow, TransformStepping):
         """Return what shows the rows of a pool inside through the transforms; None where rows cannot be stacked for them."""
         return core_around_rows(self)
 
-    def _row_key(self) -> Hashable:
+    @property
+    def _is_plain(self) -> bool:
         base: Any = self._modules["base_env"]  # as an attribute it would be looked for long
-        is_general = self._instead_of_copies is not None or not self._steps_by_itself
-        if is_general or not isinstance(base, OnRow) or base._unshown is not None or in_functorch():
-            return None
-        key = base._row_key()
-        return None if key is None else (key, self._version)
+        is_inside = super()._is_plain and base._is_plain
+        return is_inside and base._unshown is None and not in_functorch()
+
+    def _find_plain(self) -> bool:
+        is_whole = self._instead_of_copies is None and self._steps_by_itself
+        return is_whole and isinstance(self.base_env, OnRow)
 
     def _row_on(self, core: Any, env: EnvBase) -> Row:
         assert isinstance(self.base_env, OnRow)

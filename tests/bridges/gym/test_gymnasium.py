@@ -13,7 +13,7 @@ import torch
 from gymnasium import spaces, wrappers
 from tensordict import LazyStackedTensorDict, TensorDict
 
-from envkit import JaxEnv, ParallelEnv, SerialEnv, check_env_specs
+from envkit import JaxEnv, ParallelEnv, SerialEnv, StepCounter, TransformedEnv, check_env_specs
 from envkit.env.seeding import next_seed, seed_chain
 from envkit.errors import (
     ArgumentError,
@@ -23,6 +23,7 @@ from envkit.errors import (
     ResetMaskError,
     SpecError,
     SpecStackError,
+    SpecTypeError,
     WorkerError,
 )
 from envkit.specs import Binary, Bounded, Categorical, Composite, Unbounded
@@ -845,3 +846,24 @@ def test_numbers_and_flags_of_any_library_are_taken(use, given, reward, terminat
 
     assert following["reward"].flatten()[0].item() == reward
     assert following["terminated"].flatten()[0].item() is terminated
+
+
+@pytest.mark.parametrize(
+    "around", [lambda env: env, lambda env: TransformedEnv(env, StepCounter())]
+)
+def test_what_is_assigned_between_steps_holds_from_the_next_one_on(around):
+    inside = GymEnv("CartPole-v1")
+    env = around(inside)
+
+    def rewards():
+        stepped = env.step(env.rand_action(env.reset()))["next", "reward"]
+        return [*env.rollout(2)["next", "reward"].flatten().tolist(), float(stepped)]
+
+    assert rewards() == [1, 1, 1]
+    inside.read_reward = lambda reward: torch.full((1,), 7.0)
+    assert rewards() == [7, 7, 7]
+    del inside.read_reward
+    assert rewards() == [1, 1, 1] and env._row is not None
+    inside.run_type_checks = True
+    with pytest.raises(SpecTypeError, match=r"torch\.int32"):
+        env.step(env.reset().set("action", torch.tensor([0, 1], dtype=torch.int32)))
