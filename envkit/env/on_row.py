@@ -31,6 +31,10 @@ class Row(Protocol):
         """Check whether a row holds all that a step is given."""
         ...
 
+    def check(self, given: TensorDictBase) -> None:
+        """Refuse what a step would refuse."""
+        ...
+
     def step(self, given: TensorDictBase, *, advance: bool = False) -> TensorDictBase:
         """Step with what `fits`, and return the ``next``; with ``advance`` reset what has ended."""
         ...
@@ -120,13 +124,15 @@ class OnRow(Stepping):
         return row.reset(mask, **kwargs)
 
     def _prepare_step(self, ticket: Ticket, *, is_ahead: bool) -> None:
-        row = self._row if self._unshown is None and ticket.mask is None and not is_ahead else None
-        if row is not None and row.fits(ticket.td):
-            ticket.row = row
-            # one env resets nothing in most steps
-            ticket.restarts = bool(self.batch_size) and self._may_restart(ticket)
-        else:
+        row = self._row if self._unshown is None and ticket.mask is None else None
+        if row is None or not row.fits(ticket.td):
             super()._prepare_step(ticket, is_ahead=is_ahead)
+            return
+        if is_ahead:
+            row.check(ticket.td)
+        ticket.row = row
+        # one env resets nothing in most steps
+        ticket.restarts = bool(self.batch_size) and self._may_restart(ticket)
 
     def _begin_step(self, ticket: Ticket) -> None:
         if ticket.row is None:

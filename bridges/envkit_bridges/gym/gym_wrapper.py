@@ -269,7 +269,8 @@ class GymWrapper(OnRow, GymLikeEnv):
                 others = action[mask][:1].expand_as(action)
                 acted.set(key, rules.choose(mask, action, others))
         with self._vector.freezing(~mask.cpu().numpy()):
-            stepped = self._computed_next(acted)
+            row = self._row
+            stepped = self._computed_next(acted) if row is None else row.step(acted)
         return keep_unstepped(stepped, skipped, mask)
 
     def set_seed(self, seed: int | None = None, static_seed: bool = False) -> int | None:

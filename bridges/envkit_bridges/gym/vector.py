@@ -72,6 +72,8 @@ class VectorCore:
             cannot reset single rows where its mode needs that.
     """
 
+    _frozen: np.ndarray | None = None
+
     def __init__(
         self, env: Simulator, observation: Codec | None, action: Codec, *, pixels: bool = False
     ):
@@ -117,7 +119,6 @@ class VectorCore:
         """Begin with no row that has ended."""
         count = self.batch_size[0]
         self._ended, self._went_on = np.zeros(count, bool), np.zeros(count, bool)
-        self._frozen = np.zeros(count, bool)
         self._first: dict[int, Any] = {}
         self._first_infos: dict[str, Any] = {}
 
@@ -152,7 +153,7 @@ class VectorCore:
             with self._stood_in(_numbers(rows)):
                 yield
         finally:
-            self._frozen = np.zeros_like(rows)
+            self._frozen = None
 
     @contextmanager
     def _stood_in(self, rows: list[int]) -> Iterator[None]:
@@ -191,23 +192,30 @@ class VectorCore:
     def advance(self, actions: SpaceValue) -> Stepped:
         """Step as `step` does, and return the answer of the env, whose observations are those of all rows together."""
         self._require_begun()
-        if self._frozen.any() and not self._resets_itself:
+        if self._frozen is not None and not self._resets_itself:
             self._reset_rows(self._frozen)
         result = self.env.step(actions)
         self._note_ended(result)
         return result
 
+    def _stepped_among(self, rows: np.ndarray) -> np.ndarray:
+        """Return which of some rows are not frozen."""
+        return rows if self._frozen is None else rows & ~self._frozen
+
     def _require_begun(self) -> None:
-        if waiting := _numbers(self._ended & ~self._frozen):
+        if (waiting := self._stepped_among(self._ended)).any():
             raise StepMaskError(
-                f"rows {waiting} have ended and were not reset. Reset them first, e.g. with "
+                f"rows {_numbers(waiting)} have ended and were not reset. Reset them first, e.g. with "
                 "env.step_and_maybe_reset or env.maybe_reset."
             )
 
     def _note_ended(self, result: Stepped) -> None:
-        frozen, over = self._frozen, np.logical_or(*(np.asarray(flags) for flags in result[2:4]))
-        self._ended = np.where(frozen, self._ended, over)
-        self._went_on = frozen & (not self._has_stand_ins)
+        frozen, over = self._frozen, np.logical_or(*map(np.asarray, result[2:4]))
+        if frozen is None:
+            self._ended, self._went_on = over, np.zeros_like(over)
+        else:
+            self._ended = np.where(frozen, self._ended, over)
+            self._went_on = frozen & (not self._has_stand_ins)
 
     def _take_last(
         self, rows: list[Any], over: np.ndarray, infos: dict[str, Any]

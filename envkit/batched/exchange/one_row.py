@@ -120,11 +120,15 @@ class OneRow(RowMemory):
     def wait(self, sent: None) -> None:
         """Nothing: the step was made."""
 
-    def step(self, given: TensorDictBase, *, advance: bool = False) -> TensorDict:
-        """Step with actions, and memory that `fits`, and return the ``next``; with ``advance`` reset what has ended."""
+    def check(self, given: TensorDictBase) -> None:
+        """Refuse what a step would refuse, whose inputs are written again when it is made."""
         if self._leave is not None:
             self.hand_over()
         self.fill(given, None, 0)
+
+    def step(self, given: TensorDictBase, *, advance: bool = False) -> TensorDict:
+        """Step with actions, and memory that `fits`, and return the ``next``; with ``advance`` reset what has ended."""
+        self.check(given)
         self._slot[0] = 0
         self._rows.step(_ROW, advance=advance)
         return self.deliver(self.nexts[0])

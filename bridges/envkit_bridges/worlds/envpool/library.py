@@ -15,9 +15,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -233,6 +232,8 @@ Rows = np.ndarray | None
 class PoolVectorEnv:
     """A pool as a vector env of Gymnasium without autoreset, of which rows may be left out of a step.
 
+    Infos are without the numbers of rows, which are their positions.
+
     Args:
         pool: made by ``envpool.make_gymnasium``, all of whose envs step together.
         frame_skip: steps of the library per step, rewards summed; a row stops where its episode ends.
@@ -267,7 +268,8 @@ class PoolVectorEnv:
             more: Any = self.unwrapped.recv(reset=False)
             more[1][:] += stepped[1][going]
             _put(more, going, stepped)
-        return self._spread(stepped, rows)
+        *outcome, infos = stepped
+        return self._spread((*outcome, _without_numbers(infos)), rows)
 
     def step(self, actions: SpaceValue) -> Stepped:
         """Step all rows."""
@@ -290,7 +292,8 @@ class PoolVectorEnv:
                 "Seeds are for set_seed(), all else for create_env_kwargs."
             )
         rows = None if mask is None else np.flatnonzero(mask).astype(np.int32)
-        return self._spread(self.unwrapped.reset(rows), rows)
+        observations, infos = self.unwrapped.reset(rows)
+        return self._spread((observations, _without_numbers(infos)), rows)
 
     def seed(self, seeds: Sequence[int]) -> None:
         """Build the same pool again, row i with the i-th seed, and close the one before."""
@@ -311,8 +314,7 @@ class PoolVectorEnv:
         return full
 
 
-@dataclass(frozen=True, eq=False)
-class Sent:
+class Sent(NamedTuple):
     """A step of some rows, and its actions."""
 
     actions: Any
@@ -336,7 +338,7 @@ class PoolCore(VectorCore):
         try:
             yield
         finally:
-            self._frozen = np.zeros_like(rows)
+            self._frozen = None
 
     def send(self, actions: SpaceValue) -> Sent:
         """Begin a step of the rows that are not frozen, and return at once what `recv` takes.
@@ -346,15 +348,16 @@ class PoolCore(VectorCore):
             StepMaskError: the episode of a row has ended.
         """
         self.finish()
-        stepped = ~self._frozen
-        if (new := stepped & self._is_new).any():
+        if (new := self._stepped_among(self._is_new)).any():
             raise NotResetError(
                 f"rows {np.flatnonzero(new).tolist()} were stepped before their first reset, so they are in no episode. "
                 "Call reset() first, and step from what it returns."
             )
         self._require_begun()
-        rows = None if stepped.all() else np.flatnonzero(stepped).astype(np.int32)
-        actions = actions if rows is None else _chosen(actions, rows)
+        rows = None
+        if self._frozen is not None:
+            rows = np.flatnonzero(~self._frozen).astype(np.int32)
+            actions = _chosen(actions, rows)
         self.env.send(actions, rows)
         self._sent = Sent(actions, rows)
         return self._sent
@@ -371,7 +374,7 @@ class PoolCore(VectorCore):
                 "Receive a step before the next one."
             )
         self._sent = None
-        result = self.env.recv(sent.actions, sent.rows)
+        result = self.env.recv(*sent)
         self._note_ended(result)
         return result
 
@@ -387,6 +390,15 @@ class PoolCore(VectorCore):
     def _reset_rows(self, rows: np.ndarray, **kwargs: Any) -> tuple[Any, Any]:
         self.finish()
         return super()._reset_rows(rows, **kwargs)
+
+    def begin(self, rows: np.ndarray, **kwargs: Any) -> Mapping[Path, np.ndarray]:
+        """Begin episodes in the rows that a bool mask selects, and return the observations of these rows by path."""
+        if kwargs:
+            return super().begin(rows, **kwargs)  # which refuses them
+        self.finish()
+        observations, _ = self.env.unwrapped.reset(np.flatnonzero(rows).astype(np.int32))
+        self._note_reset(rows)
+        return {path: value.numpy() for path, value in self.encode(observations).items()}
 
     def _note_reset(self, rows: np.ndarray) -> None:
         super()._note_reset(rows)
@@ -414,6 +426,16 @@ class PoolCore(VectorCore):
     def decode(self, actions: Mapping[Path, torch.Tensor]) -> SpaceValue:
         """Turn tensors with the rows in front into actions of the pool."""
         return self.action.decode_arrays(actions)
+
+
+def _without_numbers(infos: dict[str, Any]) -> dict[str, Any]:
+    """Return infos without the row numbers, which are the positions of the rows."""
+    infos.pop("env_id", None)
+    if (players := infos.get("players")) is not None:
+        players.pop("env_id", None)
+        if not players:
+            del infos["players"]
+    return infos
 
 
 def _chosen(values: SpaceValue, index: np.ndarray) -> SpaceValue:

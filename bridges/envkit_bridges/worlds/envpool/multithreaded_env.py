@@ -110,14 +110,6 @@ class MultiThreadedEnvWrapper(GymWrapper):
     def _told_first(self) -> list[str]:
         return [] if self.frame_skip == 1 else [f"frame_skip={self.frame_skip}"]
 
-    def _output_transform(self, result: Stepped) -> Outcome:
-        observations, rewards, terminated, truncated, infos = result
-        return observations, rewards, terminated, truncated, None, _public(infos)
-
-    def _reset_output_transform(self, result: Any) -> tuple[Any, dict[str, Any]]:
-        observations, infos = result
-        return observations, _public(infos)
-
     def _repeated_step(self, action: SpaceValue) -> Outcome:
         return self._outcome(self._simulator.step(action))  # which repeats frames by itself
 
@@ -129,11 +121,12 @@ class MultiThreadedEnvWrapper(GymWrapper):
     # --------------------------------------------------------- steps while other envs make theirs
 
     def _prepare_step(self, ticket: Ticket, *, is_ahead: bool) -> None:
-        super()._prepare_step(ticket, is_ahead=is_ahead)
-        if is_ahead and ticket.mask is None and self._steps_by_itself:
-            if self.run_type_checks:
-                require_actions(ticket.td, self.full_action_spec)
-            ticket.work = self.read_action(self._action_in(ticket.td))
+        if not is_ahead or ticket.mask is not None or not self._steps_by_itself:
+            super()._prepare_step(ticket, is_ahead=is_ahead)
+            return
+        if self.run_type_checks:
+            require_actions(ticket.td, self.full_action_spec)
+        ticket.work = self.read_action(self._action_in(ticket.td))
 
     def _begin_step(self, ticket: Ticket) -> None:
         if ticket.work is None:
@@ -157,13 +150,6 @@ class MultiThreadedEnvWrapper(GymWrapper):
         if not self.is_closed:
             self._simulator.finish()
         super().close(raise_if_closed=raise_if_closed)
-
-
-def _public(infos: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the infos without the row numbers, which are the positions of the rows."""
-    kept = {name: value for name, value in infos.items() if name != "env_id"}
-    players = {name: value for name, value in kept.pop("players", {}).items() if name != "env_id"}
-    return {**kept, "players": players} if players else kept
 
 
 # ---------------------------------------------------------------------------------------- by name
