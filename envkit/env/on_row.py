@@ -95,11 +95,11 @@ class OnRow(Stepping):
     @property
     def _row(self) -> Row | None:
         """The row of memory on which this env steps; None where it needs more than rows hold."""
-        if not self._is_plain:
-            return None
         declared = self._declared
+        if not (declared.remembers and self._is_plain):
+            return None
         if "row" not in declared.cache:
-            if not declared.remembers or is_traced():
+            if is_traced():
                 return None
             declared.cache["row"] = self._made_row()
         return declared.cache["row"]

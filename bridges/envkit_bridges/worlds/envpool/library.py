@@ -253,6 +253,9 @@ class PoolVectorEnv:
             raise AttributeError(name)
         return getattr(self.unwrapped, name)
 
+    def __repr__(self) -> str:
+        return repr(self.unwrapped)
+
     def send(self, actions: SpaceValue, rows: Rows = None) -> None:
         """Have rows step, with an action for each of them, and return at once."""
         self.unwrapped.send(actions, rows)
