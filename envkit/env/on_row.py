@@ -10,14 +10,12 @@ Conventions
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
 from typing import Any, ClassVar, Protocol
 
 import torch
 from tensordict import TensorDictBase
 
 from envkit import rules
-from envkit.data.paths import Path, as_path
 from envkit.env.runs import Record, Run, Runs
 from envkit.env.stepping import Stepping
 from envkit.env.tickets import Ticket
@@ -39,12 +37,8 @@ class Row(Protocol):
         """Step with what `fits`, and return the ``next``; with ``advance`` reset what has ended."""
         ...
 
-    def root(self) -> TensorDictBase:
-        """Return the root that follows the last step, which was made with ``advance``."""
-        ...
-
-    def any_done(self, slot: int, flags: Sequence[Path]) -> bool:
-        """Check whether one of some flags is set in the outcome of a step."""
+    def fresh_root(self) -> TensorDictBase | None:
+        """Return the root that follows the last step, made with ``advance``; None where no episode has ended."""
         ...
 
     def reset(self, mask: torch.Tensor | None, **kwargs: Any) -> TensorDictBase:
@@ -148,9 +142,8 @@ class OnRow(Stepping):
         row = ticket.row
         if row is None:
             return super()._fresh_root(ticket, data)
-        root = self.step_mdp(data)
-        is_over = row.any_done(0, [as_path(key) for key in self.done_keys])
-        return root.update(row.root()) if is_over else root
+        root, fresh = self.step_mdp(data), row.fresh_root()
+        return root if fresh is None else root.update(fresh)
 
     def _runs(self) -> Runs:
         """Return rollouts on the row, where there is one."""

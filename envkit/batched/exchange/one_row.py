@@ -50,6 +50,7 @@ class OneRow(RowMemory):
         }
         self._rows = core.bind([core], range(1), shown, arrays[SLOT.name])
         self._slot = self.slots.data
+        self._flags = list(leaves.paths("done"))
         self._masks = [mask for path, mask in shown["mask"].items() if path[-1] == RESET]
         self.has_large_rows = plan.has_large_rows
         nexts, roots = (
@@ -133,9 +134,9 @@ class OneRow(RowMemory):
         self._rows.step(_ROW, advance=advance)
         return self.deliver(self.nexts[0])
 
-    def root(self) -> TensorDict:
-        """Return the root that follows the last step, which was made with ``advance``."""
-        return self.deliver(self.roots[1])
+    def fresh_root(self) -> TensorDict | None:
+        """Return the root that follows the last step, made with ``advance``; None where no episode has ended."""
+        return self.deliver(self.roots[1]) if self.any_done(0, self._flags) else None
 
     def record(self, env: Any, run: Run) -> TensorDictBase | list[TensorDictBase] | None:
         """Make a rollout as `Runs.record` promises; None where rows cannot hold it."""

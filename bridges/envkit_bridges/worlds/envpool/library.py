@@ -29,6 +29,7 @@ from envkit.errors import (
     ArgumentTypeError,
     NotResetError,
     OptionError,
+    ResumeError,
     StaleDataError,
 )
 from envkit.process_wide import no_warnings, variables_kept
@@ -414,6 +415,12 @@ class PoolCore(VectorCore):
         self.env.seed(seeds)
         self._forget()
         return following
+
+    def _out_of_reach(self) -> ResumeError:
+        return ResumeError(
+            "EnvPool keeps the states of its envs to itself, so their episodes cannot be restored. Leave "
+            "record_for_resume() out, so that new ones begin; env.transform.state_dict() is that of transforms alone."
+        )
 
     def _split(self, observations: SpaceValue, method: str) -> SpaceValue:
         return observations

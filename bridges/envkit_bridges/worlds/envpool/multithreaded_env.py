@@ -121,7 +121,8 @@ class MultiThreadedEnvWrapper(GymWrapper):
     # --------------------------------------------------------- steps while other envs make theirs
 
     def _prepare_step(self, ticket: Ticket, *, is_ahead: bool) -> None:
-        if not is_ahead or ticket.mask is not None or not self._steps_by_itself:
+        is_whole = ticket.mask is None and self._unshown is None
+        if not (is_ahead and is_whole and self._steps_by_itself):
             super()._prepare_step(ticket, is_ahead=is_ahead)
             return
         if self.run_type_checks:
