@@ -211,11 +211,10 @@ class VectorCore:
 
     def _note_ended(self, result: Stepped) -> None:
         frozen, over = self._frozen, np.logical_or(*map(np.asarray, result[2:4]))
-        if frozen is None:
-            self._ended, self._went_on = over, np.zeros_like(over)
-        else:
-            self._ended = np.where(frozen, self._ended, over)
-            self._went_on = frozen & (not self._has_stand_ins)
+        self._ended = over if frozen is None else np.where(frozen, self._ended, over)
+        if self._keeps_first:
+            stood = np.zeros_like(over) if frozen is None else frozen
+            self._went_on = stood & (not self._has_stand_ins)
 
     def _take_last(
         self, rows: list[Any], over: np.ndarray, infos: dict[str, Any]

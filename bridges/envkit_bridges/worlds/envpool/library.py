@@ -248,6 +248,7 @@ class PoolVectorEnv:
         self.metadata = {**pool.metadata, "autoreset_mode": "Disabled"}
         self.num_envs = int(pool.config["num_envs"])
         self.single_observation_space, self.single_action_space = spaces_of(pool)
+        self.observation_space = self.single_observation_space  # the library's own takes long
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or name == "unwrapped":  # of an object that is being copied
@@ -334,6 +335,7 @@ class PoolCore(VectorCore):
     def _forget(self) -> None:
         super()._forget()
         self._is_new = np.ones(self.env.num_envs, bool)
+        self._ended = self._is_new.copy()
 
     @contextmanager
     def freezing(self, rows: np.ndarray) -> Iterator[None]:
@@ -344,6 +346,17 @@ class PoolCore(VectorCore):
         finally:
             self._frozen = None
 
+    def _require_begun(self) -> None:
+        waiting = self._stepped_among(self._ended)
+        if not waiting.any():
+            return
+        if (new := waiting & self._is_new).any():
+            raise NotResetError(
+                f"rows {np.flatnonzero(new).tolist()} were stepped before their first reset, so they are in no episode. "
+                "Call reset() first, and step from what it returns."
+            )
+        super()._require_begun()
+
     def send(self, actions: SpaceValue) -> Sent:
         """Begin a step of the rows that are not frozen, and return at once what `recv` takes.
 
@@ -352,11 +365,6 @@ class PoolCore(VectorCore):
             StepMaskError: the episode of a row has ended.
         """
         self.finish()
-        if (new := self._stepped_among(self._is_new)).any():
-            raise NotResetError(
-                f"rows {np.flatnonzero(new).tolist()} were stepped before their first reset, so they are in no episode. "
-                "Call reset() first, and step from what it returns."
-            )
         self._require_begun()
         rows = None
         if self._frozen is not None:
