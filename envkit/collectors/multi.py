@@ -79,29 +79,38 @@ class MultiCollector(Collector):
 
     _has_workers = True
     _end_limit: weakref.finalize | None = None
+    _makes_parts: bool
+    """Whether all workers make a part of every batch, which ``sync`` asks for."""
 
-    def _build(
+    def __init__(
         self,
         create_env_fn: MakeEnv,
-        policy: PolicyLike,
-        options: Mapping[str, Any],
+        policy: PolicyLike = None,
         *,
-        count: Any,
-        backend: str | None,
-        backend_options: Mapping[str, Any] | None,
-    ) -> None:
+        backend: str | None = None,
+        sync: bool | None = None,
+        num_collectors: int | None = None,
+        backend_options: RayOptions | None = None,
+        **options: Unpack[WorkerOptions],
+    ):
+        if sync is not None and as_bool("sync", sync) is not self._makes_parts:
+            other = "MultiaSyncDataCollector" if self._makes_parts else "MultiSyncDataCollector"
+            raise OptionError(
+                f"sync={sync}, but a {type(self).__name__} collects {self._kind}. Use {other}."
+            )
         settings = self._take(policy, WorkerOptions, options)
         if settings.interruptor is not None:
             raise OptionError(
                 "interruptor ends batches of collectors in this process. Workers are stopped by "
                 "preemptive_threshold=: pass that, or use SyncDataCollector."
             )
-        self._require_kind(settings)
-        if count is not None and settings.num_workers is not None:
+        self._begin_kind(settings)
+        if num_collectors is not None and settings.num_workers is not None:
             raise OptionError("num_collectors and num_workers are the same. Pass one of them.")
         self.backend = _as_backend(backend, settings)
         self.backend_options = usable_options(self.backend, backend_options)
-        makers = _makers(create_env_fn, settings.num_workers if count is None else count)
+        count = settings.num_workers if num_collectors is None else num_collectors
+        makers = _makers(create_env_fn, count)
         self.num_workers = len(makers)
         _each("frames_per_batch", settings.frames_per_batch, self.num_workers)
         self._trained = policy
@@ -169,8 +178,8 @@ class MultiCollector(Collector):
 
         return [parts(worker) for worker in range(len(makers))]
 
-    def _require_kind(self, settings: CollectorSettings) -> None:
-        """Check that options apply to this kind of collector.
+    def _begin_kind(self, settings: CollectorSettings) -> None:
+        """Check that options apply to this kind of collector, and set up what it keeps beside the others.
 
         Raises:
             OptionError: (a TypeError) one does not.
@@ -529,40 +538,15 @@ class MultiSyncDataCollector(MultiCollector):
     """
 
     _kind = "in workers, a part of every batch in each"
+    _makes_parts = True
 
-    def __init__(
-        self,
-        create_env_fn: MakeEnv,
-        policy: PolicyLike = None,
-        *,
-        backend: str | None = None,
-        sync: bool = True,
-        num_collectors: int | None = None,
-        backend_options: RayOptions | None = None,
-        **options: Unpack[WorkerOptions],
-    ):
-        if not as_bool("sync", sync):
-            raise OptionError(
-                f"sync=False, but a MultiSyncDataCollector collects {self._kind}. Use MultiaSyncDataCollector."
-            )
+    def _begin_kind(self, settings: CollectorSettings) -> None:
         self._parts_made: dict[int, Part] = {}
-        self._build(
-            create_env_fn,
-            policy,
-            options,
-            count=num_collectors,
-            backend=backend,
-            backend_options=backend_options,
-        )
-
-    def _require_kind(self, settings: CollectorSettings) -> None:
         self._cat_results: int | Literal["stack"] = _way_to_join(settings)
 
     def _fit(self, settings: CollectorSettings) -> None:
         self._set_steps(self.num_workers)
-        _require_axis(settings, self._cat_results, len(self.batch_size))
-        if not self._makes_alike:
-            _require_time(settings, self._cat_results, len(self.batch_size))
+        _require_axis(settings, self._cat_results, len(self.batch_size), alike=self._makes_alike)
 
     @property
     def _frames_each(self) -> int:
@@ -664,45 +648,36 @@ def _way_to_join(settings: CollectorSettings) -> int | Literal["stack"]:
 
 
 def _require_axis(
-    settings: CollectorSettings, dim: int | Literal["stack"], batch_dims: int
+    settings: CollectorSettings, dim: int | Literal["stack"], batch_dims: int, *, alike: bool
 ) -> None:
-    """Check the axis along which batches are to be joined.
+    """Check the axis along which batches are to be joined; parts are ``alike`` if all have the same length.
 
     Raises:
         ArgumentError: (a ValueError) there is none such, or batches that were cut short do not fit along it.
+        OptionError: (a TypeError) parts of different lengths cannot be joined as was asked for.
     """
-    if dim == "stack":
-        return
-    if not -batch_dims - 1 <= dim <= batch_dims:
+    if dim != "stack" and not -batch_dims - 1 <= dim <= batch_dims:
         raise ArgumentError(
             f"cat_results is {dim}, but batches have {batch_dims + 1} axes. Pass 'stack', or -1 for time."
         )
-    if settings.preemptive_threshold is not None and dim not in (-1, batch_dims):
+    is_time = dim in (-1, batch_dims)
+    if settings.preemptive_threshold is not None and dim != "stack" and not is_time:
         raise ArgumentError(
             f"cat_results is {dim}, but with preemptive_threshold batches of workers differ in length. Pass -1 or "
             "'stack'."
         )
-
-
-def _require_time(
-    settings: CollectorSettings, dim: int | Literal["stack"], batch_dims: int
-) -> None:
-    """Check that parts of different lengths can be joined.
-
-    Raises:
-        OptionError: (a TypeError) they can not, in the way that was asked for.
-    """
-    lengths = (
-        f"frames_per_batch is {settings.frames_per_batch}, so parts of workers differ in length"
-    )
+    if alike:
+        return
+    numbers = settings.frames_per_batch
     if settings.trajs_per_batch is not None:
         raise OptionError(
-            f"{lengths}, but trajs_per_batch looks for whole episodes in parts of one length. Pass one number, or use "
-            "MultiaSyncDataCollector."
+            f"frames_per_batch is {numbers}, so parts of workers differ in length, but trajs_per_batch looks for whole "
+            "episodes in parts of one length. Pass one number, or use MultiaSyncDataCollector."
         )
-    if dim not in (-1, batch_dims):
+    if not is_time:
         raise OptionError(
-            f"{lengths}, but cat_results={dim!r} joins parts of one length. Pass -1, the axis of time."
+            f"frames_per_batch is {numbers}, so parts of workers differ in length, but cat_results={dim!r} joins parts of "
+            "one length. Pass -1, the axis of time."
         )
 
 
@@ -727,34 +702,11 @@ class MultiaSyncDataCollector(MultiCollector):
     """
 
     _kind = "in workers, a batch in each"
+    _makes_parts = False
 
-    def __init__(
-        self,
-        create_env_fn: MakeEnv,
-        policy: PolicyLike = None,
-        *,
-        backend: str | None = None,
-        sync: bool = False,
-        num_collectors: int | None = None,
-        backend_options: RayOptions | None = None,
-        **options: Unpack[WorkerOptions],
-    ):
-        if as_bool("sync", sync):
-            raise OptionError(
-                f"sync=True, but a MultiaSyncDataCollector collects {self._kind}. Use MultiSyncDataCollector."
-            )
+    def _begin_kind(self, settings: CollectorSettings) -> None:
         self._ready: deque[Part] = deque()
         self._taken_frames = 0
-        self._build(
-            create_env_fn,
-            policy,
-            options,
-            count=num_collectors,
-            backend=backend,
-            backend_options=backend_options,
-        )
-
-    def _require_kind(self, settings: CollectorSettings) -> None:
         for name, unset in (("prefetch", 0), ("preemptive_threshold", None)):
             if getattr(settings, name) != unset:
                 raise OptionError(
