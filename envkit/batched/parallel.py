@@ -9,7 +9,7 @@ from __future__ import annotations
 import tempfile
 import warnings
 from dataclasses import replace
-from typing import Any, Self, cast
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
@@ -97,13 +97,15 @@ class ParallelEnv(Indexable):
     _fast_path_bypasses = BatchedEnv._fast_path_bypasses
     _attribute_type = WorkerAttribute
 
-    def __new__(cls, *args: Any, serial_for_single: bool = False, **kwargs: Any) -> Self:
-        """Build a `SerialEnv` where one sub-env may be served in this process."""
-        num_workers = args[0] if args else kwargs.get("num_workers")
-        if serial_for_single and num_workers == 1:
-            choose_start_method(kwargs.pop("mp_start_method", None))
-            return cast(Self, SerialEnv(*args, **kwargs))
-        return super().__new__(cls)
+    if not TYPE_CHECKING:  # mypy would look for the keywords here, not in __init__ of the base
+
+        def __new__(cls, *args: Any, serial_for_single: bool = False, **kwargs: Any) -> Any:
+            """Build a `SerialEnv` where one sub-env may be served in this process."""
+            num_workers = args[0] if args else kwargs.get("num_workers")
+            if serial_for_single and num_workers == 1:
+                choose_start_method(kwargs.pop("mp_start_method", None))
+                return SerialEnv(*args, **kwargs)
+            return super().__new__(cls)
 
     def _find_facts(self) -> Facts:
         return replace(super()._find_facts(), works_elsewhere=True)

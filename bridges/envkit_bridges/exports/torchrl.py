@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import torch
 from tensordict import TensorDictBase
@@ -172,12 +172,10 @@ class TorchRLWrapper(EnvBase):
         >>> env.close()
     """
 
-    if not TYPE_CHECKING:
-
-        def __new__(cls, env: object) -> Any:
-            """Take over whether the env is locked to its batch."""
-            _require_theirs(env)
-            return super().__new__(cls, _batch_locked=env.batch_locked)
+    def __new__(cls, env: Any) -> Self:
+        """Take over whether the env is locked to its batch."""
+        _require_theirs(env)
+        return super().__new__(cls, _batch_locked=env.batch_locked)
 
     def __init__(self, env: Any):
         if env.__dict__.get("_torchrl_native_autoreset", False):
