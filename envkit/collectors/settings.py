@@ -174,10 +174,11 @@ def parsed_options(
     """
     require_names(kind, table, options)
     require_policy(policy)
-    values = without_ignored(checked(table, options, _CHECKS))
-    default = values.pop("device", None)
+    asked = dict(options)
+    device = asked.pop("device", None)
     for name in _DEVICES:
-        values[name] = default if values.get(name) is None else values[name]
+        asked[name] = device if asked.get(name) is None else asked[name]
+    values = without_ignored(checked(table, asked, _CHECKS))
     extends = values.pop("extend_buffer", None)
     has_buffer = values.get("replay_buffer") is not None
     if extends and not values.get("replay_buffer_chunk", True):
@@ -307,7 +308,7 @@ _CHECKS: dict[str, Check] = {
     "prefetch": _count("0, or 1 batch ahead", least=0),
     "seed": _count("the seed of all envs and generators", least=0),
     "worker_idx": _count("the number of a worker", least=0),
-    **dict.fromkeys(("device", *_DEVICES), _each(_as_device)),
+    **dict.fromkeys(_DEVICES, _each(_as_device)),
     "create_env_kwargs": _each(partial(as_keywords, example="{'size': 3}")),
     "policy_factory": _each(_as_factory),
     "compile_policy": _as_switch_or_keywords,
