@@ -98,7 +98,7 @@ def transition(
     record_state: bool = False,
     moving: jax.Array | None = None,
 ) -> tuple[Carry, Transition]:
-    """Make one step of a rollout; `unroll` is a loop of these. RowsEnv out of ``moving`` stay as they are."""
+    """Make one step of a rollout; `unroll` is a loop of these. Rows out of ``moving`` stay as they are."""
     state, root = _restarted(env, *carry) if auto_reset else carry
     action = policy(params, root.observation, key)
     if moving is None:

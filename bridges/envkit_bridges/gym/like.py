@@ -1,8 +1,8 @@
 """Gym-style simulators as environments: what is asked of them, in methods that can be overridden.
 
-`GymLikeEnv` decides the order in which a simulator's results are read, and the state after a load that fails. The rule
-for a simulator's values look like is left to the methods that read them; the defaults follow Gymnasium's API and the
-declared specs.
+`GymLikeEnv` decides the order in which a simulator's results are read, and the state after a load that fails. Methods
+that a subclass may override say what a simulator's values mean; the defaults follow Gymnasium's API and the declared
+specs.
 
 Conventions
     simulator   object with ``reset(**kwargs) -> (observation, info)`` and

@@ -1,7 +1,7 @@
 """The compiled programs behind a stateless env.
 
 `Programs` owns everything that is traced. It works on flat rows and on arrays by path; it does not
-know TensorDict, torch, or batches of more than one axis. The outputs of rows are decided in `transformed_rows`.
+know TensorDict, torch, or batches of more than one axis. The outputs of rows are decided in `fused_transforms`.
 
 Conventions
     rows       flat batch axis, padded to the size a program is compiled for.

@@ -1,7 +1,7 @@
 """Torch policies that are translated: `compile_policy` and what it remembers.
 
-This module decides when a translation still holds. How a module is exported is in `exporting`, how
-its graph is read in `graph`, what it is translated to is the caller's to say.
+This module decides when a translation still holds. How a module is exported and its graph read is in
+`exporting`; the caller says what it is translated to.
 
 A translation holds while the entries it reads, the interaction type, the submodules and their
 attributes (`cache_key`), and the names, shapes and dtypes of parameters and buffers are the same. The
