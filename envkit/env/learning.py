@@ -1,8 +1,7 @@
 """Run an env and leave it as it was, as where a policy is judged: nothing learns, and all that moved is put back.
 
-A transform that learns says so with `Transform.learns`, and looks at ``self.frozen`` before it learns. What it holds
-in buffers, or returns from ``get_extra_state``, is put back. That is the whole declaration, for transforms of users
-too.
+A transform that learns says so with `Transform.learns`, and looks at ``self.frozen`` before it learns. Its buffers, and
+what it returns from ``get_extra_state``, are put back. That is the whole declaration, for transforms of users too.
 
 Conventions
     visit   function of the transforms of an env, and of what is given for them, to an answer.
