@@ -198,7 +198,7 @@ class MultiCollector(Collector):
             self._steps = [math.ceil(one / rows) for one in asked]
             self._warn_of_numbers(asked, together)
         else:
-            self._steps = [self._steps_each(rows, together, stacklevel=6)] * self.num_workers
+            self._steps = [self._steps_each(rows, together, stacklevel=5)] * self.num_workers
         self._worker_pool.steps = self._steps
         if 1 in self._steps and self._settings.on_worker_failure == "restart":
             raise ArgumentError(
@@ -210,10 +210,10 @@ class MultiCollector(Collector):
         """Warn where more frames are made than the numbers of the workers say."""
         rows, total = self._rows_each, self._settings.total_frames
         if together > 1:
-            self._warn_of_more(asked, sum(self._steps) * rows, rows, total, stacklevel=7)
+            self._warn_of_more(asked, sum(self._steps) * rows, rows, total, stacklevel=6)
             return
         for frames, steps in dict(zip(asked, self._steps, strict=True)).items():
-            self._warn_of_more(frames, steps * rows, rows, None, stacklevel=7)
+            self._warn_of_more(frames, steps * rows, rows, None, stacklevel=6)
 
     @property
     def _makes_alike(self) -> bool:
