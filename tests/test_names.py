@@ -63,7 +63,7 @@ def test_the_doctor_reports_the_stranger_called_envkit(monkeypatch, stranger):
 
     broken = [finding for finding in doctor._versions() if finding.state == "broken"]
 
-    assert [finding.told.partition(" is installed")[0] for finding in broken] == (
+    assert [finding.report.partition(" is installed")[0] for finding in broken] == (
         ["the distribution 'envkit' 0.7.1"] if stranger else []
     )
     assert all(finding.fix.startswith("pip uninstall envkit") for finding in broken)

@@ -17,7 +17,8 @@ from typing import Any, Literal, TypedDict
 import torch
 
 from envkit.arrays.integers import as_int
-from envkit.data.keywords import Check, checked, known_to, refuse_unknown
+from envkit.data.arguments import Check, checked
+from envkit.data.keywords import known_to, refuse_unknown
 from envkit.data.torchrl_names import FALSE_ONLY, as_false
 from envkit.errors import ArgumentError, ArgumentTypeError, MemoryKindError, OptionError
 from envkit.specs.annotations import Device

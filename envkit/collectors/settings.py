@@ -19,13 +19,15 @@ from envkit.arrays.integers import as_int
 from envkit.batched.settings import as_seconds
 from envkit.collectors.runner import RunnerOptions
 from envkit.data.arguments import (
+    Check,
     as_bool,
     as_keywords,
     as_number,
+    checked,
     require_callable,
     require_option,
 )
-from envkit.data.keywords import Check, checked, known_to, refuse_unknown
+from envkit.data.keywords import known_to, refuse_unknown
 from envkit.data.torchrl_names import as_weight_sync_schemes, without_ignored
 from envkit.env.policy import ExplorationType, require_policy
 from envkit.errors import (

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 import torch
@@ -230,3 +231,45 @@ def require_state_dict(value: Any) -> None:
         raise ArgumentTypeError(
             f"the state dict is of type {type(value).__name__}, but must be a dict. Pass what state_dict() gave."
         )
+
+
+Check = Callable[[str, Any], Any]
+"""Takes the name of a keyword and a value; returns the value in the form in which it is used, or raises."""
+
+
+def checked(table: type, options: Mapping[str, Any], checks: Mapping[str, Check]) -> dict[str, Any]:
+    """Check keywords one by one, and return them in the form in which they are used.
+
+    A keyword has its own check, or its type in the table says what it must be: a bool, one of the words of a `Literal`,
+    or a function. None passes where that type allows it.
+
+    Args:
+        table: of all keywords.
+        options: values by name.
+        checks: of keywords whose type does not say enough, by name.
+
+    Raises:
+        ArgumentTypeError: (a TypeError) a value is of another type.
+        ArgumentError: (a ValueError) it is none of the words, or refused by its own check.
+    """
+    types = get_type_hints(table)
+    return {
+        name: _checked(name, value, types[name], checks.get(name))
+        for name, value in options.items()
+    }
+
+
+def _checked(name: str, value: Any, hint: Any, check: Check | None) -> Any:
+    kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    is_optional = NoneType in kinds
+    if value is None and is_optional:
+        return None
+    if check is not None:
+        return check(name, value)
+    if kinds[0] is bool:
+        return as_bool_or_none(name, value) if is_optional else as_bool(name, value)
+    if get_origin(kinds[0]) is Literal:
+        require_option(name, value, get_args(kinds[0]))
+    if get_origin(kinds[0]) is Callable:
+        require_callable(name, value, is_optional=is_optional)
+    return value

@@ -1,8 +1,7 @@
-"""Keywords that several classes take alike, written down once as a `TypedDict`: each value is checked, unknown names are refused.
+"""Keywords that several classes take alike, written down once as a `TypedDict`: which they are, and that others are refused.
 
-Type checkers read name and type of each from ``**options: Unpack[Table]``, a table with ``total=False``. A value is
-checked by this type, and by a check that the caller passes where the type is not enough. This module does not know what
-keywords mean.
+Type checkers read name and type of each from ``**options: Unpack[Table]``, a table with ``total=False``. Values are
+checked by `envkit.data.arguments.checked`. This module does not know what keywords mean.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -12,14 +11,10 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
-from types import MappingProxyType, NoneType, UnionType
-from typing import Any, Literal, Self, Union, Unpack, get_args, get_origin, get_type_hints
+from types import MappingProxyType
+from typing import Any, Self, Unpack, get_args, get_origin, get_type_hints
 
-from envkit.data.arguments import as_bool, as_bool_or_none, require_callable, require_option
 from envkit.errors import OptionError
-
-Check = Callable[[str, Any], Any]
-"""Takes the name of a keyword and a value; returns the value in the form in which it is used, or raises."""
 
 
 def signature_of(cls: type) -> inspect.Signature:
@@ -77,44 +72,6 @@ class ChecksKeywords:
         if kwargs and (known := known_to(cls)) is not None:
             refuse_unknown(cls.__name__, kwargs, known)
         return super().__new__(cls)
-
-
-def checked(table: type, options: Mapping[str, Any], checks: Mapping[str, Check]) -> dict[str, Any]:
-    """Check keywords one by one, and return them in the form in which they are used.
-
-    A keyword has its own check, or its type in the table says what it must be: a bool, one of the words of a `Literal`,
-    or a function. None passes where that type allows it.
-
-    Args:
-        table: of all keywords.
-        options: values by name.
-        checks: of keywords whose type does not say enough, by name.
-
-    Raises:
-        ArgumentTypeError: (a TypeError) a value is of another type.
-        ArgumentError: (a ValueError) it is none of the words, or refused by its own check.
-    """
-    types = get_type_hints(table)
-    return {
-        name: _checked(name, value, types[name], checks.get(name))
-        for name, value in options.items()
-    }
-
-
-def _checked(name: str, value: Any, hint: Any, check: Check | None) -> Any:
-    kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-    is_optional = NoneType in kinds
-    if value is None and is_optional:
-        return None
-    if check is not None:
-        return check(name, value)
-    if kinds[0] is bool:
-        return as_bool_or_none(name, value) if is_optional else as_bool(name, value)
-    if get_origin(kinds[0]) is Literal:
-        require_option(name, value, get_args(kinds[0]))
-    if get_origin(kinds[0]) is Callable:
-        require_callable(name, value, is_optional=is_optional)
-    return value
 
 
 def known_to(cls: type) -> list[str] | None:

@@ -14,7 +14,7 @@ from typing import Any, Literal, TypedDict
 import torch
 
 from envkit.arrays.integers import as_int
-from envkit.data.keywords import Check, checked
+from envkit.data.arguments import Check, checked
 from envkit.env.options import EnvOptions
 from envkit.errors import ArgumentTypeError, OptionError
 from envkit.functional import (

@@ -83,7 +83,7 @@ def _owners(env: object, name: str) -> list[Any]:
 
 def _is_of_library(value: Any) -> bool:
     """Check whether a class or function belongs to envkit or to a library that it has an adapter for."""
-    return value.__module__.partition(".")[0] in (*LIBRARIES, "envkit", "envkit_bridges")
+    return str(value.__module__).partition(".")[0] in (*LIBRARIES, "envkit", "envkit_bridges")
 
 
 def _error(name: str, owner: object, what: str) -> StateStructureError:

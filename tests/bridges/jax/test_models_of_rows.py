@@ -101,7 +101,7 @@ def test_an_action_is_repeated_a_whole_number_of_times():
         sleds(action_repeat=0)
 
 
-@pytest.mark.parametrize("at", ["episode", "construction", "never"])
+@pytest.mark.parametrize("at", ["episode", "construction"])
 def test_when_models_are_drawn_means_nothing_without_how(at):
     with pytest.raises(OptionError, match=rf"randomize_at='{at}'.*Pass randomize=f"):
         sleds(randomize=None, randomize_at=at)
