@@ -215,6 +215,61 @@ def test_a_piece_is_a_module_with_one_importer_and_no_tests(tmp_path, path, sour
     assert pieces(tmp_path) == set()
 
 
+# Private names that are read from another module, beside the hooks of envs, which are in docs/architecture.md. pyright's
+# reportPrivateUsage would refuse these hooks too: they are private so that users' envs are free to use the plain names.
+PRIVATE = {
+    "of Python": "_asdict _current_frames _exit _fields _getframe _replace _run_exitfuncs _args_from_interpreter_flags",
+    "of torch and tensordict": "_C _buffers _cdata _fast_apply _forward_hooks _forward_pre_hooks _global_forward_hooks "
+    "_global_forward_pre_hooks _modules _new_unsafe _nn _ops _overloadname _parameters _parse_to _schema _validate_args _version",
+    "of other libraries": "_allow_done_after_reset _bit_generator _envs _platform_make_current _registry _reset_key _viewers "
+    "_DOMAINS",
+    "of transforms": "_already_begun _belong_to _declared_keys _edits _inv_call _require_unowned _reset_env_preprocess "
+    "_reset_like_step",
+    "of chains": "_around _chain _reads_specs",
+    "of specs": "_choices _each _encoding_ndim _free_axis _free_shape _is_tree _map _map_shape _shape",
+    "of pools": "_batch_size _device _entries _exchange _looked_up _metadata _recovery _require_shown _share_individual_td "
+    "_started _the_exchange _was_closed",
+    "of wrappers and adapters": "_action_inputs _env _owner _pool",
+    "of other parts": "_HOME_OF _action_seed _has_varying_sizes _kind _repr_html_",
+}
+
+
+def private_reads(tree: ast.Module) -> set[str]:
+    """Return the private attributes that a module reads of others: those that nothing in it defines or assigns."""
+    own = {node.name for node in ast.walk(tree) if hasattr(node, "name")}
+    read = set()
+    for node in ast.walk(tree):
+        match node:
+            case (
+                ast.Name(id=name, ctx=ast.Store())
+                | ast.Attribute(attr=name, ctx=ast.Store() | ast.Del())
+            ):
+                own.add(name)
+            case ast.Attribute(
+                value=ast.Name(id="self" | "cls") | ast.Call(func=ast.Name(id="super"))
+            ):
+                pass
+            case ast.Attribute(attr=name) if re.match("_[^_]", name):
+                read.add(name)
+    return read - own
+
+
+def test_private_names_that_other_modules_read_are_listed():
+    hooks = set(re.findall(r"\b_[a-z]\w+\b", (ROOT / "docs/architecture.md").read_text()))
+    read = set()
+    for file in modules(ROOT).values():
+        read |= private_reads(ast.parse(file.read_text()))
+
+    listed = {name for names in PRIVATE.values() for name in names.split()}
+    assert read - hooks == listed
+
+
+def test_a_private_name_is_read_where_nothing_defines_it():
+    source = "class A:\n  _b = 1\n  def _c(self): return self._d\nx._b, x._c, x._e, x.f\n"
+
+    assert private_reads(ast.parse(source)) == {"_e"}
+
+
 def test_every_module_says_what_it_does():
     for name, file in modules(ROOT).items():
         source = file.read_text()
