@@ -74,7 +74,7 @@ from envkit_bridges.gym.codecs import (
     codecs_of,
 )
 from envkit_bridges.gym.gym_wrapper import GymWrapper
-from envkit_bridges.gym.reports import RESET, STEP, Facts, reports_of
+from envkit_bridges.gym.reports import RESET, STEP, SpacesOfEnv, reports_of
 
 
 def _vector_episodes(env: EnvBase, ended: list[int]) -> dict[int, dict[str, Any]]:
@@ -724,7 +724,9 @@ def _tensors(tree: Any, device: torch.device | None) -> Any:
     return torch.as_tensor(tree, device=device)
 
 
-def _codecs_of(env: EnvBase, facts: Sequence[Facts | None]) -> tuple[Codec | None, Codec | None]:
+def _codecs_of(
+    env: EnvBase, facts: Sequence[SpacesOfEnv | None]
+) -> tuple[Codec | None, Codec | None]:
     """Return the codecs of the spaces that the simulators of all rows have; None where they have none in common."""
     inside = without_transforms(env)
     if isinstance(inside, GymWrapper):

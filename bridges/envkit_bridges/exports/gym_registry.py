@@ -45,7 +45,7 @@ from envkit_bridges.exports.shown_spaces import (
 )
 from envkit_bridges.gym.backend import gym_library
 from envkit_bridges.gym.codecs import Codec, Leaf, codecs_of
-from envkit_bridges.gym.reports import RESET, STEP, Facts, listen
+from envkit_bridges.gym.reports import RESET, STEP, SpacesOfEnv, listen
 
 
 def register_gym(
@@ -177,7 +177,7 @@ class _Registered:
         self.observation_space = self._observation.space
         self.action_space = self._action.space
 
-    def _spaces(self, facts: Facts | None, spaces: ModuleType) -> tuple[Shown, Shown]:
+    def _spaces(self, facts: SpacesOfEnv | None, spaces: ModuleType) -> tuple[Shown, Shown]:
         """Return what is observed and what is done; the first is a Dict."""
         observed, acted = self.envkit_env.full_observation_spec, self.envkit_env.full_action_spec
         specs = {path: observed[as_key(path)] for path in self._paths}

@@ -38,8 +38,8 @@ _ASK = -1
 Info = Mapping[str, Any]
 
 
-class Facts(NamedTuple):
-    """Facts of one sub-environment of Gymnasium.
+class SpacesOfEnv(NamedTuple):
+    """The spaces of one sub-environment of Gymnasium, and the entries that its readers of infos record.
 
     Attributes:
         observation_space, action_space: of its simulator; the former is None where observations are left out.
@@ -166,7 +166,7 @@ class Reports:
     def __init__(self, env: BatchedEnv):
         self._env = weakref.ref(env)
         self._heard: tuple[Any, int] = (None, 0)
-        self.facts: list[Facts | None] = []
+        self.facts: list[SpacesOfEnv | None] = []
         self.refresh(starts=True)
 
     def refresh(self, *, starts: bool = False) -> None:
@@ -268,7 +268,7 @@ def _gymnasium_in(env: Any) -> GymWrapper | None:
     return env if isinstance(env, GymWrapper) and not env.batch_size else None
 
 
-def listen(env: Any) -> tuple[Facts | None, Listener | None]:
+def listen(env: Any) -> tuple[SpacesOfEnv | None, Listener | None]:
     """Put a listener into an env, and return it and facts of the env; None where it is none of Gymnasium."""
     inside = _gymnasium_in(env)
     if inside is None:
@@ -283,7 +283,7 @@ def listen(env: Any) -> tuple[Facts | None, Listener | None]:
         if isinstance(reader, default_info_dict_reader)
         for path in leaf_paths(reader.info_spec)
     }
-    facts = Facts(
+    facts = SpacesOfEnv(
         None if core.observation is None else inside._env.observation_space,
         inside._env.action_space,
         inside.categorical_action_encoding,
@@ -292,7 +292,7 @@ def listen(env: Any) -> tuple[Facts | None, Listener | None]:
     return facts, core.listener
 
 
-def _listen(asking_pid: int, env: Any) -> tuple[Facts | None, Listener | None]:
+def _listen(asking_pid: int, env: Any) -> tuple[SpacesOfEnv | None, Listener | None]:
     """Do what `listen` does; a listener stays in its process."""
     facts, listener = listen(env)
     return facts, listener if os.getpid() == asking_pid else None
