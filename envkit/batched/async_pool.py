@@ -23,7 +23,7 @@ from envkit.batched.batched_env import BatchedEnv
 from envkit.batched.caller_settings import chosen
 from envkit.batched.env_host import HostFactory, Maker
 from envkit.batched.exchange.async_rows import BufferJobs, TensorDictJobs
-from envkit.batched.job_queues import ENV_INDEX, JobQueues, env_indices, envs_of
+from envkit.batched.job_queues import ENV_INDEX, JobQueues, rows_of
 from envkit.batched.lazy_stacks import stack_rows
 from envkit.batched.metadata import EnvMetaData
 from envkit.batched.settings import AsyncOptions, RayOptions, require_names
@@ -180,12 +180,12 @@ class AsyncEnvPool(BatchedEnv):
             )
 
     def _require_no_processes(self) -> None:
-        """Check that nothing was given that only processes have."""
-        given = {"envs_per_worker": self.envs_per_worker > 1}
-        given["worker_affinity"] = self.worker_affinity is not None
-        if wrong := [name for name, is_given in given.items() if is_given]:
+        """Check that no argument was passed that only processes have."""
+        names = ["envs_per_worker"] if self.envs_per_worker > 1 else []
+        names += [] if self.worker_affinity is None else ["worker_affinity"]
+        if names:
             raise ArgumentError(
-                f"{wrong[0]} was given, but backend={self.backend!r} has no processes. Leave it out, or pass "
+                f"{names[0]} was given, but backend={self.backend!r} has no processes. Leave it out, or pass "
                 "backend='multiprocessing'."
             )
 
@@ -243,10 +243,23 @@ class AsyncEnvPool(BatchedEnv):
         """
         if self.resolved_exchange == "queue":
             return {}
-        return self._queues.stats.told(reset=reset)
+        return self._queues.stats.report(reset=reset)
 
     def _make_pool(self, makers: list[Maker], described: frozenset[int]) -> Pool:
-        raise NotImplementedError("only the class of a backend has a pool.")  # which __new__ takes
+        count = self.num_workers
+        if self.backend == "multiprocessing":
+            cores = self._cores
+            return worker_processes(self, makers, described, num_processes=count, cores=cores)
+        if self.backend == "ray":
+            options = self.backend_options
+            return ray_workers(self, makers, described, num_actors=count, options=options)
+        choices = self._choices or chosen()
+        factory = HostFactory(makers, described, without_gradients=True, choices=choices)
+        return Pool(Threads(factory, count, count), **limits_of(self))
+
+    def _prefers_rows(self, pool: Pool) -> bool:
+        """A thread that was given up may still write into rows, which must not be those of its successor."""
+        return self.backend != "threading" or self.on_worker_failure == "raise"
 
     # --------------------------------------------------------------------------------------- specs
 
@@ -259,7 +272,7 @@ class AsyncEnvPool(BatchedEnv):
     def env_batch_sizes(self) -> list[torch.Size]:
         """The batch size of each env; reading it starts them."""
         self._started_specs()
-        return [found.batch_size for found in self._metadata]
+        return [one.batch_size for one in self._metadata]
 
     def _with_own_entries(self, specs: Composite) -> Composite:
         specs = specs.clone()
@@ -267,13 +280,11 @@ class AsyncEnvPool(BatchedEnv):
         specs["input_spec", "full_state_spec", ENV_INDEX] = index
         return specs
 
-    def _is_in_order(self, td: TensorDictBase) -> bool:
-        if td.batch_size != self.batch_size:
-            return True  # refused with the batch
-        return envs_of(td, None, self.num_workers) == list(range(self.num_workers))
+    def _is_of_all(self, td: TensorDictBase) -> bool:
+        return self._queues.index.read(td) == list(range(self.num_workers))
 
     def _indices(self) -> Any:
-        return env_indices(range(self.num_workers), self._batch_size[1:], self._device)
+        return self._queues.index.entry(range(self.num_workers), self._batch_size[1:], self._device)
 
     # ------------------------------------------------------------------------------ all at once
 
@@ -289,14 +300,14 @@ class AsyncEnvPool(BatchedEnv):
         return super().reset(*args, **kwargs)
 
     def _reset(self, td: TensorDictBase | None, sub_kwargs: Any = None) -> TensorDictBase:
-        given = None if td is None else td.exclude(ENV_INDEX)
-        return super()._reset(given, sub_kwargs).set(ENV_INDEX, self._indices())
+        root = None if td is None else td.exclude(ENV_INDEX)
+        return super()._reset(root, sub_kwargs).set(ENV_INDEX, self._indices())
 
     def _make_step(self, td: TensorDictBase, *, advance: bool, is_ahead: bool = False) -> Ticket:
         self._require_idle()
         if td.get(ENV_INDEX, None) is None:
             td.set(ENV_INDEX, self._indices())
-        elif not self._is_in_order(td):
+        elif td.batch_size == self.batch_size and not self._is_of_all(td):
             raise ArgumentError(
                 f"the rows belong to envs {list(td[ENV_INDEX])}, but where all envs step at once row i is that of "
                 "env i. Put them in order, or send them: async_step_send goes by env_index."
@@ -323,32 +334,26 @@ class AsyncEnvPool(BatchedEnv):
         """
         if tensordict is None or tensordict.get(ENV_INDEX, None) is None:
             return super().rand_action(tensordict)
-        envs = envs_of(tensordict, None, self.num_workers)
-        if tensordict.batch_size == self.batch_size and envs == list(range(self.num_workers)):
+        if tensordict.batch_size == self.batch_size and self._is_of_all(tensordict):
             return super().rand_action(tensordict)
-        if (together := self._drawn_together(tensordict, envs)) is not None:
-            return together
-        rows = self._queues.rows(tensordict, None)
-        drawn = [self._drawn_by(env, rows.part(i)) for i, env in enumerate(rows.envs)]
-        if tensordict.batch_size == self._batch_size[1:]:
+        envs, size = self._queues.index.read(tensordict), self._batch_size[1:]
+        form = self._declared.cached("drawn_together", self._action_of_a_row)
+        if form is not None and tensordict.batch_size == (len(envs), *size):
+            key, leaf = form
+            return tensordict.set(key, leaf.rand((len(envs),), self._action_generator))
+        rows = rows_of(tensordict.exclude(ENV_INDEX), envs, size)
+        drawn = [self._drawn_by(env, row) for env, row in zip(envs, rows, strict=True)]
+        if tensordict.batch_size == size:
             return tensordict.update(drawn[0])
         return tensordict.update(stack_rows(drawn, individual=bool(self._share_individual_td)))
 
-    def _drawn_together(self, td: TensorDictBase, envs: list[int]) -> EnvData | None:
-        """Draw the actions of some rows at once, the very numbers that one by one gives; None where that may differ.
+    def _action_of_a_row(self) -> tuple[Key, TensorSpec] | None:
+        """Return the only action of all rows, and its spec, where many draws at once are those of one after the other.
 
         See `test_actions_drawn_together_are_those_drawn_one_by_one`.
         """
-        if self._share_individual_td or td.batch_size != (len(envs), *self._batch_size[1:]):
+        if self._share_individual_td:
             return None
-        form = self._declared.cached("drawn_together", self._action_of_a_row)
-        if form is None:
-            return None
-        key, leaf = form
-        return td.set(key, leaf.rand((len(envs),), self._action_generator))
-
-    def _action_of_a_row(self) -> tuple[Key, TensorSpec] | None:
-        """Return the only action of all rows, and its spec, where many draws at once are those of one after the other."""
         actions = list(self.full_action_spec.items(True, True))
         own = self._facts.action_masks or self._facts.draws_own_actions
         if own or len(actions) != 1 or not draws_in_order(actions[0][1]):
@@ -483,16 +488,6 @@ class ThreadingAsyncEnvPool(AsyncEnvPool):
 
     backend = "threading"
 
-    def _prefers_rows(self, pool: Pool) -> bool:
-        """A thread that was given up may still write into rows, which must not be those of its successor."""
-        return self.on_worker_failure == "raise"
-
-    def _make_pool(self, makers: list[Maker], described: frozenset[int]) -> Pool:
-        factory = HostFactory(
-            makers, described, without_gradients=True, choices=self._choices or chosen()
-        )
-        return Pool(Threads(factory, self.num_workers, self.num_workers), **limits_of(self))
-
 
 class ProcessorAsyncEnvPool(AsyncEnvPool):
     """Run an `AsyncEnvPool` with one process for each env. Makers travel by value, as those of `ParallelEnv`.
@@ -508,15 +503,6 @@ class ProcessorAsyncEnvPool(AsyncEnvPool):
 
     backend = "multiprocessing"
 
-    def _make_pool(self, makers: list[Maker], described: frozenset[int]) -> Pool:
-        return worker_processes(
-            self,
-            makers,
-            described,
-            num_processes=self.num_workers,
-            cores=self._cores,
-        )
-
 
 class RayAsyncEnvPool(AsyncEnvPool):
     """Run an `AsyncEnvPool` with one actor of a Ray cluster for each env. Makers travel by value, as those of `ParallelEnv`.
@@ -531,10 +517,6 @@ class RayAsyncEnvPool(AsyncEnvPool):
     """
 
     backend = "ray"
-
-    def _make_pool(self, makers: list[Maker], described: frozenset[int]) -> Pool:
-        options = self.backend_options
-        return ray_workers(self, makers, described, num_actors=self.num_workers, options=options)
 
 
 _BACKENDS: dict[str | None, type[AsyncEnvPool]] = {

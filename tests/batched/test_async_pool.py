@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import pickle
 import threading
@@ -28,8 +27,7 @@ from envkit import (
     TransformedEnv,
     check_env_specs,
 )
-from envkit.batched import job_queues
-from envkit.batched.job_queues import ENV_INDEX, JobQueues, env_indices, envs_of
+from envkit.batched.job_queues import ENV_INDEX, EnvIndex
 from envkit.env.base import EnvBase
 from envkit.errors import (
     ArgumentCountError,
@@ -223,7 +221,7 @@ def test_rows_keep_the_number_of_their_env_behind_transforms(new_pool):
     stepped, following = env.step_and_maybe_reset(env.rand_action(root))
 
     for data in (root, stepped, following, env.rollout(2)[:, 0]):
-        assert envs_of(data, None, 2) == [0, 1]
+        assert EnvIndex(2).read(data) == [0, 1]
     with pytest.raises(ArgumentError, match="Put them in order"):
         env.step(env.rand_action(env.reset())[[1, 0]])
 
@@ -886,23 +884,24 @@ def everything(td):
     return told, list(td["env_index"]), td.batch_size, td.device
 
 
-def test_rows_taken_together_are_those_taken_one_by_one(opened, monkeypatch):
-    runs, taken = [], []
-    together = JobQueues._made_together
-    for way in (lambda *args: taken.append(together(*args)) or taken[-1], lambda *args: None):
-        monkeypatch.setattr(JobQueues, "_made_together", way)
-        pool = opened(AsyncEnvPool([cartpole] * 3, backend="threading"))
-        runs.append([everything(td) for td in exchanges(pool)])
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("stack", ["dense", "lazy"])
+def test_rows_in_memory_give_what_whole_tensordicts_give(opened, backend, stack):
+    pools = [
+        opened(AsyncEnvPool([cartpole] * 3, backend=backend, stack=stack, use_buffers=use_buffers))
+        for use_buffers in (True, False)
+    ]
 
-    assert len(taken) == 6 and None not in taken
+    runs = [[everything(td) for td in exchanges(pool)] for pool in pools]
+
     assert runs[0] == runs[1]
 
 
 def test_actions_drawn_together_are_those_drawn_one_by_one(opened, monkeypatch):
     runs = []
     for make in (cartpole, pendulum):
-        for way in (AsyncEnvPool._drawn_together, lambda *args: None):
-            monkeypatch.setattr(AsyncEnvPool, "_drawn_together", way)
+        for way in (AsyncEnvPool._action_of_a_row, lambda pool: None):
+            monkeypatch.setattr(AsyncEnvPool, "_action_of_a_row", way)
             pool = opened(AsyncEnvPool([make] * 3, backend="threading"))
             pool.set_seed(0)
             td = pool.reset()
@@ -927,24 +926,22 @@ def test_actions_drawn_together_are_those_drawn_one_by_one(opened, monkeypatch):
 )
 @pytest.mark.parametrize("size", [(), (2,)])
 def test_rows_name_their_envs_wherever_they_have_been(travel, envs, size):
+    index = EnvIndex(3)
     td = TensorDict({"x": torch.zeros(3, *size)}, [3, *size])
-    td.set(ENV_INDEX, env_indices([2, 0, 1], torch.Size(size)))
+    td.set(ENV_INDEX, index.entry([2, 0, 1], torch.Size(size)))
 
-    assert envs_of(travel(td), None, 3) == envs
+    assert index.read(travel(td)) == envs
 
 
-def test_an_entry_that_is_gone_names_no_env():
-    held = env_indices([7], torch.Size([50])).tensordicts[0]
-    known = id(held) in job_queues._ENVS
+def test_an_entry_that_a_caller_has_changed_in_place_names_its_env_all_the_same():
+    index, cpu = EnvIndex(3), torch.device("cpu")
+    changed = TensorDict({ENV_INDEX: index.entry([2], torch.Size([]), cpu)}, [1], device=cpu)
+    changed.clear_device_()
 
-    for size in range(1, 40):
-        env_indices(range(200), torch.Size([size]))  # more than are remembered
-    number = id(held)
-    del held
-    gc.collect()
+    again = TensorDict({ENV_INDEX: index.entry([2], torch.Size([]), cpu)}, [1], device=cpu)
 
-    assert known
-    assert number not in job_queues._ENVS
+    assert index.read(changed) == index.read(again) == [2]
+    assert again.get(ENV_INDEX).device == cpu
 
 
 # ------------------------------------------------------------------- how data travels, and where workers run

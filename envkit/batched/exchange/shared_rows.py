@@ -404,7 +404,7 @@ class ActionRows:
 
     def rule_of_all(self, path: Path) -> ActionInput | None:
         """Return the rule of an action, if it is the same in all rows and takes what fits as it is."""
-        rule = self._runs[0][0].get(path) if self.are_alike else None
+        rule = self._runs[0][0].get(path) if len(self._runs) == 1 else None
         return rule if rule is not None and rule.takes_as_is else None
 
     def write(
@@ -457,19 +457,6 @@ class ActionRows:
         rule = next(inputs[path] for inputs, run in self._runs if row in run)
         rule.require_form(value, ())
         return rule
-
-    @property
-    def are_alike(self) -> bool:
-        """Whether all rows take the same actions."""
-        return len(self._runs) == 1
-
-    def taken(self, path: Path, value: torch.Tensor, count: int) -> torch.Tensor:
-        """Return one action of ``count`` of the rows, which are alike, in the form of its spec.
-
-        Raises:
-            InputError: see `ActionInput.take`; it counts the rows from 0.
-        """
-        return self._runs[0][0][path].take(value, (count,))
 
 
 def _runs(metadata: Sequence[EnvMetaData]) -> Iterator[tuple[EnvMetaData, range]]:
