@@ -462,6 +462,10 @@ class Pool:
             request.miss(asked.lost)
         return Job(worker, request)
 
+    def done_job(self, worker: int) -> Job:
+        """Return a job in which a worker is asked nothing, and which is done."""
+        return Job(worker, Request("", 0, "timeout", None))
+
     def begun_since(self, worker: int, requests: int) -> Job | None:
         """Return the job that a worker was given since there were so many requests; None where there is none.
 

@@ -710,6 +710,30 @@ def test_a_row_that_was_lost_goes_on_with_whatever_is_sent_next(new_pool, use_bu
     assert pool.async_reset_recv(min_get=2)["count"].flatten().tolist() == [0, 0]
 
 
+@pytest.mark.parametrize("use_buffers", [True, False])
+@pytest.mark.parametrize("kind", ["step", "step_and_maybe_reset"])
+@pytest.mark.filterwarnings("ignore:the state dict does not hold")
+def test_an_episode_that_was_lost_by_loading_is_truncated_where_it_is_stepped(
+    new_pool, use_buffers, kind
+):
+    pool = new_pool([cartpole] * 2, use_buffers=use_buffers)
+    pool.set_seed(0)
+    td = pool.rand_action(pool.reset())
+    pool.load_state_dict(pool.state_dict())
+
+    getattr(pool, f"async_{kind}_send")(td[:1])
+    lost = getattr(pool, f"async_{kind}_recv")()
+    data, root = (lost, None) if kind == "step" else lost
+
+    assert data["next", "truncated"].item()
+    assert data["next", "observation"].equal(data["observation"])
+    if root is None:
+        pool.async_reset_send(env_index=[0])
+        root = pool.async_reset_recv()
+    pool.async_step_send(pool.rand_action(root))
+    assert not pool.async_step_recv()["next", "truncated"].item()
+
+
 @pytest.mark.parametrize("fault", ["kill", "hang"])
 def test_a_process_that_is_lost_is_told_and_replaced(opened, fault):
     pool = opened(

@@ -187,13 +187,15 @@ class BufferJobs(_Recovering, BufferExchange):
                 self._actions.write_one(entry.path, one, entry.rows, row)
 
     def begin_job(self, roots: Roots, row: int, kind: JobKind) -> Job:
-        """Have one row step, or be reset; its worker has no other job."""
+        """Have one row step, or be reset; its worker has no other job. A step of a lost row only reports that."""
         is_new = row in self.recovery.unstarted
         if kind == "reset":
             given = () if is_new else self._states_in(roots.td)
             if given in ((), self._states):
                 return self.pool.begin(row, RESTART if given else RESET)
             return self.pool.begin_call(row, "reset_rows", {row: (given, {})})
+        if row in self.recovery.lost:
+            return self.pool.done_job(row)
         if is_new:
             self._begin_episode(row)
         if row in roots.left_out:
@@ -275,9 +277,11 @@ class TensorDictJobs(_Recovering, TensorDictExchange):
         return root.copy().update(zeros)
 
     def begin_job(self, roots: Roots, row: int, kind: JobKind) -> Job:
-        """Have one row step, or be reset; its worker has no other job."""
+        """Have one row step, or be reset; see `BufferJobs.begin_job`."""
         root, is_new = None, row in self.recovery.unstarted
         if kind != "reset":
+            if row in self.recovery.lost:
+                return self.pool.done_job(row)
             if is_new:
                 self._begin_episode(row)
             root = self._moved(self._usable(roots, row), row)
