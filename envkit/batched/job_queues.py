@@ -105,7 +105,9 @@ class EnvIndex:
                 "the TensorDict has no entry 'env_index', which numbers its envs. Pass data that this pool returned, "
                 "set td['env_index'], or pass env_index=."
             )
-        if isinstance(named, NonTensorStack | NonTensorData | torch.Tensor):
+        if isinstance(named, NonTensorData):  # one object, of as many parts as it may be
+            named = named.data
+        if isinstance(named, NonTensorStack | torch.Tensor):
             named = named.tolist()
         is_list = isinstance(named, list | tuple | range)
         envs: list[Any] = list(named) if is_list else [named]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
+from tensordict import LazyStackedTensorDict, NonTensorData, TensorDict, TensorDictBase
 
 from envkit import (
     ActionDiscretizer,
@@ -955,6 +955,21 @@ def test_rows_name_their_envs_wherever_they_have_been(travel, envs, size):
     td.set(ENV_INDEX, index.entry([2, 0, 1], torch.Size(size)))
 
     assert index.read(travel(td)) == envs
+
+
+@pytest.mark.parametrize(
+    ("written", "size", "envs"),
+    [
+        (NonTensorData(2, batch_size=[2]), [2], [2]),
+        (NonTensorData([2, 0], batch_size=[2]), [2], [2, 0]),
+        (NonTensorData(torch.tensor(1)), [], [1]),
+        (torch.tensor([1, 2]), [2], [1, 2]),
+    ],
+)
+def test_envs_may_be_written_by_hand_in_any_form(written, size, envs):
+    td = TensorDict({ENV_INDEX: written}, size)
+
+    assert EnvIndex(3).read(td) == envs
 
 
 def test_an_entry_that_a_caller_has_changed_in_place_names_its_env_all_the_same():
