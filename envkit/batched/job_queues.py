@@ -349,8 +349,7 @@ class JobQueues:
                 del self._sent[sent.row]
                 raise
         owner, envs, root = self._owner, [sent.row for sent in ready], None
-        individual = bool(owner.share_individual_td)
-        data = _joined(ready, individual=individual)
+        data = _joined(ready, individual=bool(owner.share_individual_td))
         masks: set[Any] = {rules.STEP}
         if kind == "reset":
             paths = (path for sent in ready for path, _ in leaves(sent.roots.td))
@@ -365,11 +364,16 @@ class JobQueues:
             data.set("next", following)
             if roots is not None:
                 root = owner.step_mdp(data).update(roots)
-        if individual:
-            data, root = by_row(data), None if root is None else by_row(root)
-        return self._indexed(data, envs), None if root is None else self._indexed(root, envs)
+        return self._delivered(data, envs), None if root is None else self._delivered(root, envs)
 
-    def _indexed(self, td: TensorDictBase, envs: list[int]) -> TensorDictBase:
+    def _delivered(self, td: TensorDictBase, envs: list[int]) -> TensorDictBase:
+        """Return rows in the form that the pool gives, with the entry that names their envs."""
+        if self._owner.share_individual_td:
+            td = by_row(td)
+        elif isinstance(
+            td, LazyStackedTensorDict
+        ):  # what was sent differed; what came of it may agree
+            td = stack_rows(td.unbind(0), individual=False)
         entry = self.index.entry(envs, self._owner.batch_size[1:], td.device)
         return td.set(ENV_INDEX, entry)
 
