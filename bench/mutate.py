@@ -48,7 +48,7 @@ MODULES = (
     "envkit/env/on_row.py",
     "envkit/env/tickets.py",
     "envkit/batched/exchange",
-    "envkit/batched/host_rows.py",
+    "envkit/batched/bound_envs.py",
     "envkit/batched/recovery.py",
     "envkit/functional",
     "bridges/envkit_bridges/dlpack.py",

@@ -2,7 +2,7 @@
 
 `AsyncEnvPool` is a batched env whose sub-envs can also be sent to work one by one, and whose results are
 received as they come. This module holds what its users see. Who is busy and what is received is known to
-`job_queues`, how one row's data travels to `exchange.async_rows`.
+`job_queues`, how one row's data travels to `exchange.jobs`.
 
 Conventions
     job     a step, a reset, or a step and a reset of what is done, of one sub-env. A sub-env has at most one.
@@ -22,7 +22,7 @@ from envkit.batched.attributes import WorkerAttribute
 from envkit.batched.batched_env import BatchedEnv
 from envkit.batched.caller_settings import chosen
 from envkit.batched.env_host import HostFactory, Maker
-from envkit.batched.exchange.async_rows import BufferJobs, TensorDictJobs
+from envkit.batched.exchange.jobs import BufferJobs, TensorDictJobs
 from envkit.batched.job_queues import ENV_INDEX, JobQueues, rows_of
 from envkit.batched.lazy_stacks import stack_rows
 from envkit.batched.metadata import EnvMetaData

@@ -24,9 +24,9 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 from envkit.batched.attributes import AttributeLookup
+from envkit.batched.exchange.behind_transforms import recorded_behind
 from envkit.batched.exchange.recording import recorded
-from envkit.batched.exchange.shared_rows import BufferExchange, RowsInPlace
-from envkit.batched.exchange.shown_rows import recorded_behind
+from envkit.batched.exchange.shared_memory import BufferExchange, RowsInPlace
 from envkit.batched.exchange.tensordicts import TensorDictExchange
 from envkit.batched.lazy_stacks import by_row, empty_rows, stack_rows
 from envkit.batched.makers import as_own_kwargs

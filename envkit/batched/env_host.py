@@ -23,9 +23,9 @@ import numpy as np
 import torch
 from tensordict import TensorDictBase
 
+from envkit.batched.bound_envs import TensorDictRows, bind_rows, row_core
 from envkit.batched.caller_settings import holding
-from envkit.batched.exchange.row_memory import SLOT, BufferPlan
-from envkit.batched.host_rows import TensorDictRows, bind_rows, row_core
+from envkit.batched.exchange.memory import SLOT, BufferPlan
 from envkit.batched.metadata import EnvLeaves, EnvMetaData
 from envkit.batched.shared_simulators import SimulatorOwners
 from envkit.data.forms import require_form

@@ -28,7 +28,7 @@ from tensordict import (
 
 from envkit import rules
 from envkit.arrays.integers import as_int
-from envkit.batched.exchange.async_rows import (
+from envkit.batched.exchange.jobs import (
     BufferJobs,
     JobKind,
     Roots,

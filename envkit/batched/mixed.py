@@ -21,7 +21,7 @@ from tensordict import TensorDictBase
 
 from envkit import rules
 from envkit.batched.batched_env import rows_for_others
-from envkit.batched.exchange.mixed_rows import MixedRows
+from envkit.batched.exchange.mixed_pools import MixedRows
 from envkit.batched.exchange.recording import recorded
 from envkit.batched.members import (
     STATE,

@@ -24,7 +24,7 @@ from envkit.batched.batch_layout import layout_of, may_use_rows, specs_of_rows
 from envkit.batched.caller_settings import chosen
 from envkit.batched.creator import known_metadata, with_kwargs
 from envkit.batched.env_host import Maker
-from envkit.batched.exchange.shared_rows import BufferExchange
+from envkit.batched.exchange.shared_memory import BufferExchange
 from envkit.batched.exchange.tensordicts import TensorDictExchange
 from envkit.batched.makers import as_kwargs, as_makers, require_known, tasks_of
 from envkit.batched.metadata import EnvMetaData

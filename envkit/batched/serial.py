@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from envkit.batched.attributes import LocalAttribute
 from envkit.batched.env_host import COMMAND_NAMES, HostFactory, Maker
-from envkit.batched.exchange.shared_rows import BufferExchange
+from envkit.batched.exchange.shared_memory import BufferExchange
 from envkit.batched.exchange.tensordicts import TensorDictExchange
 from envkit.batched.indexed import Indexable
 from envkit.batched.settings import PoolSettings

@@ -4,7 +4,7 @@
 way, with the same data.
 
 Conventions
-    core   steps the simulator, and what is seen of it, on rows of memory; see `envkit.batched.host_rows.row_core`.
+    core   steps the simulator, and what is seen of it, on rows of memory; see `envkit.batched.bound_envs.row_core`.
 """
 
 from __future__ import annotations

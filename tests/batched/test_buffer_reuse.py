@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from envkit import GymEnv, SerialEnv
-from envkit.batched.exchange.row_memory import LentMemory
+from envkit.batched.exchange.memory import LentMemory
 from tests.bridges.compare import assert_same
 
 CPU = torch.device("cpu")

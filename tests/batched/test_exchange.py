@@ -10,8 +10,8 @@ import torch
 from tensordict.nn import TensorDictModule
 
 from envkit.batched.async_pool import AsyncEnvPool
-from envkit.batched.exchange import row_memory
-from envkit.batched.exchange.row_memory import BufferPlan, can_wait
+from envkit.batched.exchange import memory
+from envkit.batched.exchange.memory import BufferPlan, can_wait
 from envkit.batched.serial import SerialEnv
 from envkit.specs import Categorical, Composite, Unbounded
 from envkit_bridges.gym.gym_env import GymEnv
@@ -153,7 +153,7 @@ def test_what_a_rollout_leaves_in_slots_is_copied_before_they_are_written_again(
 ):
     make = partial(GymEnv, "CartPole-v1", max_episode_steps=6, categorical_action_encoding=True)
     act = POLICIES[policy]
-    monkeypatch.setattr(row_memory, "_MOST_SLOTS", slots)
+    monkeypatch.setattr(memory, "_MOST_SLOTS", slots)
     few = SerialEnv(2, make)
     few.set_seed(0)
     data = few.rollout(steps, act, break_when_any_done=False)
@@ -176,7 +176,7 @@ def test_steps_of_large_rows_reset_what_is_done_as_those_of_small_ones(masked, m
     make = partial(GymEnv, "CartPole-v1", max_episode_steps=6)
     runs = []
     for slots in (64, 2):
-        monkeypatch.setattr(row_memory, "_MOST_SLOTS", slots)
+        monkeypatch.setattr(memory, "_MOST_SLOTS", slots)
         env = SerialEnv(2, make)
         env.set_seed(0)
         td, seen = env.reset(), []

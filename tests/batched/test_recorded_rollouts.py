@@ -17,7 +17,7 @@ from tensordict.nn import TensorDictModule
 
 from envkit import GymEnv, ParallelEnv, SerialEnv, compile_policy
 from envkit.batched.batched_env import BatchedEnv
-from envkit.batched.exchange.shared_rows import BufferExchange
+from envkit.batched.exchange.shared_memory import BufferExchange
 from envkit.errors import InputError, OptionError, WorkerError
 from envkit.specs import Bounded, Composite, Unbounded
 from tests.batched.test_faults import interrupt_at_random

@@ -33,7 +33,7 @@ from envkit import (
     TransformedEnv,
     check_env_specs,
 )
-from envkit.batched.host_rows import row_core
+from envkit.batched.bound_envs import row_core
 from envkit.data.transition import leaves
 from envkit.transforms.core.fusable import FusableTransform
 from envkit_bridges.jax.jax_env import JaxEnv

@@ -32,8 +32,8 @@ from envkit import (
     VecNormV2,
     compile_policy,
 )
-from envkit.batched.exchange import shown_rows
-from envkit.batched.host_rows import row_core
+from envkit.batched.bound_envs import row_core
+from envkit.batched.exchange import behind_transforms
 from envkit.errors import ClosedEnvError, NotResetError, WorkerError
 from envkit.transforms.core.fusable import FusableTransform
 from tests.batched.test_faults import interrupt_at_random
@@ -435,8 +435,8 @@ def recordings(monkeypatch):
         found.append(made is not None)
         return made
 
-    recorded = shown_rows.recorded
-    monkeypatch.setattr(shown_rows, "recorded", counted)
+    recorded = behind_transforms.recorded
+    monkeypatch.setattr(behind_transforms, "recorded", counted)
     return found
 
 

@@ -21,7 +21,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 from envkit import rules
-from envkit.batched.exchange.one_row import OneRow
+from envkit.batched.exchange.one_env import OneRow
 from envkit.data.arguments import as_batch_size, as_bool
 from envkit.data.paths import Key, Path, as_key, as_path, nest
 from envkit.data.transition import keep_unstepped

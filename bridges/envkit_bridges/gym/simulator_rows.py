@@ -6,7 +6,7 @@ gives to its rows.
 
 Conventions
     row    what one env owns of a leaf, see `envkit_bridges.gym.codecs`.
-    rows   global row numbers; slots and regions as in `envkit.batched.exchange.row_memory`.
+    rows   global row numbers; slots and regions as in `envkit.batched.exchange.memory`.
     done   ``terminated | truncated``; the three flags are bool of shape (1,), as is the reward, in the dtype of its spec.
 """
 
@@ -84,7 +84,7 @@ class SimulatorRows:
     Args:
         cores: of each row.
         rows: global numbers of these rows.
-        arrays: regions by name, see `envkit.batched.host_rows.bind_rows`.
+        arrays: regions by name, see `envkit.batched.bound_envs.bind_rows`.
         slot: of each row of the pool; all of them are equal.
     """
 

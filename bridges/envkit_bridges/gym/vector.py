@@ -449,7 +449,7 @@ class VectorRows:
     def bind(
         self, cores: list[VectorRows], rows: range, arrays: Mapping[str, Rows], slot: np.ndarray
     ) -> VectorRows:
-        """Fix the memory; see `envkit.batched.host_rows.bind_rows`."""
+        """Fix the memory; see `envkit.batched.bound_envs.bind_rows`."""
         self._slot = slot
         self._inputs, self._roots, self._nexts = (
             {path: ring[:, 0] for path, ring in arrays[region].items()}

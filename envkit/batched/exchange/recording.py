@@ -25,8 +25,8 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 from envkit import rules
-from envkit.batched.exchange.row_memory import Moment, RowMemory
-from envkit.batched.exchange.shared_rows import BufferExchange
+from envkit.batched.exchange.memory import Moment, RowMemory
+from envkit.batched.exchange.shared_memory import BufferExchange
 from envkit.data.paths import Path, as_key, tensordict_of
 from envkit.data.transition import leaves
 from envkit.env.bound_policy import LeavesPolicy, RowsPolicy

@@ -19,8 +19,8 @@ import torch
 from tensordict import TensorDictBase
 
 from envkit import rules
-from envkit.batched.exchange.row_checks import refuse_early_part, require_keys, rows_of
-from envkit.batched.exchange.row_memory import can_wait
+from envkit.batched.exchange.checks import refuse_early_part, require_keys, rows_of
+from envkit.batched.exchange.memory import can_wait
 from envkit.batched.lazy_stacks import stack_rows, with_objects_like
 from envkit.batched.metadata import EnvMetaData
 from envkit.batched.recovery import Recovery

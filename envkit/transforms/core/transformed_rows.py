@@ -9,7 +9,7 @@ those of each env stepping by itself, to the bit (`tests/transforms/test_contrac
 Conventions
     row        global row number; index: its place among the rows of this host.
     inner      what the env inside shows; shown: the same seen through the transforms.
-    root, next regions of shared memory, arrays of shape (slots, rows, *leaf), see `envkit.batched.exchange.row_memory`.
+    root, next regions of shared memory, arrays of shape (slots, rows, *leaf), see `envkit.batched.exchange.memory`.
     own        memory of this host for inner leaves that are shown otherwise, or not at all: one moment of it.
     settings   attributes of a transform. Numbers and tensors that it calls `constants` are read at every
                step. Where another one is set, the env says that it `_changed`, and its chain is read again.
@@ -107,7 +107,7 @@ class TransformedCore:
     def bind(
         self, cores: list[TransformedCore], rows: range, arrays: Arrays, slot: np.ndarray
     ) -> TransformedRows:
-        """Fix the rows of some cores that are alike; see `envkit.batched.host_rows.bind_rows`."""
+        """Fix the rows of some cores that are alike; see `envkit.batched.bound_envs.bind_rows`."""
         return TransformedRows(cores, rows, arrays, slot)
 
     def gives_what_it_declares(self) -> bool:
@@ -146,7 +146,7 @@ class TransformedCore:
 
 
 class TransformedRows:
-    """Cores that are alike, bound to their rows; see `envkit.batched.host_rows.RowEnvs`."""
+    """Cores that are alike, bound to their rows; see `envkit.batched.bound_envs.RowEnvs`."""
 
     def __init__(self, cores: list[TransformedCore], rows: range, arrays: Arrays, slot: np.ndarray):
         model = cores[0]

@@ -22,7 +22,7 @@ import numpy as np
 
 from envkit.batched.async_pool import AsyncEnvPool
 from envkit.batched.env_host import ADVANCE, RESET, RESTART, Maker
-from envkit.batched.exchange.row_memory import SLOT, BufferPlan
+from envkit.batched.exchange.memory import SLOT, BufferPlan
 from envkit.batched.metadata import EnvMetaData
 from envkit.batched.workers import limits_of
 from envkit.data.keywords import known_to, refuse_unknown

@@ -23,7 +23,7 @@ from tensordict import TensorDict, TensorDictBase
 
 from envkit import rules
 from envkit.batched.env_host import ADVANCE, RESET, RESTART, STEP
-from envkit.batched.exchange.shared_rows import BufferExchange, Input
+from envkit.batched.exchange.shared_memory import BufferExchange, Input
 from envkit.batched.exchange.tensordicts import TensorDictExchange
 from envkit.batched.metadata import EnvMetaData
 from envkit.data.paths import Path, as_key, tensordict_of

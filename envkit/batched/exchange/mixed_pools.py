@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from tensordict import TensorDictBase
 
-from envkit.batched.exchange.row_memory import Moment, RowMemory, rings_of
-from envkit.batched.exchange.shared_rows import ActionRows, BufferExchange, Round
+from envkit.batched.exchange.memory import Moment, RowMemory, rings_of
+from envkit.batched.exchange.shared_memory import ActionRows, BufferExchange, Round
 from envkit.batched.members import RowVersions
 from envkit.batched.metadata import EnvLeaves
 from envkit.data.paths import Path

@@ -24,8 +24,8 @@ from tensordict import TensorDict, TensorDictBase
 
 from envkit import rules
 from envkit.batched.env_host import ADVANCE, RESET, RESTART, STEP
-from envkit.batched.exchange.row_checks import refuse_early_part, require_leaves, rows_of
-from envkit.batched.exchange.row_memory import SLOT, BufferPlan, Moment, Rings, RowMemory
+from envkit.batched.exchange.checks import refuse_early_part, require_leaves, rows_of
+from envkit.batched.exchange.memory import SLOT, BufferPlan, Moment, Rings, RowMemory
 from envkit.batched.metadata import EnvMetaData
 from envkit.batched.recovery import Recovery
 from envkit.data.paths import Key, Path, as_key, tensordict_of

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 
+from envkit.batched.exchange.memory import SLOT, BufferPlan, Rings, RowMemory
 from envkit.batched.exchange.recording import recorded
-from envkit.batched.exchange.row_memory import SLOT, BufferPlan, Rings, RowMemory
 from envkit.batched.metadata import EnvLeaves
 from envkit.data.paths import Path, as_key, as_path
 from envkit.env.base import EnvBase
@@ -30,7 +30,7 @@ class OneRow(RowMemory):
 
     Args:
         env: whose specs it has.
-        core: steps it, see `envkit.batched.host_rows.row_core`.
+        core: steps it, see `envkit.batched.bound_envs.row_core`.
     """
 
     def __init__(self, env: EnvBase, core: Any):

@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from tensordict import TensorDictBase
 
+from envkit.batched.exchange.memory import RowMemory, rings_of
 from envkit.batched.exchange.recording import recorded
-from envkit.batched.exchange.row_memory import RowMemory, rings_of
-from envkit.batched.exchange.shared_rows import BufferExchange, Round, fill
+from envkit.batched.exchange.shared_memory import BufferExchange, Round, fill
 from envkit.batched.metadata import EnvLeaves
 from envkit.data.paths import Path, as_key
 from envkit.env.runs import Run

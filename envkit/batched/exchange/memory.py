@@ -1,8 +1,8 @@
 """Rows of memory that envs are stepped on: which arrays there are, and the moments that lie in them; of one env, or of a pool.
 
 One row per sub-env in every array. A pool and its workers build the same plan from the same metadata, so a
-name means the same bytes on either side. Who steps the rows is decided by what derives from `RowMemory`: `one_row`
-and `shared_rows`.
+name means the same bytes on either side. Who steps the rows is decided by what derives from `RowMemory`: `one_env`
+and `shared_memory`.
 
 Conventions
     region  "in" (actions, states), "root" (what is known before a step), "next" (what a step

@@ -5,7 +5,7 @@ Row envs read their inputs from rows and write what they make into rows. `Tensor
 
 Conventions
     rows     global row numbers; a group owns a consecutive range of them.
-    regions  arrays over all slots and rows of the pool by region and path, see `exchange.row_memory`.
+    regions  arrays over all slots and rows of the pool by region and path, see `exchange.memory`.
     slot     number of the moment that the parent has written into the shared slot array.
 """
 
