@@ -144,7 +144,7 @@ def bare_mask_shape(done_shape: tuple[int, ...], batch_ndim: int) -> tuple[int, 
 
 
 def governing_level(path: Path, masked: Iterable[Path]) -> Path | None:
-    """Name the level whose mask decides for the entry (or level) at ``path``.
+    """Return the level whose mask decides for the entry (or level) at ``path``.
 
     A mask supersedes the masks of all levels below it, so the highest one wins.
 

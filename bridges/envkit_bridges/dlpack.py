@@ -57,7 +57,7 @@ _NARROW = {getattr(torch, wide): getattr(torch, narrow) for wide, narrow in NARR
 
 
 def torch_dtype_of(dtype: DTypeLike) -> torch.dtype:
-    """Name the torch dtype of a JAX or NumPy dtype.
+    """Return the torch dtype of a JAX or NumPy dtype.
 
     Raises:
         HandoffError: torch has no such dtype.
@@ -70,7 +70,7 @@ def torch_dtype_of(dtype: DTypeLike) -> torch.dtype:
 
 
 def crossing_dtype(dtype: torch.dtype, requested: DTypeLike | None = None) -> torch.dtype:
-    """Name the dtype in which a tensor crosses to JAX: its own or the JAX dtype asked for, if JAX has that."""
+    """Return the dtype in which a tensor crosses to JAX: its own or the JAX dtype asked for, if JAX has that."""
     if requested is not None:
         dtype = torch_dtype_of(requested)
     if dtype in _NARROW and not jax.config.jax_enable_x64:  # type: ignore[attr-defined]
@@ -152,7 +152,7 @@ def to_torch(tree: PyTree) -> PyTree:
 
 
 def torch_device_of(array: jax.Array | JaxDevice) -> torch.device:
-    """Name the torch device on which a JAX array (or device) lives."""
+    """Return the torch device on which a JAX array (or device) lives."""
     device = next(iter(array.devices())) if isinstance(array, jax.Array) else array
     if device.platform == "cpu":
         return torch.device("cpu")
@@ -271,7 +271,7 @@ def _copied(tree: PyTree) -> PyTree:
 
 
 def jax_device_of(device: torch.device | str) -> JaxDevice:
-    """Name the JAX device on which a torch device's memory lives.
+    """Return the JAX device on which a torch device's memory lives.
 
     Raises:
         DeviceNameError: (a ValueError and a RuntimeError) torch or JAX does not see that device.

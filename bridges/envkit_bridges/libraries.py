@@ -154,7 +154,7 @@ _UNEXPECTED = re.compile(r"got an unexpected keyword argument '(\w+)'")
 
 
 def parameters_of(made_by: Callable[..., Any]) -> list[str]:
-    """Name the keywords of a function, or of a class and those that it hands further keywords to, its bases."""
+    """List the keywords of a function, or of a class and those that it hands further keywords to, its bases."""
     functions = [made_by]
     if inspect.isclass(made_by):
         functions = [

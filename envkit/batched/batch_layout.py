@@ -106,7 +106,7 @@ def _has_own_rows(metadata: Sequence[EnvMetaData], share_individual_td: bool | N
 
 
 def _difference(layouts: Sequence[dict[str, dict[Any, Any]]]) -> str:
-    """Name the first entry in which a layout differs from the first one."""
+    """Return the name of the first entry in which a layout differs from the first one."""
     first, other = layouts[0], next(layout for layout in layouts if layout != layouts[0])
     for kind, entries in first.items():
         for path in {**entries, **other[kind]}:

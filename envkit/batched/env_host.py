@@ -379,7 +379,7 @@ def _take_loss(env: EnvBase) -> bool:
 
 @contextmanager
 def _blaming(row: int) -> Iterator[None]:
-    """Name the row in which something was raised meanwhile."""
+    """Add the row in which something was raised meanwhile."""
     try:
         yield
     except Exception as error:

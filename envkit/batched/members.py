@@ -51,7 +51,7 @@ class Member:
     newest: TensorDictBase | None = field(default=None)
 
     def state_key(self, path: Path) -> Key:
-        """Name an entry of ``state`` in the data of the whole batch."""
+        """Return the name of an entry of ``state`` in the data of the whole batch."""
         return as_key((STATE, self.name, *path))
 
     def part(self, td: TensorDictBase, hidden: Sequence[Key] = ()) -> TensorDictBase:
@@ -119,7 +119,7 @@ def members_of(envs: Sequence[EnvBase]) -> list[Member]:
 
 
 def _alike_states(envs: Sequence[EnvBase]) -> set[Path]:
-    """Name the entries that are state of some env and that all give with one shape and dtype."""
+    """List the entries that are state of some env and that all give with one shape and dtype."""
     forms = [
         {
             as_path(key): (leaf.shape[1:], leaf.dtype)

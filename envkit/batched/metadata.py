@@ -193,7 +193,7 @@ class EnvMetaData:
         }
 
     def keys(self, *kinds: str) -> list[Key]:
-        """Name the leaves of some of the full specs, with those that only some parts of a stack have."""
+        """List the leaves of some of the full specs, with those that only some parts of a stack have."""
         return [*map(as_key, self.paths(*kinds)), *self._own(*kinds)]
 
     def action_inputs(self) -> dict[Path, ActionInput]:

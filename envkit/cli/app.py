@@ -36,7 +36,7 @@ app = typer.Typer(
 
 
 def complete_libraries(incomplete: str) -> list[str]:
-    """Name the libraries that begin so."""
+    """List the libraries that begin so."""
     return [name for name in envkit.world_names() if name.startswith(incomplete)]
 
 
@@ -72,7 +72,7 @@ def _ids_of(world: str) -> list[str]:
 
 
 def complete_works(incomplete: str) -> list[str]:
-    """Name the works of ``bench`` that begin so."""
+    """List the works of ``bench`` that begin so."""
     from envkit.cli.bench import WORKS
 
     return [name for name in WORKS if name.startswith(incomplete)]

@@ -41,7 +41,7 @@ def infos_in(paths: Iterable[Path]) -> frozenset[Path]:
 
 
 def info_names(paths: Iterable[Path]) -> dict[Path, Path]:
-    """Name infos for an info dict: without "info", which says what they are; whole where two would be called alike.
+    """Return names of infos for an info dict: without "info", which says what they are; whole where two would be called alike.
 
     Example:
         >>> info_names([("info", "fuel"), ("lives",)])

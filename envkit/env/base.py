@@ -251,7 +251,7 @@ class EnvBase(Stepping, metaclass=EnvMeta):
         return self
 
     def _faults(self) -> Iterable[str]:
-        """Name what is wrong with this kind of env that no data can show, for `check_env_specs`."""
+        """Return what is wrong with this kind of env that no data can show, for `check_env_specs`."""
         return ()
 
     def check_env_specs(

@@ -311,7 +311,7 @@ def _of_seeding(env: EnvBase, seed: int) -> list[str]:
 
 
 def _seeded_too(env: EnvBase, seed: int) -> set[str]:
-    """Name the global generators that an env seeds with itself (``self.rng = torch.manual_seed(seed)``)."""
+    """Return the names of the global generators that an env seeds with itself (``self.rng = torch.manual_seed(seed)``)."""
     once = _states()
     for generator in _GENERATORS.values():
         generator.draw()

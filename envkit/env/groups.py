@@ -15,7 +15,7 @@ from envkit.errors import ArgumentError, ArgumentTypeError
 
 
 class MarlGroupMapType(Enum):
-    """Name the group maps that follow from the names of the agents alone.
+    """List the group maps that follow from the names of the agents alone.
 
     Attributes:
         ALL_IN_ONE_GROUP: one group, "agents".

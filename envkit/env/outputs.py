@@ -148,7 +148,7 @@ class SpecTable:
 
 
 def levels_of(flags: list[Path]) -> dict[Path, list[str]]:
-    """Name the done leaves of each level, by the level's path, by depth."""
+    """List the done leaves of each level, by the level's path, by depth."""
     levels: dict[Path, list[str]] = {}
     for path in flags:
         levels.setdefault(path[:-1], []).append(path[-1])

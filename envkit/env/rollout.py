@@ -478,7 +478,7 @@ def stack_steps(env: Stepping, steps: list[TensorDictBase], *, contiguous: bool)
 
 
 def _why(steps: list[TensorDictBase], error: Exception) -> str:
-    """Name an entry that only some steps have, as a policy writes it, or else what was raised."""
+    """Return the name of an entry that only some steps have, as a policy writes it, or else what was raised."""
     counts = Counter(key for step in steps for key in step.keys(True, True))
     for key, count in counts.items():
         if count < len(steps):
@@ -487,7 +487,7 @@ def _why(steps: list[TensorDictBase], error: Exception) -> str:
 
 
 def _strays(env: Stepping, first: TensorDictBase) -> list[Key]:
-    """Name the outputs that no spec declares: only some roots hold them, so they are dropped."""
+    """List the outputs that no spec declares: only some roots hold them, so they are dropped."""
     declared = {
         *(*env.observation_keys, *env.reward_keys, *env.done_keys, *env.state_keys),
         *first.keys(True, True),

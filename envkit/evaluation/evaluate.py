@@ -360,7 +360,7 @@ def _changes_of(env: EnvBase, reward: Key) -> dict[str, bool]:
 
 
 def _changing(reward: Key, transform: Any, given: Any) -> dict[str, bool]:
-    """Name the transforms of a chain that change a reward; see `envkit.env.learning` for visits."""
+    """List the transforms of a chain that change a reward; see `envkit.env.learning` for visits."""
     path = as_path(reward)
     return {
         type(one).__name__: one.learns

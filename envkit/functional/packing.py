@@ -196,7 +196,7 @@ class StatePacking:
 
 
 def _placement(dtype: jnp.dtype, where: str) -> tuple[Literal["floats", "words"], int]:
-    """Name the buffer of a dtype and the number of its elements that one element takes."""
+    """Return the name of the buffer of a dtype and the number of its elements that one element takes."""
     if is_typed_key(dtype):
         key = jax.eval_shape(lambda: jax.random.key_data(jnp.empty((), dtype)))
         return "words", math.prod(key.shape)
@@ -246,7 +246,7 @@ def _wrapper_depth(template: PyTree) -> int:
 def _visible_names(
     paths: Sequence[tuple[Any, ...]], depth: int, renamed: Mapping[str, str]
 ) -> list[tuple[str, ...]]:
-    """Name leaves; the ``inner`` of the wrappers is left out.
+    """Return the names of leaves; the ``inner`` of the wrappers is left out.
 
     A field of the bare environment that is called like one of a wrapper's is under "env".
     """

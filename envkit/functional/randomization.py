@@ -104,7 +104,7 @@ class Randomization:
 
 
 def _name(path: tuple[Any, ...]) -> tuple[str, ...]:
-    """Name a leaf of a model; a model that is one number or array is called "value"."""
+    """Return the name of a leaf of a model; a model that is one number or array is called "value"."""
     return name_of(path) or ("value",)
 
 

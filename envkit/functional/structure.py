@@ -65,7 +65,7 @@ def conform(tree: PyTree, template: PyTree, *, what: str) -> PyTree:
 
 
 def name_of(path: tuple[Any, ...]) -> tuple[str, ...]:
-    """Name a leaf by the dataclass fields, dict keys and sequence indices that lead to it."""
+    """Return the name of a leaf: the dataclass fields, dict keys and sequence indices that lead to it."""
     return tuple(_entry_name(entry) for entry in path)
 
 

@@ -88,7 +88,7 @@ else:
 
 
 def as_device(device: Device | None) -> torch.device:
-    """Name one device exactly; ``None`` means ``cpu`` and ``"cuda"`` the current CUDA device.
+    """Return one device exactly; ``None`` means ``cpu`` and ``"cuda"`` the current CUDA device.
 
     So "cuda" and "cuda:0" are equal wherever devices are compared. Where there is no GPU, "cuda" is the first.
 

@@ -94,7 +94,7 @@ class _Batched(Branch):
         return tuple(names) if names is not None and any(names) else None
 
     def refine_names(self, *names: str | EllipsisType | None) -> Self:
-        """Name batch axes that have no name, in place; ``...`` keeps the names in between.
+        """Write names of batch axes that have none, in place; ``...`` keeps the names in between.
 
         Returns:
             This composite.

@@ -134,7 +134,7 @@ def check_no_exclusive_keys(spec: TensorSpec, recurse: bool = True) -> bool:
 
 
 def exclusive_paths(spec: TensorSpec) -> set[tuple[str, ...]]:
-    """Name the leaves that only some members of a stack within a spec have."""
+    """List the leaves that only some members of a stack within a spec have."""
     if isinstance(spec, StackedComposite):
         members = [set(map(as_path, member.keys(True, True))) for member in spec.members]
         below = set().union(*map(exclusive_paths, spec.members))

@@ -197,7 +197,7 @@ class ActionInput:
     def _refuse(
         self, found: np.ndarray, lead: Sequence[int], rows: Sequence[int] | None, first: int | None
     ) -> NoReturn:
-        """Name the first row that is no value of the spec."""
+        """Return the first row that is no value of the spec."""
         index = next(i for i in range(len(found)) if not self._holds(found[i : i + 1]))
         number = index if rows is None else rows[index]
         error = self._error(found[index], _name_of(number, lead, first))

@@ -169,7 +169,7 @@ def _equal_run(sizes: Sequence[int], others: Sequence[int]) -> int:
 
 
 def _names_indexed(items: Sequence[Any], names: Names) -> Names:
-    """Name the axes of an indexed tensor; lists and masks are placed as torch places them."""
+    """Return the names of the axes of an indexed tensor; lists and masks are placed as torch places them."""
     axes: list[Any] = []  # a name or None per axis, and each array at its place
     left = list(names)
     for item in items:

@@ -81,7 +81,7 @@ class _RewardTransform(FusableTransform, EpisodeTransform):
             )
 
     def _targets(self, sources: list[Key]) -> list[Key]:
-        """Name the running values of rewards."""
+        """Return the names of the running values of rewards."""
         if self._names_given:
             return self.out_keys
         paths = [as_path(key) for key in sources]

@@ -648,7 +648,7 @@ _SKIPPED = "skipped rows"
 
 @cache
 def _names(key: Key) -> tuple[str, ...]:
-    """Name the moments of an entry as state of a program."""
+    """Return the names of the moments of an entry as state of a program."""
     return tuple(f"{module_name(key)}/{name}" for name in _Moments.names)
 
 

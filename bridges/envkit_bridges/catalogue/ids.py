@@ -335,7 +335,7 @@ def _anywhere(name: str) -> EnvEntry:
 
 
 def _names(world: World) -> frozenset[str]:
-    """Name the envs of a world; none where its library is missing or broken."""
+    """List the envs of a world; none where its library is missing or broken."""
     try:
         return frozenset(world.module.env_names()) if world.version else frozenset()
     except (BrokenLibraryError, MissingLibraryError):
@@ -431,7 +431,7 @@ def _matches(id: str, pattern: str) -> bool:
 
 
 def world_names() -> list[str]:
-    """Name all libraries as ids do, installed or not, sorted; nothing is imported for it.
+    """List all libraries as ids name them, installed or not, sorted; nothing is imported for it.
 
     Example:
         >>> from envkit import world_names

@@ -168,7 +168,7 @@ class _OfSimulators:
 
 
 def _taken_by(render: Any) -> list[str]:
-    """Name the keywords of what draws; none where Python knows no signature."""
+    """List the keywords of what draws; none where Python knows no signature."""
     try:
         return parameters_of(render)
     except (TypeError, ValueError):

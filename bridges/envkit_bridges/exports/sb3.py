@@ -220,7 +220,7 @@ class SB3View(VecEnv):
 
 
 def _names(space: spaces.Space) -> dict[Path, str]:
-    """Name the leaves of a space as SB3's networks accept them: as they are, nested ones with "_" between the parts.
+    """Return the names of the leaves of a space as SB3's networks accept them: as they are, nested ones with "_" between the parts.
 
     A name that is taken, or that a ``torch.nn.ModuleDict`` refuses, gets "_" behind. The order is that of the space.
     """

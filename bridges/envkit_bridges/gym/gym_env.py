@@ -174,7 +174,7 @@ def _make_vector(
 
 
 def known_to_env(library: ModuleType, env_name: object, own: Iterable[str]) -> list[str]:
-    """Name ``own`` keywords, those of ``gymnasium.make``, and of what makes the env, where that is known."""
+    """List ``own`` keywords, those of ``gymnasium.make``, and of what makes the env, where that is known."""
     made_by = _made_by(library, env_name)
     named = [*own, *parameters_of(library.make)]
     with contextlib.suppress(Exception):  # what a library says of its envs is a hint

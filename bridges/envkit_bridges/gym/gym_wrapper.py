@@ -310,7 +310,7 @@ class GymWrapper(OnRow, GymLikeEnv):
 
     @staticmethod
     def get_library_name(env: Simulator) -> str:
-        """Name the gym library that an env is an object of: "gymnasium", or "gym"."""
+        """Return the name of the gym library that an env is an object of: "gymnasium", or "gym"."""
         return library_of(env).__name__
 
     def fast_encoding(self, mode: bool = True) -> None:

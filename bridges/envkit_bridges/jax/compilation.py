@@ -83,7 +83,7 @@ _LOGGER = logging.getLogger("envkit")
 
 
 def simulator_name(env: Simulator) -> str:
-    """Name the class of the innermost env, which a note speaks of."""
+    """Return the name of the class of the innermost env, which a note speaks of."""
     while hasattr(env, "env"):
         env = env.env
     return type(env).__name__

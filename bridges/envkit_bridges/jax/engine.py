@@ -631,7 +631,7 @@ class ProgramEngine:
     # ------------------------------------------------------------------------------ JAX -> torch
 
     def named(self, shape: torch.Size, outputs: dict[str, Any]) -> TensorDict:
-        """Name the tensors of one moment, batch ``shape``; padding rows are dropped."""
+        """Return the tensors of one moment by name, batch ``shape``; padding rows are dropped."""
         return self._tensordict(shape, self.by_path(outputs))
 
     def by_path(self, outputs: dict[str, Any]) -> Rows:

@@ -111,7 +111,7 @@ class NamedRows:
         return self.env.pack(state.inner)
 
     def begin(self, inner: object, memory: ByPath) -> RowState:
-        """Name a state of the env, and what is remembered, as a state of rows."""
+        """Return a state of the env, and what is remembered, as a state of rows."""
         return RowState(inner, memory, self._given)
 
     def unstepped(self, state: RowState, rows: int) -> tuple[RowState, Timestep]:
@@ -332,7 +332,7 @@ def _leaves(timestep: Timestep) -> ByPath:
 
 
 def _rewards(reward: PyTree) -> ByPath:
-    """Name the rewards of rows, "reward" where there is one; single numbers are given a trailing axis."""
+    """Return the rewards of rows by name, "reward" where there is one; single numbers are given a trailing axis."""
     found = jax.tree_util.tree_flatten_with_path(reward)[0]
     return {
         name_of(path) or _REWARD: leaf if leaf.ndim > 1 else leaf[..., None] for path, leaf in found
@@ -340,14 +340,14 @@ def _rewards(reward: PyTree) -> ByPath:
 
 
 def _named(timestep: Timestep) -> ByPath:
-    """Name what a timestep of the env shows, but for its reward."""
+    """Return by name what a timestep of the env shows, but for its reward."""
     flags = done_of(timestep), timestep.terminated, timestep.truncated
     named = {path: flag[..., None] for path, flag in zip(FLAGS, flags, strict=True)}
     return {**observation_leaves(timestep), **named}
 
 
 def observation_leaves(timestep: Timestep) -> ByPath:
-    """Name the leaves of an observation; a bare array is called "observation".
+    """Return the leaves of an observation by name; a bare array is called "observation".
 
     So is an entry "state", since that name stands for the state of the env.
 

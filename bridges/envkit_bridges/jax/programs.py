@@ -402,7 +402,7 @@ class Programs:
         return self._fresh(replace(state, inner=self._write_state(state.inner)), timestep)
 
     def _fresh(self, written: RowState, timestep: Timestep) -> dict[str, Any]:
-        """Name the last moment of a program, of which the state of the env is written already."""
+        """Return the last moment of a program by name, of which the state of the env is written already."""
         shared = {"shared": written.shared} if any(written.shared) else {}
         return {"state": written.inner, **self._shown(timestep), **shared}
 

@@ -165,7 +165,7 @@ class Unrolling:
         return adopted(to_jit(begin, copy=False, detach=True))
 
     def _following(self, last: dict[str, Any], run: dict[str, Any]) -> TensorDict:
-        """Name the root after the last step."""
+        """Return by name the root after the last step."""
         td = self._root
         following = self._engine.named(td.batch_size, to_torch(last))
         for path in self._actor.carries:
@@ -183,7 +183,7 @@ class Unrolling:
         return {path: leaf for path, leaf in self._free.items() if path not in used}
 
     def _recorded(self, run: dict[str, Any], steps: int) -> TensorDict:
-        """Name time-major arrays and put time last: views, no copies."""
+        """Return time-major arrays by name and put time last: views, no copies."""
         td, engine, actor, run = self._root, self._engine, self._actor, to_torch(run)
         shape = td.batch_size
         rows, is_flat = shape.numel(), len(shape) == 1

@@ -154,7 +154,7 @@ def by_name(entries: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _same(names: str) -> dict[str, str]:
-    """Name operators that the library's functions compute under the same name."""
+    """List operators that the library's functions compute under the same name."""
     return {name: name for name in names.split()}
 
 

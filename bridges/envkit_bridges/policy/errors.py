@@ -79,7 +79,7 @@ def refusal(
 
 
 def _where(frames: list[tuple[FrameType, int]], module: torch.nn.Module) -> str:
-    """Name the part of a policy that was at work, and the last line: its author's, if there is one."""
+    """Return the name of the part of a policy that was at work, and the last line: its author's, if there is one."""
     said = []
     doers = [frame.f_locals.get("self") for frame, _ in frames]
     names = {part: name for name, part in module.named_modules() if name}

@@ -432,7 +432,7 @@ class Step:
 
     @contextmanager
     def blamed(self) -> Iterator[None]:
-        """Name the line of the module in what is raised meanwhile, as a TranslationError."""
+        """Add the line of the module to what is raised meanwhile, as a TranslationError."""
         try:
             yield
         except (TypeError, ValueError, IndexError, NotImplementedError, OverflowError) as error:
@@ -496,13 +496,13 @@ def _operator_of(node: Node) -> Any:
 
 
 def packet_of(node: Node) -> str:
-    """Name the operator of a node without its overload: that of ATen, or a function of Python's."""
+    """Return the name of the operator of a node without its overload: that of ATen, or a function of Python's."""
     target = _operator_of(node)
     return _name_of(target).partition(".")[0] or getattr(target, "__name__", "")
 
 
 def _name_of(target: object) -> str:
-    """Name an operator of ATen as the table does; anything else has no name there."""
+    """Return the name of an operator of ATen as the table does; anything else has no name there."""
     if isinstance(target, torch._ops.OpOverload) and target.namespace == "aten":
         return f"{target._schema.name.removeprefix('aten::')}.{target._overloadname}"
     return ""
@@ -524,7 +524,7 @@ def _placeholder_of(node: Node) -> str:
 
 
 def _own_name(name: str) -> str:
-    """Name a part as the policy does; it was exported as the member ``module`` of another one."""
+    """Return the name of a part as the policy has it; it was exported as the member ``module`` of another one."""
     return name.removeprefix("module").removeprefix(".")
 
 

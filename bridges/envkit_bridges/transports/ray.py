@@ -87,7 +87,7 @@ class RaySession:
 
 
 def _connection() -> tuple[str, str]:
-    """Name this process's connection to Ray: jobs of a cluster have their own names, clusters their nodes."""
+    """Return a name for this process's connection to Ray: jobs of a cluster have their own names, clusters their nodes."""
     context = ray.get_runtime_context()
     return context.get_job_id(), context.get_node_id()
 

@@ -433,7 +433,7 @@ class DMControlWrapper(GymWrapper):
 
     @staticmethod
     def get_library_name(env: object) -> str:
-        """Name the library: "dm_control"."""
+        """Return the name of the library: "dm_control"."""
         return "dm_control"
 
 

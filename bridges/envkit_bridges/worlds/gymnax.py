@@ -166,7 +166,7 @@ def env_names() -> list[str]:
 
 
 def fetching_names() -> frozenset[str]:
-    """Name the envs that are made from the network: the bandit over MNIST."""
+    """List the envs that are made from the network: the bandit over MNIST."""
     return _FETCHING
 
 

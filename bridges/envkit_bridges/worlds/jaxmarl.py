@@ -326,7 +326,7 @@ def _limit_of(env: Simulator) -> int | None:
 
 
 def _masks_of(env: Simulator) -> str:
-    """Name the method of an env that says which actions are allowed."""
+    """Return the name of the method of an env that says which actions are allowed."""
     bare = require("jaxmarl.environments.multi_agent_env").MultiAgentEnv
     if type(env).get_avail_actions is not bare.get_avail_actions:
         return "get_avail_actions"

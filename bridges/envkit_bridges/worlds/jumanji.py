@@ -240,7 +240,7 @@ def env_names() -> list[str]:
 
 
 def fetching_names() -> frozenset[str]:
-    """Name the envs that are made from the network: Sokoban's levels are a data set."""
+    """List the envs that are made from the network: Sokoban's levels are a data set."""
     return _FETCHING
 
 

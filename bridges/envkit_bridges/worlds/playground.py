@@ -122,7 +122,7 @@ def env_names() -> list[str]:
 
 
 def fetching_names() -> frozenset[str]:
-    """Name the envs that are made from the menagerie, while that is not here."""
+    """List the envs that are made from the menagerie, while that is not here."""
     library = _library()
     if _menagerie().MENAGERIE_PATH.exists():
         return frozenset()

@@ -119,7 +119,7 @@ def _actor_on_memory(env: Any, rows: RowMemory, run: Run, others: Leaves) -> Act
 
 
 def _flags(env: Any) -> list[Path]:
-    """Name the flags that say that a row has ended: those of the root where it has some."""
+    """List the flags that say that a row has ended: those of the root where it has some."""
     levels = env.done_levels
     return [
         (*level, name) for level in ([()] if () in levels else levels) for name in levels[level]

@@ -175,7 +175,7 @@ class LateBuffers(nn.Module):
 
 
 def module_name(key: Key) -> str:
-    """Name the module that holds the statistics of an entry; names of modules have no dots."""
+    """Return the name of the module that holds the statistics of an entry; names of modules have no dots."""
     return "/".join(as_path(key))
 
 

@@ -208,7 +208,7 @@ def act(
 
 
 def _by_path(given: object, actions: Sequence[Path]) -> dict[Path, Any]:
-    """Name what a function returned: one action, actions by name, or outputs."""
+    """Return by name what a function returned: one action, actions by name, or outputs."""
     by_name = {path[-1]: path for path in actions}
     names = sorted(by_name) if len(by_name) == len(actions) else [as_key(path) for path in actions]
     if given is None:

@@ -81,7 +81,7 @@ def make_pool(
 
 
 def _unfit(library: ModuleType, name: str, given: Mapping[str, Any], error: TypeError) -> Exception:
-    """Name the keyword whose value is of another kind than its default; ``error`` itself where that is none."""
+    """Return the name of the keyword whose value is of another kind than its default; ``error`` itself where that is none."""
     defaults = library.make_spec(name).config._asdict()
     for key, value in given.items():
         wanted = type(defaults.get(key, value))

@@ -82,7 +82,7 @@ def san_moves() -> tuple[str, ...]:
 
 
 def _of_pawns(target: Square) -> Iterator[str]:
-    """Name the pawn moves to a square, of both colours."""
+    """List the pawn moves to a square, of both colours."""
     file, rank = target
     promoted = [""] if 0 < rank < 7 else [f"={piece}" for piece in "BNQR"]
     neighbours = [f"{_file(near)}x" for near in (file - 1, file + 1) if 0 <= near < 8]
@@ -167,7 +167,7 @@ def pgn_of(board: object) -> str:
 
 
 def last_san(board: chess.Board) -> str:
-    """Name the last move."""
+    """Return the name of the last move."""
     if not board.move_stack:
         return START
     before = board.copy()
@@ -408,7 +408,7 @@ class ChessEnv(Undrawn, EnvBase):
         self.reward_spec_unbatched = Unbounded((1,), dtype=torch.float32, **place)
 
     def _state_names(self) -> list[str]:
-        """Name the entries that say a position: texts, and hashes whose texts are remembered."""
+        """List the entries that say a position: texts, and hashes whose texts are remembered."""
         hashes = [f"{name}_hash" for name, seen in self._repertoires.items() if seen.remembers]
         return [*self._starts, *hashes]
 
@@ -518,7 +518,7 @@ class ChessEnv(Undrawn, EnvBase):
     def get_legal_moves(
         self, tensordict: TensorDictBase | None = None, uci: bool = False
     ) -> list[str]:
-        """Name the legal moves of one game, in the order of ``legal_moves``.
+        """List the legal moves of one game, in the order of ``legal_moves``.
 
         Args:
             tensordict: where a stateless env reads the position.

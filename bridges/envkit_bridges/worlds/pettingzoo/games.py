@@ -148,7 +148,7 @@ class Game(ABC):
 
     @abstractmethod
     def acting(self) -> list[str]:
-        """Name the agents whose actions the next step takes."""
+        """List the agents whose actions the next step takes."""
 
     @abstractmethod
     def _begin(
