@@ -67,7 +67,8 @@ class MultiCollector(Collector):
     `MultiaSyncDataCollector`.
 
     Args:
-        create_env_fn, policy, backend, backend_options, num_collectors, sync, **options: see `Collector`.
+        create_env_fn, policy, backend, backend_options, num_collectors, sync: see `Collector`.
+        **options: see `Collector`.
 
     Example:
         >>> from envkit import GymEnv, MultiCollector
@@ -524,8 +525,8 @@ class MultiSyncDataCollector(MultiCollector):
     No step is made between the delivery of a batch and the request for the next one, unless ``prefetch=1``.
 
     Args:
-        create_env_fn, policy, backend, backend_options, num_collectors, sync, **options: see `Collector`. ``sync`` is
-            True.
+        create_env_fn, policy, backend, backend_options, num_collectors, sync: see `Collector`. ``sync`` is True.
+        **options: see `Collector`.
 
     Example:
         >>> from envkit import GymEnv, MultiSyncDataCollector
@@ -688,8 +689,8 @@ class MultiaSyncDataCollector(MultiCollector):
     the caller does nothing: there is at most one batch of each worker.
 
     Args:
-        create_env_fn, policy, backend, backend_options, num_collectors, sync, **options: see `Collector`. ``sync`` is
-            False.
+        create_env_fn, policy, backend, backend_options, num_collectors, sync: see `Collector`. ``sync`` is False.
+        **options: see `Collector`.
 
     Example:
         >>> from envkit import GymEnv, MultiaSyncDataCollector
@@ -814,7 +815,8 @@ class AsyncCollector(MultiaSyncDataCollector):
 
     Args:
         create_env_fn: function that makes the env, in the worker.
-        policy, backend, backend_options, **options: see `Collector`.
+        policy, backend, backend_options: see `Collector`.
+        **options: see `Collector`.
 
     Example:
         >>> from envkit import AsyncCollector, GymEnv
