@@ -63,6 +63,7 @@ from envkit.errors import (
 from envkit.specs import Composite, Unbounded
 from envkit.specs.annotations import Destination, Device, EnvData, destination, require_memory
 from envkit.specs.inputs import counted_from
+from envkit.specs.lasting import lasting
 
 
 class MixedEnv(EnvBase):
@@ -204,9 +205,9 @@ class MixedEnv(EnvBase):
         cache = self._declared.cache
         rows = cache.get("rows of members")
         if rows is None or rows.exchanges != tuple(found):
-            rows = cache["rows of members"] = MixedRows(
-                self, found, self._versions, self._keep_newest
-            )
+            with lasting():
+                rows = MixedRows(self, found, self._versions, self._keep_newest)
+            cache["rows of members"] = rows
         return rows
 
     def _keep_newest(self, rows: MixedRows) -> None:

@@ -18,6 +18,7 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any, ClassVar, Self
 
+import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import nn
@@ -179,6 +180,7 @@ class VecNormV2(_Running, EpisodeTransform, FusableTransform):
     """
 
     _in_repr = ("stateful", "decay", "eps")
+    _twins = (*FusableTransform._twins, ("_normalised", "counted"), ("_update_kept", "counted"))
     _pairs_keys = True
 
     def __init__(
@@ -270,7 +272,7 @@ class VecNormV2(_Running, EpisodeTransform, FusableTransform):
 
     @property
     def sees_rows(self) -> bool:
-        return self.stateful
+        return self.stateful and self._is_written_in_leaves
 
     def counted(
         self, leaves: Leaves, root: Leaves | None, rows: Sequence[int] | None
@@ -317,7 +319,11 @@ class VecNormV2(_Running, EpisodeTransform, FusableTransform):
         self._begin(
             key, event if self.reduce_batch_dims else value.shape, value.dtype, value.device
         )
-        some = ... if rows is None or self.reduce_batch_dims else torch.as_tensor(rows)
+        some = (
+            ...
+            if rows is None or self.reduce_batch_dims
+            else torch.as_tensor(rows, device=value.device)
+        )
         own = kept.loc[some], kept.var[some], kept.count[some]
         if self.frozen:
             return own
@@ -331,7 +337,7 @@ class VecNormV2(_Running, EpisodeTransform, FusableTransform):
             self._require_rows(key, value, own[0])
             after = self._with_masked(own, value, mask, batch_dims)
         for tensor, values in zip(kept.now, after, strict=True):
-            tensor[some] = values
+            tensor[some] = values.to(tensor.dtype)
         return kept.loc[some], kept.var[some], kept.count[some]
 
     def _update_carried(
@@ -618,13 +624,14 @@ class _Moments(LateBuffers):
     @torch.no_grad()
     def add(self, rows: torch.Tensor, decay: float) -> torch.Tensor | None:
         """Count the rows that are finite, in place, so that copies that share them follow; return which are not, if any."""
-        if _is_memory(rows) and bool(torch.isfinite(rows).all()):
+        if all(map(_is_memory, (rows, self.mean))) and bool(torch.isfinite(rows).all()):
             # NumPy takes a third of the time for few rows
             own = float(self.weight), self.mean.numpy(), self.squares.numpy()
             weight, mean, squares = statistics.moments_with_rows(own, rows.numpy(), decay)
             self.weight.fill_(weight)
-            self.mean.copy_(torch.as_tensor(mean))
-            self.squares.copy_(torch.as_tensor(squares))
+            # NumPy gives scalars for single numbers
+            self.mean.copy_(torch.from_numpy(np.asarray(mean)))
+            self.squares.copy_(torch.from_numpy(np.asarray(squares)))
             return None
         is_finite = statistics.are_finite(rows)
         after = statistics.moments_with_rows(self.now, rows, decay, is_finite)

@@ -404,6 +404,8 @@ class VectorCore:
         self.env.envs = [
             restored(env, row) for env, row in zip(self.env.envs, state["rows"], strict=True)
         ]
+        # a reset of some rows, or a step of some, joins what they give with what the others gave last
+        self.env._env_obs = list(self._blank())
         if not is_without_episode(state):
             vars(self).update(from_plain(state["own"]))
             self.env._autoreset_envs = from_plain(state["autoreset"])

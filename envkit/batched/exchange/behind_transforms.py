@@ -24,6 +24,7 @@ from envkit.batched.metadata import EnvLeaves
 from envkit.data.paths import Path, as_key
 from envkit.env.runs import Run
 from envkit.specs.inputs import require_input
+from envkit.specs.lasting import lasting
 
 
 class SeenThrough(Protocol):
@@ -90,6 +91,7 @@ class ShownRows(RowMemory):
         )
 
     @classmethod
+    @lasting()
     def of(cls, env: Any, exchange: BufferExchange) -> ShownRows | None:
         """Make one, unless steps cannot be recorded on rows, or rows are so large that it would be of no use."""
         has_states = exchange.rings.inputs.keys() != exchange.actions

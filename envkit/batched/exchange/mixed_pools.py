@@ -71,7 +71,7 @@ class MixedRows(RowMemory):
         self._flags = [
             [moment[path].numpy() for path in own.paths("done")] for moment in self.nexts
         ]
-        self._all = torch.ones(num_rows, dtype=torch.bool)
+        self._all = torch.ones(num_rows, dtype=torch.bool, device="cpu")
         self._parts: list[tuple[BufferExchange, list[_Slot]]] = []
         start = 0
         for exchange in exchanges:

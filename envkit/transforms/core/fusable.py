@@ -155,12 +155,9 @@ class FusableTransform(Transform):
     def fuses(self) -> bool:
         """Whether the hooks over leaves are all there is to this transform.
 
-        They are not if it has an inverse pass, or if a subclass writes a hook over TensorDicts again.
+        They are not if it has an inverse pass, or if a subclass, or one object, has another hook over TensorDicts.
         """
-        kind = type(self)
-        return self._is_forward and all(
-            _place(kind, ours) <= _place(kind, td) for td, ours in self._twins
-        )
+        return self._is_written_in_leaves
 
     @property
     def is_pure(self) -> bool:
@@ -190,10 +187,22 @@ class FusableTransform(Transform):
         )
 
     @property
+    def _is_written_in_leaves(self) -> bool:
+        """Whether no hook over TensorDicts comes after its twin over leaves, and nothing happens on the way in."""
+        kind, assigned = type(self), vars(self)
+        return self._is_forward and all(
+            _place(kind, ours) <= _place(kind, td) and td not in assigned and ours not in assigned
+            for td, ours in self._twins
+        )
+
+    @property
     def _is_forward(self) -> bool:
         """Whether nothing happens on the way in."""
         kind, inwards = type(self), ("_inv_call", "_reset_env_preprocess", "_already_begun")
-        is_written = any(getattr(kind, name) is not getattr(Transform, name) for name in inwards)
+        is_written = any(
+            getattr(kind, name) is not getattr(Transform, name) or name in vars(self)
+            for name in inwards
+        )
         return not (self.in_keys_inv or self.out_keys_inv or is_written)
 
     def counted(

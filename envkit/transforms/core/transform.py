@@ -460,13 +460,14 @@ class Transform(OwnState, ChecksKeywords):
     # ------------------------------------------------------------------------------------ settings
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set an attribute; a setting that is changed in an env has all that was derived of it made again."""
-        container = None if name.startswith("_") else self.container
+        """Set an attribute; a setting or method that is changed in an env has all that was derived of it made again."""
+        is_method = callable(getattr(type(self), name, None))
+        container = self.container if is_method or not name.startswith("_") else None
         is_derived = (
             container is not None
             and not container._reads_specs
             and not _is_same(getattr(self, name, None), value)
-            and self._is_derived_from(name, value)
+            and (is_method or self._is_derived_from(name, value))
         )
         super().__setattr__(name, value)
         if is_derived:
