@@ -223,7 +223,7 @@ def as_seconds(name: str, value: Any) -> Any:
         raise ArgumentError(
             f"{name} is {value}, but must be a positive number of seconds, or None for no limit. Pass 60, for example."
         )
-    return value
+    return float(value)
 
 
 _CHECKS: dict[str, Check] = {

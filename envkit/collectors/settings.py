@@ -81,7 +81,7 @@ class CollectorOptions(TypedDict, total=False):
     record_for_resume: bool
     pre_collect_hook: Callable[[], Any] | None
     post_collect_hook: Callable[[Any], Any] | None
-    interruptor: Any
+    interruptor: Any | None
     worker_idx: int | None
     weight_sync_schemes: Mapping[str, Any] | None
     return_same_td: bool

@@ -166,8 +166,9 @@ class _Carried(NamedTuple):
             if len({(leaf.shape, leaf.dtype) for leaf in pair}) == 1:
                 for leaf, leaves in zip(pair, carried, strict=True):
                     in_time = leaf.movedim(axis, data.batch_dims - 1)
-                    shape = (-1, data.batch_size[axis], leaf.shape[data.batch_dims :].numel())
-                    leaves.append(in_time.reshape(shape))
+                    rows = data.batch_size.numel() // max(1, data.batch_size[axis])
+                    numbers = leaf.shape[data.batch_dims :].numel()
+                    leaves.append(in_time.reshape(rows, data.batch_size[axis], numbers))
         return carried
 
     def telling(self, is_pair: torch.Tensor) -> tuple[_Carried, torch.Tensor | None]:

@@ -82,7 +82,7 @@ def env_spec_of(env: EnvBase, observation_space: object, action_space: object) -
     inside, keywords = spaces_inside(env), made_by(env)
     if inside is not None and all(map(_alike, inside, spaces)):
         spec = getattr(env, "spec", None)  # of a pool, those of its envs
-        specs = list(spec) if isinstance(spec, list | tuple) else [spec]
+        specs = [spec] if spec is None or isinstance(spec, kind) else list(spec)
         is_one = isinstance(specs[0], kind) and all(spec == specs[0] for spec in specs)
         if is_one and _can_be_made(specs[0]):
             return specs[0]

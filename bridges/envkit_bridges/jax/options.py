@@ -159,7 +159,16 @@ def _as_clearing(name: str, frequency: Any) -> int:
     return as_int(name, frequency, least=0, meaning=meaning)
 
 
+def _as_randomize(name: str, value: Any) -> Any:
+    if callable(value):
+        return value
+    raise ArgumentTypeError(
+        f"{name} is {value!r}, but must be a function (key, model) -> model, or None. Pass one."
+    )
+
+
 _CHECKS: dict[str, Check] = {
+    "randomize": _as_randomize,
     "episode_length": _as_episode_length,
     "pool_size": partial(as_int, least=1, meaning="how many beginnings there are"),
     "action_repeat": partial(as_int, least=1, meaning="action_repeat=1 for no repetition"),

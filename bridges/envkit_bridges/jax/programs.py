@@ -52,7 +52,14 @@ from envkit_bridges.jax.compilation import jit_with_note, simulator_name
 from envkit_bridges.jax.fused_transforms import Acted, NamedRows, RowState, flags_of
 from envkit_bridges.jax.gradients import Differentiable, vjp_of
 from envkit_bridges.jax.sharding import AXIS, EVERYWHERE, FLAGS, ROWS, Shards, after_time
-from envkit_bridges.jax.shared_programs import Program, Shared, copied_from, shared_by
+from envkit_bridges.jax.shared_programs import (
+    Program,
+    Shared,
+    UnlikeError,
+    content_of,
+    copied_from,
+    shared_by,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -182,11 +189,15 @@ class Programs:
             return object()
         if env.model_argument is not None:
             env = env.with_model(None)
+        try:
+            content = content_of(env)
+        except UnlikeError:
+            return object()
         like = tuple((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(self.env.template))
         transforms = tuple((transform, transform._edits) for transform in self.transforms)
         devices = None if self.shards is None else self.shards.devices
         form = self.packed, self.compiled, devices
-        return env, self.env.axis, self.env.chunks, like, transforms, form
+        return env, content, self.env.axis, self.env.chunks, like, transforms, form
 
     def _program(self, name: str, function: Callable[..., Any], static: int = 0) -> Program:
         self._functions[name] = function, static

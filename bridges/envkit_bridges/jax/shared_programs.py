@@ -3,7 +3,8 @@
 This module keeps programs and decides who is traced for them. It does not know what programs compute.
 
 Conventions
-    key    hashable, as a static argument of `jax.jit`: equal keys, equal behaviour when traced.
+    key    hashable, as a static argument of `jax.jit`: equal keys, equal behaviour when traced. What an env holds is part
+           of it (`content_of`), since an env that is a key may be changed.
     owner  who calls a program. Whatever a call traces is the owner's, and is counted there.
 
 Decided here: programs live as long as an env that uses them; of runs, which take a program for each number of steps
@@ -16,10 +17,16 @@ import os
 import threading
 import uuid
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
-from functools import partial
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from functools import cached_property, partial
+from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any, Protocol
 from weakref import WeakValueDictionary
+
+import jax
+import numpy as np
 
 from envkit.functional.structure import PyTree
 
@@ -110,6 +117,67 @@ def shared_by(key: Hashable) -> Shared:
 def copied_from(name: str | None) -> Shared | None:
     """Return the programs of that name; None where they are in another process, or gone."""
     return _ALL.get(name)
+
+
+class UnlikeError(Exception):
+    """What something holds cannot be compared, so it is like nothing else."""
+
+
+def content_of(value: Any, depth: int = 0) -> Hashable:
+    """Return what a value holds, as a key that stays the same where the value is changed later.
+
+    Numbers are compared with their type and sign, dataclasses by the fields that they compare, other objects by their
+    attributes, functions and classes by identity.
+
+    Raises:
+        UnlikeError: it holds a large array, or an object of which that cannot be said.
+    """
+    kind: type = type(value)
+    if depth > _DEEPEST:
+        raise UnlikeError
+
+    def each(values: Iterable[Any]) -> tuple[Hashable, ...]:
+        return tuple(content_of(one, depth + 1) for one in values)
+
+    match value:
+        case (
+            None
+            | bool()
+            | int()
+            | str()
+            | bytes()
+            | Enum()
+            | type()
+            | FunctionType()
+            | BuiltinFunctionType()
+        ):
+            return kind, value
+        case float() | complex() | np.generic():
+            return kind, repr(value)
+        case np.ndarray() | jax.Array() if value.nbytes <= _LARGEST:
+            return kind, value.shape, str(value.dtype), np.asarray(value).tobytes()
+        case tuple() | list():
+            return kind, each(value)
+        case Mapping():
+            return kind, each(value.items())
+        case MethodType():
+            return kind, each((value.__func__, value.__self__))
+        case partial():
+            return kind, each((value.func, value.args, value.keywords))
+    if is_dataclass(value):
+        return kind, each(getattr(value, field.name) for field in fields(value) if field.compare)
+    if not hasattr(value, "__dict__"):
+        raise UnlikeError
+    computed = {
+        name
+        for one in kind.__mro__
+        for name, member in vars(one).items()
+        if isinstance(member, cached_property)
+    }
+    return kind, each(item for item in vars(value).items() if item[0] not in computed)
+
+
+_DEEPEST, _LARGEST = 20, 2**16
 
 
 class Program:

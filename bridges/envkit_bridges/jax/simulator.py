@@ -25,6 +25,7 @@ from envkit.functional import Box, Randomizer, Timestep, WithoutInfo, WrapperSta
 from envkit.specs.annotations import Device
 from envkit_bridges.jax.jax_env import JaxEnv
 from envkit_bridges.jax.options import LIMIT, JaxOptions
+from envkit_bridges.jax.shared_programs import UnlikeError, content_of
 from envkit_bridges.libraries import Simulator
 
 if TYPE_CHECKING:
@@ -64,7 +65,8 @@ class SimulatorCore:
     """Base of the `StatelessEnv` around an env object of a library.
 
     ``make`` makes the object again: most can be built, but not pickled. ``source`` is what cores are compared by in its
-    place: the class of the object, and the function and arguments that make it; without these, cores are unlike.
+    place: the class of the object with its numbers, and the function and arguments that make it; without these, cores
+    are unlike.
     """
 
     env: Any = field(compare=False)
@@ -74,9 +76,17 @@ class SimulatorCore:
     def __post_init__(self) -> None:
         source: Hashable = object()
         if isinstance(self.make, partial):
-            arguments = *enumerate(self.make.args), *self.make.keywords.items()
-            typed = tuple((name, type(value), value) for name, value in arguments)
-            source = type(self.env), self.make.func, typed
+            # a name may be registered again, for what makes the same class with other numbers
+            plain = (bool, int, float, str)
+            numbers = {
+                name: value
+                for name, value in getattr(self.env, "__dict__", {}).items()
+                if isinstance(value, plain)
+            }
+            try:
+                source = content_of((type(self.env), self.make, numbers))
+            except UnlikeError:
+                source = object()
         object.__setattr__(self, "source", source)
 
     def lasting(self, steps: int | None) -> Self:

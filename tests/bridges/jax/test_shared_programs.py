@@ -35,7 +35,8 @@ class Changing:
         return jnp.zeros(()), Timestep(jnp.zeros(1))
 
     def step(self, state, action):
-        pull = self.gravity() if callable(self.gravity) else jnp.sum(jnp.asarray(self.gravity))
+        held = self.gravity["pull"] if isinstance(self.gravity, dict) else self.gravity
+        pull = held() if callable(held) else jnp.sum(jnp.asarray(held))
         return state + pull, Timestep((state + pull)[None])
 
 
@@ -274,3 +275,86 @@ def test_of_runs_of_many_lengths_the_programs_that_were_used_last_are_kept(mark,
 
     assert traced == [1, 2, 2, 3, 3, 4]
     assert len(env._engine.programs.shared._runs) == 2
+
+
+class Pull:
+    """A plain object inside of an env: callable, and free to change."""
+
+    def __init__(self, strength):
+        self.strength = strength
+
+    def __call__(self):
+        return jnp.float32(self.strength)
+
+
+@dataclass(unsafe_hash=True)
+class Loose(Changing):
+    """Declares its equality, and may be changed all the same."""
+
+    mark: int = 0
+    gravity: Any = field(default=1.0, hash=False)
+
+
+def changed_object(held):
+    held.strength = 2.0
+
+
+@pytest.mark.parametrize(
+    ("make", "change"),
+    [
+        (lambda: [1.0], lambda held: held.append(1.0)),
+        (lambda: Pull(1.0), changed_object),
+        (lambda: {"pull": 1.0}, lambda held: held.update(pull=2.0)),
+    ],
+)
+def test_an_env_built_after_what_it_holds_was_changed_does_not_run_what_was_before(
+    mark, make, change
+):
+    held = make()
+    first = env_of(Loose(mark, held))
+    assert fallen(first) == 1.0
+
+    change(held)
+
+    assert fallen(env_of(Loose(mark, held))) == 2.0
+
+
+def test_an_env_that_is_changed_is_no_longer_what_others_are_compared_with(mark):
+    core = Loose(mark, 1.0)
+    first, second = env_of(core), env_of(Loose(mark, 1.0))
+    assert fallen(first) == fallen(second) == 1.0
+
+    core.gravity = 5.0
+
+    assert fallen(env_of(Loose(mark, 5.0))) == 5.0
+
+
+@pytest.mark.parametrize(
+    ("one", "other"), [(2, 2.0), (True, 1), (0.0, -0.0), ((1,), (True,)), ((1,), [1])]
+)
+def test_numbers_that_are_equal_but_unlike_are_traced_apart(mark, one, other):
+    envs = [made(value, mark) for value in (one, other)]
+    for env in envs:
+        fallen(env)
+
+    assert all(env.traces for env in envs)
+
+
+def test_a_name_that_is_registered_again_is_another_env(monkeypatch):
+    envs = pytest.importorskip("brax.envs")
+
+    class Mine(envs.fast.Fast):
+        def __init__(self, scale=1.0, **kwargs):
+            super().__init__(**kwargs)
+            self.scale = scale
+
+        def step(self, state, action):
+            return state.replace(reward=jnp.float32(self.scale))
+
+    paid = []
+    for scale in (1.0, 2.0):
+        monkeypatch.setitem(envs._envs, "mine", partial(Mine, scale=scale))
+        env = BraxEnv("mine", batch_size=[2], device="cpu", episode_length=5)
+        paid.append(float(env.rand_step(env.reset())["next", "reward"][0]))
+
+    assert paid == [1.0, 2.0]
