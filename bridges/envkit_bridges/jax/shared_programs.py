@@ -3,8 +3,8 @@
 This module keeps programs and decides who is traced for them. It does not know what programs compute.
 
 Conventions
-    key    hashable, as a static argument of `jax.jit`: equal keys, equal behaviour when traced. What an env holds is part
-           of it (`content_of`), since an env that is a key may be changed.
+    key    hashable, as a static argument of `jax.jit`: equal keys, equal behaviour when traced. The content of an env
+           is part of it (`content_of`), since an env that is a key may be changed.
     owner  who calls a program. Whatever a call traces is the owner's, and is counted there.
 
 Decided here: programs live as long as an env that uses them; of runs, which take a program for each number of steps
@@ -120,7 +120,7 @@ def copied_from(name: str | None) -> Shared | None:
 
 
 class UnlikeError(Exception):
-    """What something holds cannot be compared, so it is like nothing else."""
+    """The content of something cannot be compared, so it is like nothing else."""
 
 
 def content_of(value: Any, depth: int = 0) -> Hashable:
