@@ -490,6 +490,48 @@ def test_statistics_count_what_single_steps_count(pools, recordings, kind, chain
             assert torch.equal(torch.as_tensor(value), torch.as_tensor(other.state_dict()[name]))
 
 
+@pytest.mark.parametrize("norm", [VecNorm, VecNormV2, NormalizeReward])
+def test_a_hook_of_a_subclass_or_of_one_object_is_honoured_around_a_pool(pools, norm):
+    def marked(hook):
+        return lambda td, following: hook(td, following).set("reward", torch.full((ROWS, 1), 7.0))
+
+    class Marked(norm):
+        def _step(self, td, next_td):
+            return marked(super()._step)(td, next_td)
+
+    def made(kind):
+        return kind() if norm is NormalizeReward else kind(["place"])
+
+    pool = pools[SerialEnv][0]
+    of_class = TransformedEnv(pool, made(Marked))
+    of_object = TransformedEnv(pool, made(norm))
+    of_object.rollout(2, break_when_any_done=False)
+    of_object.transform._step = marked(of_object.transform._step)
+
+    for env in (of_class, of_object):
+        data = env.rollout(4, break_when_any_done=False)
+        assert (data["next", "reward"] == 7).all()
+
+
+def test_statistics_that_are_no_numbers_of_numpy_count():
+    norm = VecNorm(["place"])
+    for dtype in (torch.bfloat16, torch.float32):
+        norm(TensorDict({"place": torch.ones(ROWS, 2, dtype=dtype)}, [ROWS]))
+
+    assert norm.statistics["place", "mean"].dtype == torch.bfloat16
+    assert norm.statistics["place", "weight"] > ROWS
+
+
+def test_a_default_device_leaves_rows_where_they_are(pools):
+    pool = pools[SerialEnv][0]
+    envs = [TransformedEnv(pool, VecNorm(["place"])), TransformedEnv(pool, VecNormV2(["place"]))]
+    for env in envs:
+        env.reset()
+        with torch.device("meta"):
+            data = env.rollout(4, break_when_any_done=False)
+        assert data["next", "place"].device.type == "cpu"
+
+
 def test_rows_that_are_not_finite_are_counted_and_told_as_by_single_steps(recordings):
     class Gap(Walk):
         """Gives no number now and then."""

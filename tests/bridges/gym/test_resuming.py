@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from contextlib import nullcontext
 from functools import partial
 from typing import ClassVar
 
@@ -495,3 +496,23 @@ def test_a_digest_tells_values_apart_and_not_their_order_in_dicts():
     assert digest_of(torch.ones(2), 5) == digest_of(np.ones(2, np.float32), 5)
     assert digest_of(np.array([1.0, None]), 0) == digest_of([1.0, None], 0)
     assert digest_of(None, 7) == digest_of(object(), 7) == 7
+
+
+@pytest.mark.parametrize("records", [False, True])
+def test_a_new_vector_env_that_was_loaded_resets_the_rows_that_have_ended(opened, records):
+    env, other = (opened(GymEnv("CartPole-v1", num_envs=3)) for _ in range(2))
+    if records:
+        env.record_for_resume()
+    env.set_seed(0)
+    root = env.reset()
+    while not root["done"].any():
+        root = env.step_mdp(env.step(env.rand_action(root)))
+
+    with pytest.warns(UserWarning, match="begin") if not records else nullcontext():
+        other.load_state_dict(env.state_dict())
+    ended = root["done"].flatten().clone()
+    again = other.maybe_reset(root)
+    following = other.step(other.rand_action(again))["next"]
+
+    assert not again["done"].any()
+    assert torch.equal(following["truncated"].flatten(), ~ended & (not records))
