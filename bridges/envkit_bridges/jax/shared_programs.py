@@ -126,8 +126,8 @@ class UnlikeError(Exception):
 def content_of(value: Any, depth: int = 0) -> Hashable:
     """Return what a value holds, as a key that stays the same where the value is changed later.
 
-    Numbers are compared with their type and sign, dataclasses by the fields that they compare, other objects by their
-    attributes, functions and classes by identity.
+    Numbers are compared with their type and sign, functions and classes by identity, objects by their attributes, but for
+    fields that a dataclass does not compare and properties that are cached.
 
     Raises:
         UnlikeError: it holds a large array, or an object of which that cannot be said.
@@ -164,17 +164,17 @@ def content_of(value: Any, depth: int = 0) -> Hashable:
             return kind, each((value.__func__, value.__self__))
         case partial():
             return kind, each((value.func, value.args, value.keywords))
+    left_out = set[str]()
     if is_dataclass(value):
-        return kind, each(getattr(value, field.name) for field in fields(value) if field.compare)
+        left_out = {field.name for field in fields(value) if not field.compare}
+    for one in kind.__mro__:
+        members = vars(one).items()
+        left_out |= {name for name, member in members if isinstance(member, cached_property)}
     if not hasattr(value, "__dict__"):
-        raise UnlikeError
-    computed = {
-        name
-        for one in kind.__mro__
-        for name, member in vars(one).items()
-        if isinstance(member, cached_property)
-    }
-    return kind, each(item for item in vars(value).items() if item[0] not in computed)
+        if kind.__eq__ is object.__eq__:
+            raise UnlikeError
+        return kind, value  # of NumPy, JAX and the like, which say what they equal
+    return kind, each(item for item in sorted(vars(value).items()) if item[0] not in left_out)
 
 
 _DEEPEST, _LARGEST = 20, 2**16
