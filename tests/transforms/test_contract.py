@@ -31,6 +31,7 @@ from envkit import (
     StepCounter,
     Transform,
     TransformedEnv,
+    VecNormV2,
     check_env_specs,
 )
 from envkit.batched.bound_envs import row_core
@@ -525,7 +526,8 @@ def stacks(name: str) -> bool:
 def test_a_clone_shares_buffers_and_does_the_same(name):
     used, twin = used_and_copied(name, lambda transform: transform.clone())
 
-    assert all(one.data_ptr() == two.data_ptr() for one, two in buffers_of(used, twin))
+    if not any(isinstance(leaf, VecNormV2) for leaf in CASES[name].leaves()):  # it copies averages
+        assert all(one.data_ptr() == two.data_ptr() for one, two in buffers_of(used, twin))
     if name != "TrajCounter" and not any(leaf.learns for leaf in CASES[name].leaves()):
         assert_play_alike(name, twin, used)
 
@@ -582,6 +584,7 @@ def cases_resumed(place: str, *quick: str):
             pytest.param(name, marks=() if name in quick else pytest.mark.more)
             for name, case in CASES.items()
             if case.env in (walk, pendulum) and place not in case.never and name != "Timer"
+            if not case.needs_gpu or torch.cuda.is_available()
         ],
     )
 
@@ -643,7 +646,7 @@ def test_recorded_data_becomes_what_an_env_shows(name):
     assert_same(made.select(*case.data), wanted, rounds=True)
 
 
-ALONG_TIME = ("RewardSum", "CatFrames", "TimeMaxPool")
+ALONG_TIME = ("RewardSum",)
 
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.env is None])
@@ -667,14 +670,14 @@ def test_recorded_data_is_worked_on_alike_by_copies_and_after_a_resume(name):
 # ------------------------------------------------------------------------- devices, and which there are
 
 
-NO_BOUNDS = {"ClipTransform", "RewardClipping", "SignTransform", "values", "kept"}
+NO_BOUNDS = {"ClipTransform", "RewardClipping", "SignTransform", "SuccessReward", "values", "kept"}
 """Meta tensors have no bounds to compare."""
 
 
 @cases_at("stateless", "entries", "NormalizeReward")
 def test_a_transform_moves_with_its_env(name):
-    if name in NO_BOUNDS:
-        pytest.skip("compares bounds")
+    if name in NO_BOUNDS or name == "DeviceCastTransform":
+        pytest.skip("compares bounds, or stays on its device")
     env = TransformedEnv(StatelessWalk(batch_size=[ROWS], device="cpu"), CASES[name].make())
     data = env.rollout(3).select(*env.observation_keys)
     assert {value.device.type for _, value in leaves(data)} == {"cpu"}
