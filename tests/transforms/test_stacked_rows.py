@@ -522,7 +522,7 @@ def test_statistics_that_are_no_numbers_of_numpy_count():
     assert norm.statistics["place", "weight"] > ROWS
 
 
-def test_a_default_device_leaves_rows_where_they_are(pools):
+def test_a_default_device_leaves_rows_where_they_are(pools, recordings):
     pool = pools[SerialEnv][0]
     envs = [TransformedEnv(pool, VecNorm(["place"])), TransformedEnv(pool, VecNormV2(["place"]))]
     for env in envs:
@@ -530,6 +530,7 @@ def test_a_default_device_leaves_rows_where_they_are(pools):
         with torch.device("meta"):
             data = env.rollout(4, break_when_any_done=False)
         assert data["next", "place"].device.type == "cpu"
+    assert recordings == [True, True]
 
 
 def test_rows_that_are_not_finite_are_counted_and_told_as_by_single_steps(recordings):

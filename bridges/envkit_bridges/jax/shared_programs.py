@@ -123,21 +123,33 @@ class UnlikeError(Exception):
     """The content of something cannot be compared, so it is like nothing else."""
 
 
-def content_of(value: Any, depth: int = 0) -> Hashable:
+def content_of(value: Any) -> Hashable:
     """Return what a value holds, as a key that stays the same where the value is changed later.
 
     Numbers are compared with their type and sign, functions and classes by identity, objects by their attributes, but for
     fields that a dataclass does not compare and properties that are cached.
 
     Raises:
-        UnlikeError: it holds a large array, or an object of which that cannot be said.
+        UnlikeError: it holds a large array, very much, or an object of which that cannot be said.
     """
+    try:
+        return _content(value, [_MOST_PARTS])
+    except (TypeError, ValueError, RecursionError):  # as keys of JAX, and arrays that are traced
+        raise UnlikeError from None
+
+
+_MOST_PARTS, _LARGEST = 10_000, 2**16
+
+
+def _content(value: Any, left: list[int]) -> Hashable:
+    """Return the content of a part; ``left`` counts how many parts may be looked at."""
     kind: type = type(value)
-    if depth > _DEEPEST:
+    left[0] -= 1
+    if left[0] < 0:
         raise UnlikeError
 
     def each(values: Iterable[Any]) -> tuple[Hashable, ...]:
-        return tuple(content_of(one, depth + 1) for one in values)
+        return tuple(_content(one, left) for one in values)
 
     match value:
         case (
@@ -154,7 +166,9 @@ def content_of(value: Any, depth: int = 0) -> Hashable:
             return kind, value
         case float() | complex() | np.generic():
             return kind, repr(value)
-        case np.ndarray() | jax.Array() if value.nbytes <= _LARGEST:
+        case np.ndarray() | jax.Array():
+            if value.nbytes > _LARGEST or value.dtype == object:
+                raise UnlikeError
             return kind, value.shape, str(value.dtype), np.asarray(value).tobytes()
         case tuple() | list():
             return kind, each(value)
@@ -175,9 +189,6 @@ def content_of(value: Any, depth: int = 0) -> Hashable:
             raise UnlikeError
         return kind, value  # of NumPy, JAX and the like, which say what they equal
     return kind, each(item for item in sorted(vars(value).items()) if item[0] not in left_out)
-
-
-_DEEPEST, _LARGEST = 20, 2**16
 
 
 class Program:

@@ -390,7 +390,8 @@ def _forms(leaves: Tensors) -> dict[Path, tuple[torch.Size, torch.dtype]]:
 def _zeros(leaves: Mapping[Path, Any], rows: int) -> Tensors:
     """Make the leaves of some rows."""
     return {
-        path: torch.zeros((rows, *leaf.shape), dtype=leaf.dtype) for path, leaf in leaves.items()
+        path: torch.zeros((rows, *leaf.shape), dtype=leaf.dtype, device="cpu")
+        for path, leaf in leaves.items()
     }
 
 

@@ -358,3 +358,21 @@ def test_a_name_that_is_registered_again_is_another_env(monkeypatch):
         paid.append(float(env.rand_step(env.reset())["next", "reward"][0]))
 
     assert paid == [1.0, 2.0]
+
+
+class Knot:
+    """Leads back to itself in many ways."""
+
+    def __init__(self):
+        self.left = self.middle = self.right = self
+
+    def __call__(self):
+        return jnp.float32(1.0)
+
+
+@pytest.mark.parametrize("held", [Knot(), jax.random.key(0), np.array([1.0, None], object)])
+def test_what_cannot_be_compared_is_compiled_by_itself(mark, held):
+    core = Loose(mark, 1.0)
+    core.more = held
+
+    assert fallen(env_of(core)) == 1.0
