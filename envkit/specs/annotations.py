@@ -135,13 +135,15 @@ def reading_waits(tensor: torch.Tensor) -> bool:
     return not tensor.is_cpu
 
 
-def require_numbers(device: torch.device, spec: object, *given: object) -> None:
+def require_numbers(device: torch.device, spec: object, *numbers: object) -> None:
     """Check that a device holds the numbers that a spec is described by, and that they are there to be read.
 
     Raises:
         ArgumentError: (a ValueError) it is the meta device, or a number that was given is on it.
     """
-    if device.type == "meta" or any(isinstance(one, torch.Tensor) and one.is_meta for one in given):
+    if device.type == "meta" or any(
+        isinstance(one, torch.Tensor) and one.is_meta for one in numbers
+    ):
         raise ArgumentError(
             f"{type(spec).__name__} was given the meta device, which holds no data, but it is described by numbers that "
             "are read. Make it on 'cpu' or an accelerator."

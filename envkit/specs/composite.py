@@ -215,7 +215,7 @@ class Composite(_Batched):
         """Make the TensorDict of a prefix and this batch size from data known to fit."""
         size = torch.Size((*shape, *self._shape))
         if -1 in size:
-            size = shapes.known(size)
+            size = shapes.data_shape(size)
         names = None if self._names is None else [*(None,) * len(shape), *self._names]
         # The checking constructor would take five times as long as all the rest.
         td = TensorDict._new_unsafe(data, batch_size=size, device=self._device, names=names)
@@ -308,11 +308,11 @@ class Composite(_Batched):
         if not self._is_kind(value):
             return f"got {type(value).__name__} instead of {self.data_cls}"
         for name, spec in self._children().items():
-            found = None if spec is None else _entry_of(value, name)
-            if spec is not None and found is None:
+            value_there = None if spec is None else _entry_of(value, name)
+            if spec is not None and value_there is None:
                 return f"entry {name!r} is missing"
-            if spec is not None and not spec.is_in(found):
-                return f"at entry {name!r}: {spec._complaint(found)}"
+            if spec is not None and not spec.is_in(value_there):
+                return f"at entry {name!r}: {spec._complaint(value_there)}"
         return f"got {value!r}"
 
     def project(self, value: TensorDictBase) -> TensorDictBase:
@@ -339,12 +339,12 @@ class Composite(_Batched):
         if key is not None:
             self.get(key).type_check(value, key)
             return
-        for name, spec, found in self._present(value):
+        for name, spec, entry in self._present(value):
             if isinstance(spec, Composite):
                 with at_entry(name):
-                    spec.type_check(found)
+                    spec.type_check(entry)
             else:
-                spec.type_check(found, name)
+                spec.type_check(entry, name)
 
     # -- conversion --------------------------------------------------------------------
 
@@ -388,7 +388,7 @@ class Composite(_Batched):
     def to_one_hot(self, value: TensorDictBase, safe: bool | None = None) -> TensorDictBase:
         """Turn the categorical entries of a TensorDict into one-hot ones, in a new TensorDict."""
         self._check_if_safe(value, safe)
-        return self._replaced(value, lambda spec, found: spec.to_one_hot(found))
+        return self._replaced(value, lambda spec, entry: spec.to_one_hot(entry))
 
     def to_one_hot_spec(self) -> Self:
         return self._map(lambda s: s.to_one_hot_spec() if _has_choices(s) else s.clone())
@@ -396,7 +396,7 @@ class Composite(_Batched):
     def to_categorical(self, value: TensorDictBase, safe: bool | None = None) -> TensorDictBase:
         """Turn the one-hot entries of a TensorDict into categorical ones, in a new TensorDict."""
         self._check_if_safe(value, safe)
-        return self._replaced(value, lambda spec, found: spec.to_categorical(found))
+        return self._replaced(value, lambda spec, entry: spec.to_categorical(entry))
 
     def to_categorical_spec(self) -> Self:
         return self._map(lambda s: s.to_categorical_spec() if _has_choices(s) else s.clone())

@@ -211,11 +211,11 @@ def _consolidated(members: Sequence[Composite], *flags: bool) -> list[Composite]
     ]
     names = dict.fromkeys(name for member in copies for name in member.keys())
     for name in names:
-        found = [member.get(name, None) for member in copies]
-        donors = [child for child in found if child is not None]
+        declared = [member.get(name, None) for member in copies]
+        donors = [child for child in declared if child is not None]
         children = [
             _placeholder(donors, member.shape) if child is None else child
-            for member, child in zip(copies, found, strict=True)
+            for member, child in zip(copies, declared, strict=True)
         ]
         if donors and isinstance(donors[0], Composite) and entries:
             children = _consolidated(children, *flags)

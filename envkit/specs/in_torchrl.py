@@ -15,7 +15,7 @@ _classes: list[type] = []  # those that TorchRL does not know yet
 
 
 def offer_to_torchrl(*classes: type) -> None:
-    """Note classes for the next `register_in_torchrl`."""
+    """Add classes to those that the next `register_in_torchrl`."""
     _classes.extend(classes)
 
 

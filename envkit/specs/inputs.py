@@ -71,7 +71,7 @@ class ActionInput:
         self.key = key
         self.shape, self.dtype = spec.shape, spec.dtype
         self._spec = _without_mask(spec).to("cpu")
-        self._own = array_of(torch.empty(0, dtype=spec.dtype, device="cpu")).dtype
+        self._numpy_dtype = array_of(torch.empty(0, dtype=spec.dtype, device="cpu")).dtype
         self._sizes = sizes_of(self._spec)
         self._test = test_of(self._spec)
         self.spells_choices = bool(self._sizes)
@@ -121,7 +121,11 @@ class ActionInput:
                 value = (value.detach() if value.requires_grad else value).numpy()
             except (RuntimeError, TypeError):  # on an accelerator, or in a form that NumPy lacks
                 return None
-        if not isinstance(value, np.ndarray) or value.dtype != self._own or value.shape != shape:
+        if (
+            not isinstance(value, np.ndarray)
+            or value.dtype != self._numpy_dtype
+            or value.shape != shape
+        ):
             return None
         rows = value if len(shape) == len(self.shape) + 1 else value.reshape(-1, *self.shape)
         return rows if self._test(rows) else None
@@ -134,13 +138,13 @@ class ActionInput:
         rows: Sequence[int] | None = None,
         first: int | None = None,
     ) -> Tensor:
-        """Do what `take` does, for a value whose form was checked."""
+        """Convert a value whose form was checked, as `take` does."""
         if value.device.type == "cpu" or self._may_change(value):
-            found = array_of(value).reshape(-1, *self.shape)
+            array = array_of(value).reshape(-1, *self.shape)
             if rows is not None:
-                found = found[list(rows)]
-            if not self._holds(found):
-                self._refuse(found, lead, rows, first)
+                array = array[list(rows)]
+            if not self._holds(array):
+                self._refuse(array, lead, rows, first)
         if self._sizes and value.is_floating_point():
             parts = [part.argmax(-1) for part in value.split(self._sizes, -1)]
             spelled = zip(parts, self._sizes, strict=True)
@@ -189,18 +193,18 @@ class ActionInput:
         if self._sizes or (rows.dtype.kind == "f") == gives_floats:
             return rows
         with np.errstate(invalid="ignore", over="ignore"):
-            cast = rows.astype(self._own if gives_floats else np.int64)
+            cast = rows.astype(self._numpy_dtype if gives_floats else np.int64)
             floats = cast if gives_floats else rows
             is_kept = (np.abs(floats) < _END_OF_INTEGERS) & (cast.astype(rows.dtype) == rows)
         return cast if is_kept.all() else None
 
     def _refuse(
-        self, found: np.ndarray, lead: Sequence[int], rows: Sequence[int] | None, first: int | None
+        self, array: np.ndarray, lead: Sequence[int], rows: Sequence[int] | None, first: int | None
     ) -> NoReturn:
         """Return the first row that is no value of the spec."""
-        index = next(i for i in range(len(found)) if not self._holds(found[i : i + 1]))
+        index = next(i for i in range(len(array)) if not self._holds(array[i : i + 1]))
         number = index if rows is None else rows[index]
-        error = self._error(found[index], _name_of(number, lead, first))
+        error = self._error(array[index], _name_of(number, lead, first))
         if len(lead) == 1 or first is not None:
             error.row = number + (first or 0)
         raise error
@@ -323,7 +327,7 @@ def sizes_of(spec: TensorSpec) -> list[int]:
 
 
 def test_of(spec: TensorSpec) -> Test:
-    """Make what tells arrays that a spec holds, in the spec's dtype or in one that becomes it."""
+    """Return a function that checks whether a spec holds an array, in the spec's dtype or in one that becomes it."""
     if isinstance(spec, Stacked):
         return _each_member(spec)
     if isinstance(spec, OneHot | MultiOneHot):

@@ -50,7 +50,7 @@ class Expand:
     sizes: tuple[int, ...]
 
     def __call__(self, tensor: Tensor) -> Tensor:
-        added = known(self.sizes[: len(self.sizes) - self.ndim])
+        added = data_shape(self.sizes[: len(self.sizes) - self.ndim])
         kept = self.sizes[len(added) :]
         return tensor.expand((*added, *kept, *tensor.shape[self.ndim :]))
 
@@ -98,7 +98,7 @@ def lead(shape: object) -> tuple[int, ...]:
     )
 
 
-def known(shape: Iterable[int]) -> torch.Size:
+def data_shape(shape: Iterable[int]) -> torch.Size:
     """Return the shape that data gets: a dynamic axis has size 1."""
     return torch.Size(1 if size == -1 else size for size in shape)
 
@@ -122,24 +122,24 @@ def shape_after(op: ShapeOp, shape: torch.Size) -> torch.Size:
     return result
 
 
-def refined_names(names: Sequence[str | None], given: Sequence[Any]) -> list[str | None]:
+def refined_names(names: Sequence[str | None], renamed: Sequence[Any]) -> list[str | None]:
     """Fill in the names of axes without one; ``...`` keeps those of the axes in between.
 
     Raises:
         AxisNameError: an axis has another name already.
     """
-    given = list(given)
-    if ... in given:
-        dots = given.index(...)
-        given[dots : dots + 1] = names[dots : dots + len(names) - len(given) + 1]
-    if len(given) != len(names):
-        return given
-    clash = [old for new, old in zip(given, names, strict=True) if old not in (None, new)]
+    renamed = list(renamed)
+    if ... in renamed:
+        dots = renamed.index(...)
+        renamed[dots : dots + 1] = names[dots : dots + len(names) - len(renamed) + 1]
+    if len(renamed) != len(names):
+        return renamed
+    clash = [old for new, old in zip(renamed, names, strict=True) if old not in (None, new)]
     if clash:
         raise AxisNameError(
             f"axis {clash[0]!r} has a name already. Repeat it, or assign `spec.names` to rename it."
         )
-    return given
+    return renamed
 
 
 def names_after(op: ShapeOp, names: Names, shape: torch.Size) -> Names:
@@ -185,14 +185,14 @@ def _names_indexed(items: Sequence[Any], names: Names) -> Names:
         return tuple(axes + left)
     item, taken = axes[arrays[0]]
     if len(arrays) == 1 and item.ndim == 1:
-        made = list(taken)
+        named = list(taken)
     else:
         indices = [axes[i][0] for i in arrays]
-        made = [None] * max(1 if i.dtype == torch.bool else i.ndim for i in indices)
+        named = [None] * max(1 if i.dtype == torch.bool else i.ndim for i in indices)
     side_by_side = arrays[-1] - arrays[0] + 1 == len(arrays)
     at = arrays[0] if side_by_side else 0
     rest = [axis for i, axis in enumerate(axes) if i not in arrays]
-    return tuple(rest[:at] + made + rest[at:] + left)
+    return tuple(rest[:at] + named + rest[at:] + left)
 
 
 def axis_of(dim: int, ndim: int) -> int:

@@ -346,17 +346,17 @@ class Stack(TensorSpec):
 
     def rand(self, shape: Shape = (), generator: Generator | None = None) -> Value:
         shape = lead(shape)
-        return self._made(lambda spec: spec.rand(shape, generator), len(shape))
+        return self._joined(lambda spec: spec.rand(shape, generator), len(shape))
 
     def zero(self, shape: Shape = ()) -> Value:
         shape = lead(shape)
-        return self._made(lambda spec: spec.zero(shape), len(shape))
+        return self._joined(lambda spec: spec.zero(shape), len(shape))
 
     def one(self, shape: Shape = ()) -> Value:
         shape = lead(shape)
-        return self._made(lambda spec: spec.one(shape), len(shape))
+        return self._joined(lambda spec: spec.one(shape), len(shape))
 
-    def _made(self, make: Callable[[Any], Any], added: int) -> Any:
+    def _joined(self, make: Callable[[Any], Any], added: int) -> Any:
         """Join a value of each member, which has ``added`` axes in front."""
         return self._join(self._mapped_members(make), self._stack_dim + added)
 

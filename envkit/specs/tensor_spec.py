@@ -33,7 +33,7 @@ from envkit.errors import (
 from envkit.specs import shapes
 from envkit.specs.annotations import AxisIndex, Key, Place, Shape, Value
 from envkit.specs.in_torchrl import register_in_torchrl
-from envkit.specs.shapes import Index, ShapeOp, as_shape, known
+from envkit.specs.shapes import Index, ShapeOp, as_shape, data_shape
 
 _COLUMNS = ("entry", "spec", "shape", "dtype", "device", "values")
 
@@ -105,7 +105,7 @@ class _Reshapable:
 
     def numel(self) -> int:
         """Count the elements of one value; an axis of unknown size counts as 1."""
-        return known(self.shape).numel()
+        return data_shape(self.shape).numel()
 
     @property
     def _free_shape(self) -> torch.Size:
@@ -311,7 +311,7 @@ _TORCH_FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {}
 
 
 def on_torch_function(function: Callable[..., Any], of_specs: Callable[..., Any]) -> None:
-    """Have a function of torch, called with specs, do what ``of_specs`` does; both take the same."""
+    """Register what a function of torch does when it is called with specs; both functions take the same arguments."""
     _TORCH_FUNCTIONS[function] = of_specs
 
 
@@ -333,9 +333,9 @@ def require_dtype(dtype: object) -> torch.dtype:
     )
 
 
-def type_and_fix(given: object, fix: str) -> str:
+def type_and_fix(value: object, fix: str) -> str:
     """Return the type of something that is no spec, and the fix: for a spec of TorchRL, how it becomes one."""
-    kind = type(given)
+    kind = type(value)
     if kind.__module__.startswith("torchrl."):
         return (
             f"{kind.__name__} of TorchRL. Import the class from envkit, or pass "

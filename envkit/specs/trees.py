@@ -282,13 +282,13 @@ class Branch(_Lockable, TensorSpec):
         return (child for child in self._specs.values() if isinstance(child, Branch))
 
     def _lookup(self, key: tuple[str, ...]) -> Any:
-        found: Any = self
+        spec: Any = self
         for name in key:
-            children = found._children() if isinstance(found, Branch) else {}
+            children = spec._children() if isinstance(spec, Branch) else {}
             if name not in children:
                 return MISSING
-            found = children[name]
-        return found
+            spec = children[name]
+        return spec
 
     def get(self, key: Key, default: object = MISSING) -> Any:
         """Return the child at a key, at any depth.

@@ -600,8 +600,8 @@ def test_item_assignment_is_no_way_to_assign_an_attribute():
     assert tree.set("space", Unbounded())["space"] == Unbounded()
 
 
-@pytest.mark.parametrize("given", [lambda spec: spec, lambda spec: dict(spec.items())])
-def test_an_update_takes_copies(given):
+@pytest.mark.parametrize("passed_as", [lambda spec: spec, lambda spec: dict(spec.items())])
+def test_an_update_takes_copies(passed_as):
     mine = Composite(low=Bounded(0, 9, (2,)), node=Composite(low=Bounded(0, 9, (2,))))
     theirs = Composite(
         low=Bounded(1, 9, (2,)),
@@ -609,7 +609,7 @@ def test_an_update_takes_copies(given):
         new=Composite(low=Bounded(1, 9, (2,))),
     )
 
-    mine.update(given(theirs))
+    mine.update(passed_as(theirs))
     for key in ("low", ("node", "low"), ("new", "low")):
         theirs[key].space.low -= 1
 

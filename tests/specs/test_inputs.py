@@ -111,11 +111,11 @@ def test_integers_change_their_dtype_where_the_spec_holds_the_number(kind, data)
         wide.to(spec.dtype)
     )
 
-    found = taken(spec, value)
+    converted = taken(spec, value)
 
-    assert (found is not None) is number_is_held
-    if found is not None:
-        assert found.dtype == spec.dtype and torch.equal(found.to(torch.int64), wide)
+    assert (converted is not None) is number_is_held
+    if converted is not None:
+        assert converted.dtype == spec.dtype and torch.equal(converted.to(torch.int64), wide)
 
 
 @pytest.mark.parametrize("number", [-(2**40), -129, -2, 3, 128, 255, 256, 2**40])
@@ -324,11 +324,11 @@ def test_the_first_bad_row_is_named_by_its_number():
 
 
 def test_rows_that_are_not_stepped_are_not_looked_at():
-    found = ActionInput(SPECS["bounded"], "force").take(
+    converted = ActionInput(SPECS["bounded"], "force").take(
         torch.tensor([[torch.nan, 0.0], [0.5, 9.0]]), (2,), rows=[1]
     )
 
-    assert found[1].tolist() == [0.5, 9.0]
+    assert converted[1].tolist() == [0.5, 9.0]
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ from envkit.specs.leaves.leaf import (
     range_of,
     uniform_integers,
 )
-from envkit.specs.shapes import as_shape, known, lead
+from envkit.specs.shapes import as_shape, data_shape, lead
 from envkit.specs.tensor_spec import TensorSpec, require_dtype
 
 
@@ -251,7 +251,7 @@ class Bounded(_Box):
         try:
             if shape is None:
                 shape = torch.broadcast_shapes(low.shape, high.shape)
-            size = known(as_shape(shape))
+            size = data_shape(as_shape(shape))
             self._low, self._high = (coordinates(bound.expand(size)) for bound in (low, high))
         except RuntimeError as error:
             raise SpecError(
@@ -274,7 +274,7 @@ class Bounded(_Box):
         return Bounded(space.low, space.high, self._shape, self._device, self._dtype)
 
     def _register_batch_size(self, batch_size: Shape) -> None:
-        """Note nothing: TorchRL's composite calls this on each box that it takes in."""
+        """Ignore the batch size: TorchRL's composite calls this on each box that it takes in."""
 
 
 class BoundedContinuous(Bounded):

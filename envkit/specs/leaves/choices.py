@@ -82,7 +82,7 @@ class _Choices(LeafSpec):
         return self._size[:-1]
 
     def _from_index(self, index: Tensor) -> Tensor:
-        """Spell an index, with any leading axes, in the spec's dtype."""
+        """Encode an index, with any leading axes, in the spec's dtype."""
         raise NotImplementedError
 
     def _to_index(self, value: Tensor) -> Tensor:
@@ -124,8 +124,8 @@ class _Choices(LeafSpec):
         if mask is None:
             self._mask = None
             return
-        given = torch.as_tensor(mask, device=self._device)
-        mask = as_option_mask(given)
+        tensor = torch.as_tensor(mask, device=self._device)
+        mask = as_option_mask(tensor)
         shape = (*self._lead, sum(self._sizes))
         if mask is not None and 0 < mask.ndim < len(shape):
             flat = shape[mask.ndim - 1 :]
@@ -137,7 +137,7 @@ class _Choices(LeafSpec):
             expanded = None
         if expanded is None:
             raise SpecMaskError(
-                f"mask has dtype {given.dtype} and shape {tuple(given.shape)}, but must be "
+                f"mask has dtype {tensor.dtype} and shape {tuple(tensor.shape)}, but must be "
                 f"torch.bool, or integers that are 0 and 1, and broadcast to {shape}. Pass one flag for each option."
             )
         self._mask = expanded.clone()
@@ -365,7 +365,7 @@ class _HotChoice(_Choices):
         return raw if ignore_device else raw.to(self._device)
 
     def _to_shape(self, value: Tensor) -> Tensor:
-        """Spell raw numbers; what has the spec's shape already is taken as spelled."""
+        """Encode raw numbers; what has the spec's shape already is taken as encoded."""
         if self._is_shape(value.shape):
             return value.to(self._dtype)
         shape = self._index_shape

@@ -30,7 +30,7 @@ from envkit.errors import EncodingError, NotEnumerableError, SpecError, SpecType
 from envkit.specs import shapes
 from envkit.specs.annotations import Device, Place, Shape, as_device
 from envkit.specs.in_torchrl import register_in_torchrl
-from envkit.specs.shapes import Index, ShapeOp, as_shape, known, lead
+from envkit.specs.shapes import Index, ShapeOp, as_shape, data_shape, lead
 from envkit.specs.tensor_spec import TensorSpec, checks_values, require_dtype
 
 
@@ -53,7 +53,7 @@ class LeafSpec(TensorSpec):
     # -- assignment --------------------------------------------------------------------
 
     def _become(self, other: LeafSpec) -> None:
-        """Turn this very object into another spec, of a sister class where the dtype asks for it."""
+        """Convert this object in place into another spec, of a sister class where the dtype asks for it."""
         self.__class__ = type(other)  # type: ignore[assignment]
         self.__dict__ = other.__getstate__()
 
@@ -72,7 +72,9 @@ class LeafSpec(TensorSpec):
 
     def _of_shape(self, shape: torch.Size) -> Self:
         free = self._without_encoding(shape)
-        new = self._map_contents(lambda content: _spread(content, self._free_shape, known(free)))
+        new = self._map_contents(
+            lambda content: _spread(content, self._free_shape, data_shape(free))
+        )
         new._set_shape(shape)
         return new
 
@@ -113,7 +115,7 @@ class LeafSpec(TensorSpec):
 
     def _set_shape(self, shape: torch.Size) -> None:
         self._shape = shape
-        self._size = known(shape)  # of the data: -1 becomes 1
+        self._size = data_shape(shape)  # of the data: -1 becomes 1
         self._dynamic = -1 in shape
 
     # -- copies, shape, device, dtype --------------------------------------------------
@@ -300,20 +302,20 @@ def _owned(raw: object, dtype: torch.dtype) -> Tensor:
         raise EncodingError("None is no number. Pass one, an array, or a list of one shape.")
     try:
         with np.errstate(over="ignore", invalid="ignore"):  # what is lost is an error below
-            made = np.array(raw, dtype=_NUMPY_DTYPES.get(dtype))
+            array = np.array(raw, dtype=_NUMPY_DTYPES.get(dtype))
     except (TypeError, ValueError, OverflowError) as error:
         raise EncodingError(
             f"{raw!r} of type {type(raw).__name__} cannot become a tensor of {dtype}: {error}. "
             "Pass numbers, arrays, or lists of one shape."
         ) from error
-    if getattr(raw, "dtype", None) != made.dtype and type(raw) not in (int, bool):
-        given = np.asarray(raw)
-        if given.dtype != made.dtype and given.dtype.kind in "biufc":
-            _require_kept(given, made)
-    return torch.from_numpy(made)
+    if getattr(raw, "dtype", None) != array.dtype and type(raw) not in (int, bool):
+        original = np.asarray(raw)
+        if original.dtype != array.dtype and original.dtype.kind in "biufc":
+            _require_kept(original, array)
+    return torch.from_numpy(array)
 
 
-def _require_kept(given: Any, made: Any) -> None:
+def _require_kept(original: Any, cast: Any) -> None:
     """Check that a cast kept what was given, apart from the rounding of floats.
 
     Args:
@@ -322,15 +324,17 @@ def _require_kept(given: Any, made: Any) -> None:
     Raises:
         EncodingError: a number left the range of the dtype, a fraction or NaN became an integer.
     """
-    if _is_inexact(made):
-        lost = (abs(made) == float("inf")) & (abs(given) != float("inf"))
+    if _is_inexact(cast):
+        lost = (abs(cast) == float("inf")) & (abs(original) != float("inf"))
     else:
-        back = made.astype(given.dtype) if isinstance(made, np.ndarray) else made.to(given.dtype)
-        lost = (back != given) | ((made < 0) != (given < 0))
+        back = (
+            cast.astype(original.dtype) if isinstance(cast, np.ndarray) else cast.to(original.dtype)
+        )
+        lost = (back != original) | ((cast < 0) != (original < 0))
     if lost.any():
-        first = given[lost].reshape(-1)[0].item()
+        first = original[lost].reshape(-1)[0].item()
         raise EncodingError(
-            f"{first!r} of dtype {given.dtype} would be {made[lost].reshape(-1)[0].item()!r} in {made.dtype}. "
+            f"{first!r} of dtype {original.dtype} would be {cast[lost].reshape(-1)[0].item()!r} in {cast.dtype}. "
             "Pass numbers that the dtype of the spec holds, e.g. by rounding or clipping them first."
         )
 

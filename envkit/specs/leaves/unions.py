@@ -325,7 +325,7 @@ class Choice(LeafSpec):
 
 
 def _distinct(values: Tensor) -> Tensor:
-    """Keep the first of equal entries along the first axis, in their order."""
+    """Return the first of equal entries along the first axis, in their order."""
     rows = values.reshape(len(values), -1)
     keys = rows if rows.is_floating_point() else rows.to(torch.int64)
     inverse = torch.unique(keys, dim=0, return_inverse=True)[1]
