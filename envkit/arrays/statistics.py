@@ -155,9 +155,9 @@ def loc_and_scale_of_averages(averages: Averages, decay: float, eps: float) -> t
     loc, squares, count = averages
     xp = array_namespace(loc)
     is_seen, one = count > 0, xp.ones_like(loc)
-    given = -xp.expm1(xp.astype(count, loc.dtype) * math.log(decay)) if decay < 1 else one
-    given = xp.where(is_seen, given, one)
+    weight = -xp.expm1(xp.astype(count, loc.dtype) * math.log(decay)) if decay < 1 else one
+    weight = xp.where(is_seen, weight, one)
     spread = squares - loc * loc
-    scale = xp.sqrt(xp.maximum(spread, xp.zeros_like(spread)) / given)
+    scale = xp.sqrt(xp.maximum(spread, xp.zeros_like(spread)) / weight)
     scale = xp.where(is_seen, xp.maximum(scale, xp.full_like(scale, eps)), one)
-    return loc / given, scale
+    return loc / weight, scale

@@ -184,20 +184,20 @@ class WrapperState(Generic[S]):
     inner: S
 
 
-def outcome_of(given: Any, method: str) -> tuple[Any, Timestep]:
+def outcome_of(outcome: Any, method: str) -> tuple[Any, Timestep]:
     """Check that what a ``reset`` or ``step`` returned is a state and a `Timestep`.
 
     Raises:
         StateStructureError: it is something else.
     """
-    is_pair = isinstance(given, tuple) and len(given) == 2
-    if is_pair and hasattr(given[1], "observation"):
-        return given
-    told = type(given).__name__
-    if isinstance(given, tuple):
-        told = f"a tuple of {', '.join(type(part).__name__ for part in given)}"
+    is_pair = isinstance(outcome, tuple) and len(outcome) == 2
+    if is_pair and hasattr(outcome[1], "observation"):
+        return outcome
+    kind = type(outcome).__name__
+    if isinstance(outcome, tuple):
+        kind = f"a tuple of {', '.join(type(part).__name__ for part in outcome)}"
     raise StateStructureError(
-        f"{method} of the environment returned {told}, but must return two things, its state and a Timestep. "
+        f"{method} of the environment returned {kind}, but must return two things, its state and a Timestep. "
         "Return (state, Timestep(observation, reward, terminated, truncated)), from envkit.functional."
     )
 
@@ -257,13 +257,13 @@ def _reward(value: PyTree, shape: RewardShape) -> PyTree:
 
 
 def _named_rewards(value: PyTree, shapes: Mapping[str, RewardShape]) -> dict[str, Any]:
-    given = value if isinstance(value, Mapping) else dict.fromkeys(shapes, value)
-    if set(given) != set(shapes):
+    rewards = value if isinstance(value, Mapping) else dict.fromkeys(shapes, value)
+    if set(rewards) != set(shapes):
         raise StateStructureError(
-            f"the rewards are {sorted(given)}, but the environment declares reward_shape={dict(shapes)}. Return "
+            f"the rewards are {sorted(rewards)}, but the environment declares reward_shape={dict(shapes)}. Return "
             "one for each of its names, or one number for all."
         )
-    return {name: _reward(given[name], shape) for name, shape in shapes.items()}
+    return {name: _reward(rewards[name], shape) for name, shape in shapes.items()}
 
 
 def _scalar(value: ArrayLike, dtype: DTypeLike, name: str) -> jax.Array:

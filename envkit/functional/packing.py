@@ -258,11 +258,11 @@ def _visible_names(
         else name
         for name, level in zip(names, levels, strict=True)
     ]
-    own = {name[level] for name, level in zip(names, levels, strict=True) if level < depth}
+    names_of_env = {name[level] for name, level in zip(names, levels, strict=True) if level < depth}
     visible = []
     for name, level in zip(names, levels, strict=True):
         shown = name[level:] or ("inner" if depth else "state",)
-        is_hidden = level == depth and shown[0] in own
+        is_hidden = level == depth and shown[0] in names_of_env
         visible.append(("env", *shown) if is_hidden else shown)
     return visible
 

@@ -109,9 +109,9 @@ def _name(path: tuple[Any, ...]) -> tuple[str, ...]:
 
 
 def _require_randomizer(randomize: object) -> None:
-    told = f"randomize is {randomize!r}, but must be a function (key, model) -> model."
+    message = f"randomize is {randomize!r}, but must be a function (key, model) -> model."
     if not callable(randomize):
-        raise ArgumentTypeError(told)
+        raise ArgumentTypeError(message)
     try:
         signature = inspect.signature(randomize)
     except ValueError:  # builtins tell none
@@ -120,7 +120,7 @@ def _require_randomizer(randomize: object) -> None:
         signature.bind(None, None)
     except TypeError as error:
         raise ArgumentTypeError(
-            f"{told} It takes {signature}. Give it two arguments, the key of the row and the model."
+            f"{message} It takes {signature}. Give it two arguments, the key of the row and the model."
         ) from error
 
 
@@ -201,13 +201,15 @@ def _source(program: Any, variable: Any) -> Any:
     return variable
 
 
-def _require_like(name: str, given: Any, made: Any) -> None:
-    if made.shape != given.shape or not np.can_cast(made.dtype, given.dtype, "same_kind"):
+def _require_like(name: str, original: Any, changed: Any) -> None:
+    if changed.shape != original.shape or not np.can_cast(
+        changed.dtype, original.dtype, "same_kind"
+    ):
         raise ArgumentError(
-            f"randomize gave {name} as {made.dtype}{list(made.shape)}, but it is {given.dtype}{list(given.shape)} "
+            f"randomize gave {name} as {changed.dtype}{list(changed.shape)}, but it is {original.dtype}{list(original.shape)} "
             "in the model. Return it in the same shape and kind: one model, envkit adds the rows."
         )
 
 
-def _like(leaf: Any, given: Any) -> jax.Array:
-    return jnp.asarray(leaf).astype(strong(given).dtype)
+def _like(leaf: Any, original: Any) -> jax.Array:
+    return jnp.asarray(leaf).astype(strong(original).dtype)

@@ -160,7 +160,7 @@ def unroll(
     keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, numbers)
 
     def body(carry: Carry, step_key: jax.Array) -> tuple[Carry, Transition]:
-        (state, shown), made = transition(
+        (state, shown), record = transition(
             env,
             (carry[0], _with_flags(carry[1])),
             policy,
@@ -169,13 +169,13 @@ def unroll(
             auto_reset=auto_reset,
             record_state=record_state,
         )
-        return (state, _with_byte(shown)), _recorded(made)
+        return (state, _with_byte(shown)), _recorded(record)
 
-    (state, shown), made = jax.lax.scan(body, (carry[0], _with_byte(carry[1])), keys)
-    terminated, truncated, *following = _flags_in(made.terminated, 4)
-    ended = replace(made.next, terminated=following[0], truncated=following[1])
-    made = replace(made, terminated=terminated, truncated=truncated, next=ended)
-    return (state, _with_flags(shown)), made
+    (state, shown), records = jax.lax.scan(body, (carry[0], _with_byte(carry[1])), keys)
+    terminated, truncated, *following = _flags_in(records.terminated, 4)
+    ended = replace(records.next, terminated=following[0], truncated=following[1])
+    records = replace(records, terminated=terminated, truncated=truncated, next=ended)
+    return (state, _with_flags(shown)), records
 
 
 def _byte_of(*flags: jax.Array) -> jax.Array:
@@ -201,11 +201,11 @@ def _with_flags(shown: Timestep) -> Timestep:
     return replace(shown, terminated=terminated, truncated=truncated)
 
 
-def _recorded(made: Transition) -> Transition:
+def _recorded(record: Transition) -> Transition:
     """Record the four flags of a row as one byte."""
-    flags = made.terminated, made.truncated, made.next.terminated, made.next.truncated
-    following = replace(made.next, terminated=_NOTHING, truncated=_NOTHING)
-    return replace(made, terminated=_byte_of(*flags), truncated=_NOTHING, next=following)
+    flags = record.terminated, record.truncated, record.next.terminated, record.next.truncated
+    following = replace(record.next, terminated=_NOTHING, truncated=_NOTHING)
+    return replace(record, terminated=_byte_of(*flags), truncated=_NOTHING, next=following)
 
 
 StopRule = Literal["any", "all"]
@@ -261,7 +261,7 @@ def unroll_until(
     def one(carry: Carry, index: jax.Array, last: Transition | None) -> tuple[Carry, Transition]:
         step_key = jax.random.fold_in(key, first + index.astype(jnp.uint32))
         moving = None if last is None else ~done_of(carry[1])
-        after, made = transition(
+        after, record = transition(
             env,
             carry,
             policy,
@@ -271,7 +271,7 @@ def unroll_until(
             record_state=record_state,
             moving=moving,
         )
-        return after, made if moving is None or last is None else _frozen(moving, made, last)
+        return after, record if moving is None or last is None else _frozen(moving, record, last)
 
     def ended(timestep: Timestep) -> jax.Array:
         done = done_of(timestep)
@@ -283,16 +283,16 @@ def unroll_until(
 
     def body(loop: PyTree) -> PyTree:
         index, carry, last, record = loop
-        carry, made = one(carry, index, last)
-        return index + 1, carry, made if waits else None, _written(record, made, index)
+        carry, latest = one(carry, index, last)
+        return index + 1, carry, latest if waits else None, _written(record, latest, index)
 
     def body_unless_finished(_: PyTree, loop: PyTree) -> PyTree:
         index, carry, last, record = loop
         goes_on = unfinished(loop)
-        after, made = one(carry, index, last)
+        after, latest = one(carry, index, last)
         after = _if(goes_on, after, carry)
-        record = _written(record, _if(goes_on, made, _entry(record, index)), index)
-        return index + goes_on, after, _if(goes_on, made, last) if waits else None, record
+        record = _written(record, _if(goes_on, latest, _entry(record, index)), index)
+        return index + goes_on, after, _if(goes_on, latest, last) if waits else None, record
 
     def several(loop: PyTree) -> PyTree:
         return jax.lax.fori_loop(0, check_every, body_unless_finished, loop)
@@ -311,9 +311,9 @@ def _blank(like: PyTree, *time: int) -> PyTree:
         return jax.tree.map(lambda leaf: jnp.zeros((*time, *leaf.shape), leaf.dtype), like)
 
 
-def _written(record: Transition, made: Transition, index: jax.Array) -> Transition:
+def _written(record: Transition, latest: Transition, index: jax.Array) -> Transition:
     return jax.tree.map(
-        lambda leaf, new: jax.lax.dynamic_update_index_in_dim(leaf, new, index, 0), record, made
+        lambda leaf, new: jax.lax.dynamic_update_index_in_dim(leaf, new, index, 0), record, latest
     )
 
 
@@ -327,9 +327,9 @@ def _if(condition: jax.Array, fresh: PyTree, kept: PyTree) -> PyTree:
     return jax.tree.map(partial(jax.lax.select, condition), fresh, kept)
 
 
-def _frozen(moving: jax.Array, made: Transition, last: Transition) -> Transition:
+def _frozen(moving: jax.Array, latest: Transition, last: Transition) -> Transition:
     """Take the transition of rows that move; the others repeat their last one with reward 0."""
-    shown = jax.tree.map(lambda new, old: rules.choose(moving, new, old), made, last)
+    shown = jax.tree.map(lambda new, old: rules.choose(moving, new, old), latest, last)
     paid = jax.tree.map(
         lambda paid: rules.choose(moving, paid, jnp.zeros_like(paid)), shown.next.reward
     )

@@ -215,16 +215,16 @@ def sample_space(
     its place, as JAX does with ``jax_threefry_partitionable``, so here it is on. See
     https://docs.jax.dev/en/latest/jep/263-prng.html.
     """
-    found, treedef = jax.tree_util.tree_flatten_with_path(space, is_leaf=_is_space)
+    parts, treedef = jax.tree_util.tree_flatten_with_path(space, is_leaf=_is_space)
     is_single = treedef == jax.tree.structure(0)
     drawn = []
     with jax.threefry_partitionable(True):
-        for number, (path, leaf) in enumerate(found):
-            own = key if is_single else jax.random.fold_in(key, number)
+        for number, (path, leaf) in enumerate(parts):
+            space_key = key if is_single else jax.random.fold_in(key, number)
             drawn.append(
-                jax.random.bits(own, (*batch, *leaf.shape), jnp.uint32)
+                jax.random.bits(space_key, (*batch, *leaf.shape), jnp.uint32)
                 if name_of(path) in masked
-                else leaf.sample(own, batch)
+                else leaf.sample(space_key, batch)
             )
     return jax.tree.unflatten(treedef, drawn)
 

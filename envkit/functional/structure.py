@@ -53,15 +53,15 @@ def conform(tree: PyTree, template: PyTree, *, what: str) -> PyTree:
         StateStructureError: a leaf is missing, added, of another shape, or of a dtype that cannot
             be cast without loss of kind. The message names its path.
     """
-    found, found_def = jax.tree_util.tree_flatten_with_path(tree)
-    wanted, wanted_def = jax.tree_util.tree_flatten_with_path(template)
-    if found_def != wanted_def:
-        raise StateStructureError(_describe_difference(found, wanted, what))
+    leaves, treedef = jax.tree_util.tree_flatten_with_path(tree)
+    wanted, wanted_treedef = jax.tree_util.tree_flatten_with_path(template)
+    if treedef != wanted_treedef:
+        raise StateStructureError(_describe_difference(leaves, wanted, what))
     leaves = [
         _conform_leaf(leaf, like, f"{what}{jax.tree_util.keystr(path)}")
-        for (path, leaf), (_, like) in zip(found, wanted, strict=True)
+        for (path, leaf), (_, like) in zip(leaves, wanted, strict=True)
     ]
-    return jax.tree.unflatten(wanted_def, leaves)
+    return jax.tree.unflatten(wanted_treedef, leaves)
 
 
 def name_of(path: tuple[Any, ...]) -> tuple[str, ...]:
@@ -106,11 +106,11 @@ def _rank(dtype: jax.typing.DTypeLike) -> int:
     return next(rank for rank, kind in enumerate(kinds) if jnp.issubdtype(dtype, kind))
 
 
-def _describe_difference(found: list, wanted: list, what: str) -> str:
-    found_paths = {jax.tree_util.keystr(path) for path, _ in found}
+def _describe_difference(leaves: list, wanted: list, what: str) -> str:
+    paths = {jax.tree_util.keystr(path) for path, _ in leaves}
     wanted_paths = {jax.tree_util.keystr(path) for path, _ in wanted}
-    added = sorted(found_paths - wanted_paths)
-    missing = sorted(wanted_paths - found_paths)
+    added = sorted(paths - wanted_paths)
+    missing = sorted(wanted_paths - paths)
     changes = [f"{what}{path} appears only after step" for path in added]
     changes += [f"{what}{path} exists only after reset" for path in missing]
     detail = "; ".join(changes) or f"the containers of {what} differ in type or static fields"

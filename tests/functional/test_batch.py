@@ -262,10 +262,10 @@ def test_an_unknown_reset_mode_is_refused():
 )
 def test_a_card_is_asked_a_few_times_whether_more_rows_begin_anew(chunks, ended, rounds):
     rows = 4096
-    made = []
+    calls = []
 
     def reset(keys):
-        jax.debug.callback(lambda: made.append(1))
+        jax.debug.callback(lambda: calls.append(1))
         return keys + 1
 
     mask = jnp.arange(rows) < ended
@@ -274,7 +274,7 @@ def test_a_card_is_asked_a_few_times_whether_more_rows_begin_anew(chunks, ended,
     jax.effects_barrier()
 
     assert np.array_equal(fresh, np.arange(rows) + (np.arange(rows) < ended))
-    assert len(made) == rounds
+    assert len(calls) == rounds
 
 
 @pytest.mark.parametrize(("rows", "loops"), [(1, False), (16, False), (17, True), (600, True)])

@@ -29,7 +29,7 @@ def run(rule, counted, limit=5, policy=still, **how):
 
 
 RUNS = pytest.mark.parametrize(
-    ("rule", "counted", "limit", "made", "ended"),
+    ("rule", "counted", "limit", "steps", "ended"),
     [
         ("any", [True, True, True], 5, 1, True),
         ("any", [False, True, True], 5, 3, True),
@@ -42,21 +42,21 @@ RUNS = pytest.mark.parametrize(
 
 
 @RUNS
-def test_only_rows_that_count_end_a_run(rule, counted, limit, made, ended):
+def test_only_rows_that_count_end_a_run(rule, counted, limit, steps, ended):
     _, _, stopped = run(rule, counted, limit)
 
-    assert (int(stopped.made), bool(stopped.ended)) == (made, ended)
+    assert (int(stopped.made), bool(stopped.ended)) == (steps, ended)
 
 
 @RUNS
 @pytest.mark.parametrize("every", [2, 3, 9])
-def test_nothing_is_kept_of_steps_beyond_the_end(rule, counted, limit, made, ended, every):
+def test_nothing_is_kept_of_steps_beyond_the_end(rule, counted, limit, steps, ended, every):
     carry, recorded, stopped = run(rule, counted, limit)
     after, others, so_too = run(rule, counted, limit, check_every=every)
 
     assert jax.tree.all(jax.tree.map(jnp.array_equal, (carry, stopped), (after, so_too)))
     same = jax.tree.map(
-        lambda *pair: jnp.array_equal(*(leaf[:made] for leaf in pair)), recorded, others
+        lambda *pair: jnp.array_equal(*(leaf[:steps] for leaf in pair)), recorded, others
     )
     assert jax.tree.all(same)
 
