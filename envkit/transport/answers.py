@@ -28,7 +28,7 @@ class Answers:
         self._worker, self._rows = worker, tuple(rows)
 
     def of(self, work: Callable[[], tuple[Any, object]]) -> tuple[Any, bytes]:
-        """Do ``work``, and give what is to be kept of it and the message with its result or what it raised."""
+        """Call ``work`` and return what is to be kept of it, and the message with its result or what it raised."""
         kept, result, failures = None, None, []
         try:
             kept, result = work()
@@ -42,7 +42,7 @@ class Answers:
             return None, _dumps((result, [*failures, *self._packed(stuck, self._rows)]))
 
     def of_rest(self, host: Host, command: int, rows: RowCursor, error: BaseException) -> bytes:
-        """Go on with a command behind the row that raised, and give the message that tells all that did."""
+        """Run a command on the rows behind the one that raised, and return the message with all failures."""
         rest = run_rest(host, command, rows, error, catch=BaseException)
         return _dumps(
             (None, [one for blamed, raised in rest for one in self._packed(raised, blamed)])
@@ -54,7 +54,7 @@ class Answers:
 
 
 def build_host(maker: bytes, rows: range) -> tuple[Host, object]:
-    """Make the host of some rows, and give it and what it says of itself."""
+    """Build the host of some rows, and return it and how it describes itself."""
     host: Host = pickle.loads(maker)(rows)
     try:
         return host, host.describe()

@@ -116,7 +116,7 @@ class _PartsPickler(_Pickler):
 
 @contextmanager
 def _script_by_value() -> Generator[None]:
-    """Have cloudpickle pickle by value what the script defines; afterwards all is as before."""
+    """Register the script with cloudpickle for a while, so that what it defines is pickled by value."""
     script = sys.modules.get(_SCRIPT)
     with _registering:
         # Where the process was not started by multiprocessing, the name is one more for `__main__`.

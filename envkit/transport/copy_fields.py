@@ -32,14 +32,14 @@ class MovingRows:
 
     def __init__(self, layout: Layout, arrays: Mapping[str, np.ndarray], rows: range):
         self._layout, self._arrays = layout, arrays
-        self._own = slice(rows.start, rows.stop)
+        self._slice = slice(rows.start, rows.stop)
         self._fields = {field.name: field for field in layout.fields}
 
     @property
     def moment(self) -> int | None:
         """The slot that a request made now is about."""
         name = self._layout.moment
-        return None if name is None else int(self._arrays[name][self._own.start])
+        return None if name is None else int(self._arrays[name][self._slice.start])
 
     def inputs(self, request: int | str, moment: int | None) -> list[np.ndarray]:
         """Return the parts that the host reads. They may be views: the caller copies them."""
@@ -70,13 +70,13 @@ class MovingRows:
         self._take(tuple(self._fields), None, None, parts)
 
     def _parts(self, names: Sequence[str], moment: int | None, rows: Rows) -> list[np.ndarray]:
-        chosen = self._own if rows is None else rows
+        chosen = self._slice if rows is None else rows
         return [np.ascontiguousarray(self._slots(name, moment)[chosen]) for name in names]
 
     def _take(
         self, names: Sequence[str], moment: int | None, rows: Rows, parts: Sequence[np.ndarray]
     ) -> None:
-        chosen = self._own if rows is None else rows
+        chosen = self._slice if rows is None else rows
         for name, part in zip(names, parts, strict=True):
             self._slots(name, moment)[chosen] = part
 

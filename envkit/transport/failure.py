@@ -181,13 +181,13 @@ def _message_of(error: BaseException) -> str:
 
 
 def _rows_text(rows: tuple[int, ...], seeds: Mapping[int, int]) -> str:
-    given = [str(seeds[row]) for row in rows if row in seeds]
+    seeds_used = [str(seeds[row]) for row in rows if row in seeds]
     if len(rows) == 1:
-        return f"row {rows[0]}" + (f" (seed {given[0]})" if given else "")
+        return f"row {rows[0]}" + (f" (seed {seeds_used[0]})" if seeds_used else "")
     text = "rows " + ", ".join(map(str, rows))
     if rows and rows == tuple(range(rows[0], rows[-1] + 1)):
         text = f"rows {rows[0]}-{rows[-1]}"
-    return text + (f" (seeds {', '.join(given)})" if given else "")
+    return text + (f" (seeds {', '.join(seeds_used)})" if seeds_used else "")
 
 
 def _ending(exitcode: int | None) -> str:

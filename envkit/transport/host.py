@@ -21,7 +21,7 @@ class Host(Protocol):
         """Picklable facts about this host, asked for once after construction."""
 
     def bind(self, arrays: dict[str, np.ndarray], rows: range) -> None:
-        """Keep ``arrays``, which cover all rows of the pool; this host owns ``rows`` of them."""
+        """Store ``arrays``, which cover all rows of the pool; this host owns ``rows`` of them."""
 
     def run(self, command: int, rows: "list[int]") -> None:
         """Carry out ``command`` for ``rows``, reading and writing the bound arrays in place.
@@ -82,7 +82,7 @@ def run_rest(
     *,
     catch: type[BaseException],
 ) -> list[tuple[tuple[int, ...], BaseException]]:
-    """Go on with a command behind the row that raised ``error``, and behind each that raises ``catch``.
+    """Run a command on the rows behind the one that raised ``error``, and behind each that raises ``catch``.
 
     Returns:
         The rows to blame, with what they raised, in order.

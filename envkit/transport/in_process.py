@@ -90,17 +90,17 @@ class _InProcess(Backend[H]):
 
     @abstractmethod
     def _have(self, worker: H, request: Request, task: Task) -> None:
-        """Have a worker do a task, and settle its answer in the request."""
+        """Run a task of a worker, and store its answer in the request."""
 
     def start(self, worker: H, request: Request) -> None:
-        """Have a worker build its host."""
+        """Build the host of a worker."""
 
         def build() -> object:
             with self._while_making:
                 host = worker.host = self._make_host(worker.rows)
             return host.describe()
 
-        self._have(worker, request, partial(_told, worker, request, build))
+        self._have(worker, request, partial(_answer_of, worker, request, build))
 
     def allocate(self, layout: Layout) -> dict[str, np.ndarray]:
         """Allocate ordinary memory."""
@@ -108,16 +108,16 @@ class _InProcess(Backend[H]):
         return dict(self._arrays)
 
     def bind(self, worker: H, request: Request) -> None:
-        """Hand the arrays to the host of a worker."""
+        """Bind the arrays to the host of a worker."""
         arrays = self._arrays
 
         def bind() -> None:
             worker.the_host.bind(dict(arrays), worker.rows)
 
-        self._have(worker, request, partial(_told, worker, request, bind))
+        self._have(worker, request, partial(_answer_of, worker, request, bind))
 
     def call(self, worker: H, request: Request, method: str, arguments: Any) -> None:
-        """Have a worker call a method of its host."""
+        """Call a method of a worker's host."""
         args, kwargs = arguments
         guard = self._while_making if request.limit == "start_timeout" else nullcontext()
 
@@ -125,12 +125,12 @@ class _InProcess(Backend[H]):
             with guard:
                 return worker.the_host.call(method, *args, **kwargs)
 
-        self._have(worker, request, partial(_told, worker, request, call))
+        self._have(worker, request, partial(_answer_of, worker, request, call))
 
     def run(
         self, workers: Sequence[H], request: Request, command: int, mask: np.ndarray | None
     ) -> None:
-        """Have workers carry out a command."""
+        """Run a command in workers."""
         for worker in workers:
             if worker.lost is not None:
                 request.miss(worker.lost)
@@ -138,8 +138,8 @@ class _InProcess(Backend[H]):
             self._have(worker, request, partial(_ran, worker, command, mask, request))
 
 
-def _told(worker: HostWorker, request: Request, work: Callable[[], object]) -> Answer:
-    """Do something, and give its result and what it raised."""
+def _answer_of(worker: HostWorker, request: Request, work: Callable[[], object]) -> Answer:
+    """Call ``work`` and return its result and the failures that it raised."""
     try:
         return work(), []
     except Exception as error:
@@ -229,7 +229,7 @@ class Arrivals(threading.Condition):
     _wanted = 0
 
     def __exit__(self, *raised: Any) -> None:
-        """Let go of the lock, which a wait that Ctrl-C interrupted twice has not taken back."""
+        """Release the lock, which a wait that Ctrl-C interrupted twice has not taken back."""
         try:
             super().__exit__(*raised)
         except RuntimeError:
@@ -268,7 +268,7 @@ class Threads(_InProcess["ThreadWorker"]):
         return ThreadWorker(index, self.rows_of[index], self._answer)
 
     def replace(self, index: int) -> ThreadWorker:
-        """Have a thread close its host and end, when it is done with what it does, and begin another."""
+        """Start a new thread; the old one closes its host and ends when it is done with what it does."""
         self.workers[index].tasks.put(None)
         self.pending.pop(index, None)
         self.workers[index] = worker = self._make(index)
@@ -285,7 +285,7 @@ class Threads(_InProcess["ThreadWorker"]):
         put(given)  # with no call since it is pending: Ctrl-C in between would leave it without
 
     def _answer(self, worker: ThreadWorker, request: Request, answer: Answer) -> None:
-        """Settle what a thread has to say, called there."""
+        """Store the answer of a thread in its request; called in that thread."""
         with self._answers:
             worker.is_busy = False
             if self.pending.get(worker.reply) is not worker:  # it was given up meanwhile
@@ -299,7 +299,7 @@ class Threads(_InProcess["ThreadWorker"]):
         return self._answers.attend(self.pending, until, left)
 
     def give_up(self, stuck: Sequence[tuple[ThreadWorker, Failure]]) -> None:
-        """Leave threads to themselves, and note where they were stuck."""
+        """Abandon threads, and record where they were stuck."""
         frames = sys._current_frames()  # pyright: ignore[reportPrivateUsage]
         for worker, why in stuck:
             frame = frames.get(worker.thread.ident or 0)

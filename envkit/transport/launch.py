@@ -33,7 +33,7 @@ class WorkerProcess(Protocol):
     problem: str  # why there never was a process; "" if there was, or may be
 
     def ended(self) -> bool:
-        """Look, without waiting, whether the process is gone."""
+        """Check, without waiting, whether the process is gone."""
         ...
 
     @property

@@ -30,7 +30,7 @@ _TERMINATE_S, _LOOK_S = 0.3, 0.005
 
 
 def end_with_parent(parent_pid: int) -> None:
-    """Have the kernel kill this process when the thread that started it is gone.
+    """Ask the kernel to kill this process when the thread that started it is gone.
 
     Args:
         parent_pid: the process that started this one; if it is gone already, this one ends.

@@ -68,14 +68,14 @@ class Request:
         self.failures = {} if failures is None else failures
 
     def settle(self, worker: int, result: Any, failures: list[Failure]) -> None:
-        """Note what a worker has returned, and what failed instead or beside."""
+        """Record what a worker has returned, and what failed instead or beside."""
         if failures:
             self.failures[self.number, worker] = failures
         if not failures or result is not None:
             self.answers[worker] = result
 
     def miss(self, lost: Failure) -> None:
-        """Note, once, that a worker can no longer be used."""
+        """Record, once, that a worker can no longer be used."""
         self.failures[0, lost.worker] = [lost]
 
 
@@ -154,7 +154,7 @@ class Backend(ABC, Generic[W]):
 
     @abstractmethod
     def start(self, worker: W, request: Request) -> None:
-        """Have a new worker build its host, and answer what that says of itself."""
+        """Build the host of a new worker; its answer is how the host describes itself."""
 
     @abstractmethod
     def allocate(self, layout: Layout) -> dict[str, np.ndarray]:
@@ -162,10 +162,10 @@ class Backend(ABC, Generic[W]):
 
     @abstractmethod
     def bind(self, worker: W, request: Request) -> None:
-        """Have the host of a worker bind the arrays that were allocated, as they are now."""
+        """Bind the arrays that were allocated, as they are now, to the host of a worker."""
 
     def packed(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Bring arguments of a call into the form in which `call` takes them.
+        """Convert arguments of a call into the form in which `call` takes them.
 
         Raises:
             ArgumentError: something among them cannot be sent.
@@ -174,13 +174,13 @@ class Backend(ABC, Generic[W]):
 
     @abstractmethod
     def call(self, worker: W, request: Request, method: str, arguments: Any) -> None:
-        """Have a worker call a method of its host, with `packed` arguments."""
+        """Call a method of a worker's host, with `packed` arguments."""
 
     @abstractmethod
     def run(
         self, workers: Sequence[W], request: Request, command: int, mask: np.ndarray | None
     ) -> None:
-        """Have workers carry out a command: on the rows of a mask over all rows, None for all.
+        """Run a command in workers: on the rows of a mask over all rows, None for all.
 
         Each of them owns such rows. One that is lost misses the request.
         """
@@ -437,7 +437,7 @@ class Pool:
     # ---------------------------------------------------------------------------------------- jobs
 
     def begin(self, worker: int, command: int, rows: Sequence[int] | None = None) -> Job:
-        """Have a worker that is free carry out a command on some of its rows; None: all.
+        """Start a command in a free worker on some of its rows; None: all.
 
         Raises:
             BusyEnvError: it has a job.
@@ -544,7 +544,7 @@ class Pool:
         return Request(name, number, limit, limit_s, failures)
 
     def _make_room(self, asked: Sequence[Worker]) -> None:
-        """See to it that workers are free: finish a round that was never received.
+        """Free all workers: finish a round that was never received.
 
         Raises:
             BusyEnvError: some have jobs.
@@ -590,9 +590,9 @@ class Pool:
             self.backend.give_up(stuck)
 
     def _error_of(
-        self, told: Mapping[tuple[int, int], list[Failure]], answers: Mapping[int, Any]
+        self, failures_of: Mapping[tuple[int, int], list[Failure]], answers: Mapping[int, Any]
     ) -> WorkerError:
-        failures = [failure for of_worker in told.values() for failure in of_worker]
+        failures = [failure for of_worker in failures_of.values() for failure in of_worker]
         failures.sort(key=lambda failure: failure.worker)
         return self._error(failures, answers)
 
@@ -625,23 +625,23 @@ def mask_of(rows: Sequence[int] | np.ndarray, num_rows: int) -> np.ndarray:
     Raises:
         ArgumentError: a mask of another shape, or a row number out of range.
     """
-    given = np.asarray(rows)
-    if given.dtype == bool:
-        if given.shape != (num_rows,):
+    chosen = np.asarray(rows)
+    if chosen.dtype == bool:
+        if chosen.shape != (num_rows,):
             raise ArgumentError(
-                f"row mask has shape {given.shape}, but the pool has {num_rows} rows. "
+                f"row mask has shape {chosen.shape}, but the pool has {num_rows} rows. "
                 f"Pass a mask of shape ({num_rows},)."
             )
-        return given
+        return chosen
     mask = np.zeros(num_rows, bool)
-    if given.size == 0:
+    if chosen.size == 0:
         return mask
-    if given.dtype.kind not in "iu" or given.min() < 0 or given.max() >= num_rows:
+    if chosen.dtype.kind not in "iu" or chosen.min() < 0 or chosen.max() >= num_rows:
         raise ArgumentError(
-            f"rows {given.tolist()} are not row numbers of this pool; use integers from 0 to "
+            f"rows {chosen.tolist()} are not row numbers of this pool; use integers from 0 to "
             f"{num_rows - 1}, or a bool mask."
         )
-    mask[given] = True
+    mask[chosen] = True
     return mask
 
 

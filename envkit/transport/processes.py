@@ -232,7 +232,7 @@ class Processes(Backend["WorkerProcess"]):
         return arrays
 
     def bind(self, worker: "WorkerProcess", request: Request) -> None:
-        """Have a worker map the block."""
+        """Map the block in a worker."""
         assert self._block is not None
         worker.channel.post(pickle.dumps(self._block.layout), self._block.fd)
         self._ask(worker, request, _BIND)
@@ -244,12 +244,12 @@ class Processes(Backend["WorkerProcess"]):
     def call(
         self, worker: "WorkerProcess", request: Request, method: str, arguments: bytes
     ) -> None:
-        """Have a worker call a method of its host."""
+        """Call a method of a worker's host."""
         worker.channel.post(pickle.dumps((method, arguments)))
         self._ask(worker, request, _CONTROL)
 
     def _ask(self, worker: "WorkerProcess", request: Request, code: Any) -> None:
-        """Have a worker read what was posted for it; no code is needed where it awaits a message."""
+        """Wake a worker to read what was posted for it; no code is needed where it awaits a message."""
         write, waker = wake.write, worker.waker
         self._posting = True
         worker.request = request
@@ -274,7 +274,7 @@ class Processes(Backend["WorkerProcess"]):
         if mask is not None:
             code = _TO_CHOSEN[command]
             for worker in workers:  # other rows may be those of jobs
-                self._selected[worker.own] = mask[worker.own]
+                self._selected[worker.row_slice] = mask[worker.row_slice]
         for worker in workers:
             if worker.lost is not None:
                 request.miss(worker.lost)
@@ -343,7 +343,7 @@ class Processes(Backend["WorkerProcess"]):
             self._unwatch_one(fd)
 
     def _settle(self, worker: "WorkerProcess", reply: int) -> None:
-        """Take a reply that is not plain success."""
+        """Process a reply that is not plain success."""
         if reply != _MESSAGE:  # end of file
             self._note_end(worker)
             return
@@ -365,7 +365,7 @@ class Processes(Backend["WorkerProcess"]):
         worker.channel.forget()
 
     def _examine(self, fd: int) -> None:
-        """Look after a worker whose channel has room, or sentinel or unexpected reply is readable."""
+        """Process a worker whose channel has room, or sentinel or unexpected reply is readable."""
         worker = self._watched.get(fd)
         if worker is None or (fd == worker.process.sentinel and not worker.process.ended()):
             return
@@ -386,7 +386,7 @@ class Processes(Backend["WorkerProcess"]):
         self.lose(worker, Failure(worker.index, tuple(worker.rows), worker.request.name, "died"))
 
     def lose(self, worker: "WorkerProcess", why: Failure, stack: str | None = None) -> None:
-        """Make sure that a process is gone, and note why; its last words are the stack, if not given."""
+        """End a process if it still runs, and record why it is lost; without ``stack``, the stack it printed is used."""
         if worker.lost is None:
             worker.lost = worker.end(why, stack)
         super().lose(worker, why)
@@ -438,7 +438,7 @@ class WorkerProcess(Worker):
         close_in_fork: Sequence[int],
     ) -> None:
         super().__init__(index, rows)
-        self.own = slice(rows.start, rows.stop)
+        self.row_slice = slice(rows.start, rows.stop)
         with ExitStack() as theirs, ExitStack() as ours:
             self.channel, there = Channel.pair()
             ours.callback(self.channel.close)
@@ -460,7 +460,7 @@ class WorkerProcess(Worker):
         return self.waker, self.reply, self.channel.fileno()
 
     def has_reply(self) -> bool:
-        """Look, without waiting, whether something can be read from the reply pipe."""
+        """Check, without waiting, whether something can be read from the reply pipe."""
         poller = select.poll()
         poller.register(self.reply, select.POLLIN)
         return any(event & select.POLLIN for _, event in poller.poll(0))
@@ -472,7 +472,7 @@ class WorkerProcess(Worker):
         return text[start.start() :] if start else ""
 
     def end(self, why: Failure, stack: str | None) -> Failure:
-        """Make sure the process is gone, and tell how it ended; its last words are the stack, if not given."""
+        """End the process if it still runs, and return how it ended; without ``stack``, the stack it printed is used."""
         if not wait_for(self.process, 1.0 if why.kind == "died" else 0.0):
             send_signal(self.process, signal.SIGKILL)
             wait_for(self.process, _KILL_S)

@@ -39,7 +39,7 @@ if hasattr(os, "eventfd"):
     write, read = os.eventfd_write, os.eventfd_read
 
     def encode(code: int) -> Any:
-        """Bring a code into the form that `write` takes, ahead of time."""
+        """Convert a code ahead of time into the form that `write` takes."""
         return code
 
     def open_pair() -> tuple[int, int]:
@@ -54,7 +54,7 @@ if hasattr(os, "eventfd"):
 else:
 
     def encode(code: int) -> Any:
-        """Bring a code into the form that `write` takes, ahead of time."""
+        """Convert a code ahead of time into the form that `write` takes."""
         return code.to_bytes(_WORD_BYTES, "little")
 
     def open_pair() -> tuple[int, int]:

@@ -193,7 +193,7 @@ class _Worker:
         self._block = block
 
     def _answer(self, work: Callable[[], tuple[Any, object]]) -> Any:
-        """Do ``work``, send its result and what it raised, and return what is to be kept of it."""
+        """Call ``work``, send its result and what it raised, and return what is to be kept of it."""
         kept, message = self._answers.of(work)
         self._send(message)
         return kept
