@@ -252,9 +252,9 @@ def main(arguments: list[str] | None = None) -> None:
         SystemExit: with status 2 and one line on standard error, a mistake of the user's; with the help and status 2,
             no command at all; with status 1, what the command itself says; with 130, Ctrl-C.
     """
-    given = sys.argv[1:] if arguments is None else arguments
+    passed = sys.argv[1:] if arguments is None else arguments
     try:
-        status = app(given or ["--help"], prog_name="envkit", standalone_mode=False)
+        status = app(passed or ["--help"], prog_name="envkit", standalone_mode=False)
     except typer.Abort:  # Ctrl-C, to older versions of typer
         raise SystemExit(130) from None
     except (EnvkitError, OSError) as error:
@@ -270,7 +270,7 @@ def main(arguments: list[str] | None = None) -> None:
         told = " ".join(message().split()).rstrip(".")
         end = "" if told.endswith("?") else "."
         _tell(f"{told}{end} See: {name} --help")
-    if not given:
+    if not passed:
         raise SystemExit(2)
     if isinstance(status, int) and status:
         raise SystemExit(status)

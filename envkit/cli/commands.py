@@ -32,14 +32,14 @@ def print_ids(pattern: str | None, world: str | None) -> None:
     Raises:
         ArgumentError: (a ValueError) none does.
     """
-    found = envkit.list_envs(pattern, world)
-    if not found:
+    ids = envkit.list_envs(pattern, world)
+    if not ids:
         asked = "no env can be made here" if pattern is None else f"no id here matches {pattern!r}"
         where = "" if world is None else f" in the library {world!r}"
         raise ArgumentError(
             f"{asked}{where}. Try a part of the name; envkit list --worlds shows which libraries are installed."
         )
-    for id in found:
+    for id in ids:
         print(f"{id}  (fetches its models)" if id.needs_network else id)
 
 

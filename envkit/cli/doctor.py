@@ -120,7 +120,7 @@ def _in_use() -> Iterator[tuple[str, Requirement]]:
 
 
 def _bounds() -> Iterator[Finding]:
-    """Hold the versions that are installed against the bounds of those that need them."""
+    """Compare the installed versions with the bounds of the packages that need them."""
     asked: dict[str, list[tuple[str, SpecifierSet]]] = {}
     for who, one in _in_use():
         if one.specifier and _version_of(one.name):

@@ -138,7 +138,7 @@ def test_an_episode_that_does_not_end_is_told_as_reward_a_step(run):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (("rollout", "gym/CartPol-v1"), "'CartPole-v1'"),
         (("info", "no such thing"), "list_envs"),
@@ -158,11 +158,11 @@ def test_an_episode_that_does_not_end_is_told_as_reward_a_step(run):
         (("demo", "--device", "gpu"), "Pass cpu, cuda"),
     ],
 )  # fmt: skip
-def test_a_mistake_ends_with_status_2_and_no_traceback(run, arguments, told):
+def test_a_mistake_ends_with_status_2_and_no_traceback(run, arguments, message):
     status, _, errors = run(*arguments)
 
     assert status == 2
-    assert told in errors
+    assert message in errors
     assert errors.startswith("envkit: ") and errors.count("\n") == 1 and "╭" not in errors
 
 
@@ -448,7 +448,7 @@ def bounds_of_the_clone(distribution: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("installed", "told", "fix"),
+    ("installed", "message", "fix"),
     [
         (
             {"dm-control": "1.0.50", "gymnasium": "1.3.0", "mujoco": "4.0.1"},
@@ -475,7 +475,7 @@ def bounds_of_the_clone(distribution: str) -> list[str]:
     ],
 )
 def test_versions_out_of_bounds_are_broken_with_a_cure_within_them(
-    run, monkeypatch, installed, told, fix
+    run, monkeypatch, installed, message, fix
 ):
     monkeypatch.setattr(doctor, "_version_of", installed.get)
     monkeypatch.setattr(doctor.metadata, "requires", bounds_of_the_clone)
@@ -483,11 +483,11 @@ def test_versions_out_of_bounds_are_broken_with_a_cure_within_them(
 
     status, printed, _ = run("doctor")
 
-    if told is None:
+    if message is None:
         assert (status, printed) == (0, "")
     else:
         assert status == 1 and printed.count("broken") == 1
-        assert f"{told}\n         fix: pip install {fix}\n" in printed
+        assert f"{message}\n         fix: pip install {fix}\n" in printed
 
 
 def test_a_library_that_crashes_its_process_does_not_crash_the_doctor():
