@@ -81,13 +81,13 @@ def _vector_episodes(env: EnvBase, ended: list[int]) -> dict[int, dict[str, Any]
     """Return the info "episode" of rows that have ended, of envs around a vector env of Gymnasium."""
     env = without_transforms(env)
     if isinstance(env, MixedEnv):
-        found = {}
+        episodes = {}
         for member in env.members:
             first, stop = member.rows.start, member.rows.stop
-            own = [row - first for row in ended if first <= row < stop]
-            told = _vector_episodes(member.env, own) if own else {}
-            found |= {row + first: info for row, info in told.items()}
-        return found
+            member_rows = [row - first for row in ended if first <= row < stop]
+            of_member = _vector_episodes(member.env, member_rows) if member_rows else {}
+            episodes |= {row + first: info for row, info in of_member.items()}
+        return episodes
     last = getattr(env, "_last_episode", None)
     if isinstance(env, BatchedEnv) or not isinstance(last, Mapping):
         return {}
@@ -137,13 +137,13 @@ class RowOwners:
         Raises:
             AttributeError: one of them has none of this name.
         """
-        found = {}
+        by_row = {}
         for owner, rows in self._chosen(indices):
             if owner.pool is None:
-                found |= _by_row(owner, getattr(owner.env, name), rows)
+                by_row |= _by_row(owner, getattr(owner.env, name), rows)
             else:
-                found |= _asked(owner, partial(attribute_of, name), rows)
-        return self._in_order(found, indices)
+                by_row |= _asked(owner, partial(attribute_of, name), rows)
+        return self._in_order(by_row, indices)
 
     def set_attr(self, name: str, values: Sequence[Any], indices: object = None) -> None:
         """Set an attribute of each of some rows, to one value each.
@@ -152,22 +152,22 @@ class RowOwners:
             AttributeError: rows are one object, which has none of this name.
             UnsupportedError: (a NotImplementedError) rows are one object, and not all of them get the same value.
         """
-        given = dict(zip(chosen_rows(indices, self._count), values, strict=True))
+        value_of = dict(zip(chosen_rows(indices, self._count), values, strict=True))
         chosen = list(self._chosen(indices))
         for owner, rows in chosen:
-            first = given[rows[0]]
+            first = value_of[rows[0]]
             if owner.pool is None and (
-                set(rows) != set(owner.rows) or any(given[row] is not first for row in rows)
+                set(rows) != set(owner.rows) or any(value_of[row] is not first for row in rows)
             ):
                 raise owner.shared(f"set {name!r} to one value for all of them")
             if owner.pool is None:
                 require_settable(name, owner.env)
         for owner, rows in chosen:
             if owner.pool is None:
-                set_attribute(name, given[rows[0]], owner.env)
+                set_attribute(name, value_of[rows[0]], owner.env)
             else:
                 for row in rows:
-                    _asked(owner, partial(set_attribute, name, given[row]), [row])
+                    _asked(owner, partial(set_attribute, name, value_of[row]), [row])
 
     def call(self, name: str, *args: Any, indices: Any = None, **kwargs: Any) -> list[Any]:
         """Call a method of each of some rows; what cannot be called is given as it is.
@@ -180,25 +180,25 @@ class RowOwners:
         for owner, rows in chosen:
             if owner.pool is None and set(rows) != set(owner.rows):
                 raise owner.shared(f"call {name!r} for all of them")
-        found = {}
+        by_row = {}
         for owner, rows in chosen:
             if owner.pool is None:
                 method = getattr(owner.env, name)
                 answer = method(*args, **kwargs) if callable(method) else method
-                found |= _by_row(owner, answer, rows)
+                by_row |= _by_row(owner, answer, rows)
             else:
-                found |= _asked(owner, partial(call_attribute, name, args, kwargs), rows)
-        return self._in_order(found, indices)
+                by_row |= _asked(owner, partial(call_attribute, name, args, kwargs), rows)
+        return self._in_order(by_row, indices)
 
     def is_wrapped(self, kind: type, indices: object = None) -> list[bool]:
         """Return for each of some rows whether a wrapper of a class is around its simulator."""
-        found = {}
+        by_row = {}
         for owner, rows in self._chosen(indices):
             if owner.pool is None:
-                found |= dict.fromkeys(rows, False)
+                by_row |= dict.fromkeys(rows, False)
             else:
-                found |= _asked(owner, partial(_has_layer, kind), rows)
-        return self._in_order(found, indices)
+                by_row |= _asked(owner, partial(_has_layer, kind), rows)
+        return self._in_order(by_row, indices)
 
     def _chosen(self, indices: object) -> Iterator[tuple[_Owner, list[int]]]:
         """Yield the owners of some rows, each with its rows among them."""
@@ -207,8 +207,8 @@ class RowOwners:
             if own := [row for row in rows if row in owner.rows]:
                 yield owner, own
 
-    def _in_order(self, found: dict[int, Any], indices: object) -> list[Any]:
-        return [found[row] for row in chosen_rows(indices, self._count)]
+    def _in_order(self, by_row: dict[int, Any], indices: object) -> list[Any]:
+        return [by_row[row] for row in chosen_rows(indices, self._count)]
 
 
 def _owners(env: EnvBase, first: int) -> Iterator[_Owner]:
@@ -364,7 +364,7 @@ class BatchView:
         options: Sequence[Mapping[str, Any]] | None = None,
         seeds: Mapping[int, int | None] | None = None,
     ) -> Moment:
-        """Begin episodes, in the rows of ``mask`` or in all of them, and give the root.
+        """Begin episodes, in the rows of ``mask`` or in all of them, and return the root.
 
         Args:
             mask: bool ``(num_envs,)``.
@@ -375,23 +375,23 @@ class BatchView:
             ArgumentError: (a ValueError) there are options or seeds, and the rows are no single envs that take some.
         """
         self._listen(starts=True)
-        given: dict[str, Any] = {}
+        keywords: dict[str, Any] = {}
         if options is not None and any(options):
             if self.pool is None:
                 raise ArgumentError(
                     f"options are {list(options)}, but {type(self.env).__name__} resets all its rows as one. Use a pool "
                     "of single envs, e.g. SerialEnv, or leave the options out."
                 )
-            given["list_of_kwargs"] = [{"options": dict(one)} if one else {} for one in options]
+            keywords["list_of_kwargs"] = [{"options": dict(one)} if one else {} for one in options]
         if seeds:
-            each = given.setdefault("list_of_kwargs", [{} for _ in range(self.num_envs)])
+            each = keywords.setdefault("list_of_kwargs", [{} for _ in range(self.num_envs)])
             for row, seed in self._begun_with(seeds).items():
                 each[row] |= seed
         if mask is None:
-            self._root = self.env.reset(**given)
+            self._root = self.env.reset(**keywords)
         else:
             chosen = self._on_device(mask).unsqueeze(-1)
-            self._root = self.env.reset(self.root.copy().set(rules.RESET, chosen), **given)
+            self._root = self.env.reset(self.root.copy().set(rules.RESET, chosen), **keywords)
         self._missing, self._in_place = None, self.env._runs().in_place()
         self._note_begun(mask)
         return self._root
@@ -401,7 +401,7 @@ class BatchView:
             reports.refresh(starts=starts)
 
     def _note_begun(self, mask: np.ndarray | None) -> None:
-        """Keep the infos of resets, which are shown now or in the next step."""
+        """Store the infos of resets, which are shown now or in the next step."""
         if mask is None:
             self._begun = {}
         else:
@@ -409,7 +409,7 @@ class BatchView:
         self._begun |= self._reported(RESET, mask)
 
     def _note_stepped(self, following: Moment, mask: np.ndarray | None, *, advanced: bool) -> None:
-        """Keep the infos of a step of the rows of ``mask``, and with ``advanced`` those of the resets behind it."""
+        """Store the infos of a step of the rows of ``mask``, and with ``advanced`` those of the resets behind it."""
         if not self._simulators:
             return
         self._listen()
@@ -418,12 +418,12 @@ class BatchView:
             self._note_begun(ended if mask is None else ended & mask)
 
     def _reported(self, call: int, mask: np.ndarray | None) -> dict[int, Mapping[str, Any]]:
-        found: dict[int, Mapping[str, Any]] = {}
-        for own, reports in self._simulators:
-            part = None if mask is None else mask[own.start : own.stop]
+        infos: dict[int, Mapping[str, Any]] = {}
+        for place, reports in self._simulators:
+            part = None if mask is None else mask[place.start : place.stop]
             for row, info in reports.infos(call, part).items():
-                found[row + own.start] = info
-        return found
+                infos[row + place.start] = info
+        return infos
 
     def step(self, action: Any) -> Moment:
         """Advance all rows; gives what follows, and resets nothing."""
@@ -526,11 +526,11 @@ class BatchView:
             return self._encoded(leaf, parts, key, space, mask)
         value = as_tensor(action, key, spec)
         if value.shape not in (spec.shape, expected):
-            told = (
+            subject = (
                 "the actions have" if len(self._actions.paths) == 1 else f"the actions {key!r} have"
             )
             raise InputError(
-                f"{told} shape {tuple(value.shape)}, but {count} rows of {space} have {expected}. Pass one action for "
+                f"{subject} shape {tuple(value.shape)}, but {count} rows of {space} have {expected}. Pass one action for "
                 "each row."
             )
         if not is_held and value.shape == expected:
@@ -561,7 +561,7 @@ class BatchView:
 
     @property
     def render_mode(self) -> str | None:
-        """How the rows render, if they say so and all say the same; "rgb_array" of an env that draws its states."""
+        """Return how the rows render, if all report the same; "rgb_array" of an env that draws its states."""
         if draws_states(without_transforms(self.env)):
             return "rgb_array"
         mode = self.common("render_mode")

@@ -57,7 +57,7 @@ def register_gym(
     options: dict[str, Any],
     **kwargs: Any,
 ) -> None:
-    """Do what `EnvBase.register_gym` documents."""
+    """Register an env as `EnvBase.register_gym` documents."""
     if not isinstance(id, str):
         raise ArgumentTypeError(
             f"id is {id!r}, of type {type(id).__name__}, but must be a string: the name in the "
@@ -89,10 +89,12 @@ def _accepted(library: ModuleType, options: dict[str, Any], *, to_numpy: bool) -
     Raises:
         OptionError: another option was set.
     """
-    known = inspect.signature(library.register).parameters
+    accepted = inspect.signature(library.register).parameters
     ours = inspect.signature(EnvBase.register_gym).parameters
     refused = sorted(
-        name for name, value in options.items() if name not in known and value != ours[name].default
+        name
+        for name, value in options.items()
+        if name not in accepted and value != ours[name].default
     )
     if refused:
         raise OptionError(
@@ -100,7 +102,7 @@ def _accepted(library: ModuleType, options: dict[str, Any], *, to_numpy: bool) -
             "them out; envs that reset by themselves and old interfaces are not supported there."
         )
     options = {**options, "disable_env_checker": options["disable_env_checker"] or not to_numpy}
-    return {name: value for name, value in options.items() if name in known}
+    return {name: value for name, value in options.items() if name in accepted}
 
 
 def _build(
@@ -116,14 +118,14 @@ def _build(
     build: Any = pkgutil.resolve_name(make) if isinstance(make, str) else make
     env = build(**kwargs)
     if transform is not None:
-        env = TransformedEnv(env, _own(transform))
+        env = TransformedEnv(env, _unowned(transform))
     return gym_env_of(env, library_name, info_keys=info_keys, to_numpy=to_numpy)
 
 
-def _own(transform: Any) -> Any:
+def _unowned(transform: Any) -> Any:
     """Return a transform that belongs to no env yet; a list becomes a `Compose`."""
     if isinstance(transform, list | tuple):
-        return Compose(*(_own(member) for member in transform))
+        return Compose(*(_unowned(member) for member in transform))
     is_taken = isinstance(transform, Transform) and transform._owner is not None
     return transform.clone() if is_taken else transform
 
@@ -268,7 +270,7 @@ class _Registered:
         return encoded
 
     def _picked(self, action: Any, key: Key) -> Any:
-        """Take the value of one action out of what the user gave."""
+        """Return the value of one action from those that the user passed."""
         keys = self.envkit_env.action_keys
         if not isinstance(action, Mapping) and len(keys) == 1:
             return action

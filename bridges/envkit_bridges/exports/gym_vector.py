@@ -92,12 +92,12 @@ def to_gym_vector(
 
 
 def _mode(autoreset: object) -> AutoresetMode:
-    known = {mode.name.lower(): mode for mode in AutoresetMode}
+    modes = {mode.name.lower(): mode for mode in AutoresetMode}
     if isinstance(autoreset, AutoresetMode):
         return autoreset
     name = autoreset.lower() if isinstance(autoreset, str) else autoreset
-    require_option("autoreset", name, sorted(known))
-    return known[cast(str, name)]
+    require_option("autoreset", name, sorted(modes))
+    return modes[cast(str, name)]
 
 
 class GymVectorView(VectorEnv):
@@ -172,7 +172,9 @@ class GymVectorView(VectorEnv):
         else:
             root = self.view.root
         self._ended = self.view.ended(root)
-        infos = self._with_rows(_told(self.view.infos(root), shown), self.view.reset_infos(shown))
+        infos = self._with_rows(
+            _nested_infos(self.view.infos(root), shown), self.view.reset_infos(shown)
+        )
         return self.view.observations(root), infos
 
     def _has_begun(self) -> np.ndarray:
@@ -245,18 +247,18 @@ class GymVectorView(VectorEnv):
     def _reset_mask(
         self, options: Mapping[str, Any] | None
     ) -> tuple[np.ndarray | None, dict[str, Any]]:
-        """Take the mask out of options; gives both."""
-        given = dict(options or {})
-        mask = given.pop("reset_mask", None)
+        """Return the reset mask and the other options."""
+        others = dict(options or {})
+        mask = others.pop("reset_mask", None)
         if mask is None:
-            return None, given
+            return None, others
         mask = mask.numpy(force=True) if isinstance(mask, torch.Tensor) else np.array(mask)
         if mask.dtype != bool or mask.shape != (self.num_envs,) or not mask.any():
             raise _MisuseError(
                 f"reset_mask is {mask.dtype} of shape {mask.shape} and chooses {np.count_nonzero(mask)} rows, but "
                 f"must be bool of shape {(self.num_envs,)} and choose one row or more. Pass True for rows to reset."
             )
-        return mask, given
+        return mask, others
 
     def _require_none_waits(self, mask: np.ndarray) -> None:
         """Check that no row which is left out has ended: it has begun again already, and would be shown too early."""
@@ -343,21 +345,23 @@ class GymVectorView(VectorEnv):
         told = {**self.view.step_infos(self._ended), **self.view.reset_infos(begun)}
         return self._result(following, following, {}, told)
 
-    def _with_rows(self, infos: Infos, told: Mapping[int, Any]) -> Infos:
+    def _with_rows(self, infos: Infos, reported: Mapping[int, Any]) -> Infos:
         """Add the infos of single rows, as the library joins them; they come before entries of the same name."""
         joined: Infos = {}
-        for row in sorted(told):
-            joined = self._add_info(joined, dict(told[row]), row)
+        for row in sorted(reported):
+            joined = self._add_info(joined, dict(reported[row]), row)
         return {**infos, **(joined if self.view.to_numpy else _with_tensors(joined))}
 
     def _result(
-        self, following: Moment, shown: Moment, final: Infos, told: Mapping[int, Any]
+        self, following: Moment, shown: Moment, final: Infos, reported: Mapping[int, Any]
     ) -> tuple[Any, Any, Any, Any, Infos]:
         view = self.view
-        infos = self._with_rows({**_told(view.infos(shown), self._all), **final}, told)
+        infos = self._with_rows({**_nested_infos(view.infos(shown), self._all), **final}, reported)
         return view.observations(shown), view.rewards(following), *view.flags(following), infos
 
-    def _last_moments(self, following: Moment, ended: np.ndarray, told: Mapping[int, Any]) -> Infos:
+    def _last_moments(
+        self, following: Moment, ended: np.ndarray, reported: Mapping[int, Any]
+    ) -> Infos:
         """Return what rows that have ended showed last."""
         if not ended.any():
             return {}
@@ -367,11 +371,13 @@ class GymVectorView(VectorEnv):
             for row in np.flatnonzero(ended).tolist():
                 last[row] = row_of(observations, row)
             observations = last
-        own = {row: info for row, info in told.items() if ended[row]}
+        of_ended = {row: info for row, info in reported.items() if ended[row]}
         return {
             "final_obs": observations,
             "_final_obs": ended,
-            "final_info": self._with_rows(_told(self.view.infos(following), ended), own),
+            "final_info": self._with_rows(
+                _nested_infos(self.view.infos(following), ended), of_ended
+            ),
             "_final_info": ended.copy(),
         }
 
@@ -429,13 +435,13 @@ def _with_tensors(infos: Infos) -> Infos:
     }
 
 
-def _told(values: Mapping[Path, Any], mask: np.ndarray) -> Infos:
+def _nested_infos(values: Mapping[Path, Any], mask: np.ndarray) -> Infos:
     """Nest infos by name, a mask of rows beside each."""
-    told: Infos = {}
+    nested: Infos = {}
     for path, value in values.items():
-        node = told
+        node = nested
         for name in path[:-1]:
             node[f"_{name}"] = mask.copy()
             node = node.setdefault(name, {})
         node[path[-1]], node[f"_{path[-1]}"] = value, mask.copy()
-    return told
+    return nested

@@ -630,10 +630,10 @@ def _require_spaces(data: File) -> None:
         )
 
 
-def _own_data(dataset: Any, own: Mapping[str, Any]) -> EnvData:
+def _own_data(dataset: Any, header: Mapping[str, Any]) -> EnvData:
     """Read a dataset that `to_minari` wrote."""
-    layout = Layout.from_json(own["layout"], dataset.id)
-    roles = Roles.from_json(own["roles"])
+    layout = Layout.from_json(header["layout"], dataset.id)
+    roles = Roles.from_json(header["roles"])
     columns = {column.path: column for column in layout.columns}
     leaves = _option_leaves(roles, dataset.observation_space, dataset.action_space)
     parts, ids = [], []

@@ -192,7 +192,7 @@ class _OfMembers:
             painter.look(member.part(moment))
 
     def frames(self) -> list[torch.Tensor]:
-        found: dict[int, torch.Tensor] = {}
-        for _, own, painter in self.painters:
-            found.update(zip(own, painter.frames(), strict=True))
-        return [found[row] for row in self.rows]
+        frames: dict[int, torch.Tensor] = {}
+        for _, painted, painter in self.painters:
+            frames.update(zip(painted, painter.frames(), strict=True))
+        return [frames[row] for row in self.rows]

@@ -110,8 +110,8 @@ def plot_rollout(
             f"the data has no entry with 1 to {_WIDEST} numbers a step to plot; it has "
             f"{sorted(map(str, td.keys(True, True)))}. Pass a rollout with such an entry, e.g. the reward."
         )
-    given: Any = _axes(len(entries)) if axes is None else axes
-    shown = np.atleast_1d(given)
+    drawn_on: Any = _axes(len(entries)) if axes is None else axes
+    shown = np.atleast_1d(drawn_on)
     if len(shown) < len(entries):
         raise ArgumentError(
             f"axes are {len(shown)}, but {len(entries)} entries are plotted: {sorted(entries)}. Pass one for each."

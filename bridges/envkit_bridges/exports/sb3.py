@@ -92,7 +92,7 @@ class SB3View(VecEnv):
         return self._shown(root)
 
     def seed(self, seed: int | None = None) -> Sequence[int | None]:
-        """Have the next `reset` begin with a seed, drawn by NumPy without one.
+        """Set the seed of the next `reset`; without one, NumPy draws it.
 
         The simulator of row i gets ``seed + i``, and ``set_seed`` of the env, from which transforms draw, ``seed``. Where
         all rows are one object, as those of a JAX env, ``set_seed`` decides about all of them.
@@ -103,7 +103,7 @@ class SB3View(VecEnv):
         return super().seed(None if seed is None else checked_seed(seed))
 
     def step_async(self, actions: np.ndarray) -> None:
-        """Take the actions of the step that `step_wait` makes: an array, or a list of one dict or tuple for each row."""
+        """Store the actions of the step that `step_wait` makes: an array, or a list of one dict or tuple for each row."""
         kind = Mapping if isinstance(self.action_space, spaces.Dict) else tuple
         if isinstance(actions, list | tuple) and all(isinstance(one, kind) for one in actions):
             actions = _stacked(actions)
@@ -158,14 +158,14 @@ class SB3View(VecEnv):
             tree = {"observation": tree}
         return {name: _at(tree, path) for path, name in self._names.items()}
 
-    def _infos_of(self, at: Moment, told: Mapping[int, Any]) -> list[dict[str, Any]]:
+    def _infos_of(self, at: Moment, reported: Mapping[int, Any]) -> list[dict[str, Any]]:
         """Return the infos of each row: entries of the data, and what its simulator has returned."""
         entries = self.view.infos(at)
         each = [
             nest({path: value[row] for path, value in entries.items()})
             for row in range(self.num_envs)
         ]
-        for row, info in told.items():
+        for row, info in reported.items():
             each[row] |= info
         return each
 

@@ -40,13 +40,13 @@ def private_entries(env: EnvBase) -> frozenset[Path]:
 
 
 def shown_and_infos(
-    paths: Collection[Path], own: Set[Path], info_keys: Iterable[Key] | str | None
+    paths: Collection[Path], infos_of_env: Set[Path], info_keys: Iterable[Key] | str | None
 ) -> tuple[list[Path], list[Path]]:
     """Divide observation entries into those that are shown and those that are infos, both sorted.
 
     Args:
         paths: the entries.
-        own: those that are infos of the env; others are passed over.
+        infos_of_env: those that are infos of the env; others are passed over.
         info_keys: observation entries that are infos, too, or the name of one; that of a node takes along all that is
             below it.
 
@@ -62,7 +62,9 @@ def shown_and_infos(
                 f"{[as_key(entry) for entry in paths]}. Name one of them, or a node above."
             )
     infos = sorted(
-        path for path in paths if path in own or any(_is_below(path, above) for above in moved)
+        path
+        for path in paths
+        if path in infos_of_env or any(_is_below(path, above) for above in moved)
     )
     return sorted(set(paths) - set(infos)), infos
 
@@ -218,19 +220,19 @@ def shown_as(
             return members_of(part.codec)
         return dict(part.parts) if isinstance(part, Branch) else part
 
-    own = None if codec is None else left_of(codec)
-    others = sorted(set(specs) - set(() if own is None else own.paths))
-    if own is not None and not others:
-        return own
+    of_codec = None if codec is None else left_of(codec)
+    others = sorted(set(specs) - set(() if of_codec is None else of_codec.paths))
+    if of_codec is not None and not others:
+        return of_codec
     if names[others[0]] == ():
         return entry(others[0])
     tree: dict[str, Any] = {}
-    if codec is not None and own is not None:
-        is_dict = isinstance(own.space, spaces.Dict)
-        first = {path[0] for path in own.paths}
+    if codec is not None and of_codec is not None:
+        is_dict = isinstance(of_codec.space, spaces.Dict)
+        first = {path[0] for path in of_codec.paths}
         lies_below = first == {root} and root not in (codec.members or ())
         is_whole = not is_dict or (lies_below and names[others[0]] == others[0])
-        tree = {root: own} if is_whole else opened(own)
+        tree = {root: of_codec} if is_whole else opened(of_codec)
     for path in others:
         *nodes, last = names[path]
         node = tree
@@ -242,7 +244,7 @@ def shown_as(
 
 
 def part_of(action: Any, name: str | int) -> Any:
-    """Take one of several actions out of a dict or a tuple of them.
+    """Return one of several actions from a dict or a tuple of them.
 
     Raises:
         InputError: (a ValueError) it is not there.

@@ -173,7 +173,7 @@ class TorchRLWrapper(EnvBase):
     """
 
     def __new__(cls, env: Any) -> Self:
-        """Take over whether the env is locked to its batch."""
+        """Create the env, locked to its batch if the env inside is."""
         _require_theirs(env)
         return super().__new__(cls, _batch_locked=env.batch_locked)
 

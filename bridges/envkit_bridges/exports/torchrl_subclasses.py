@@ -181,7 +181,7 @@ class WindowSampler(SliceSampler):
 
 
 def transform_and_sampler(frames: CatFrames, **options: Any) -> tuple[Compose, WindowSampler]:
-    """See `CatFrames.make_rb_transform_and_sampler`; ``options`` are those of `SliceSampler`."""
+    """Build both as `CatFrames.make_rb_transform_and_sampler` does; ``options`` are those of `SliceSampler`."""
     span = options.get("span", False)
     if not options.get("strict_length", True) or (
         any(span) if isinstance(span, list | tuple) else span

@@ -231,18 +231,22 @@ def _as_mp4(pictures: np.ndarray, fps: float) -> bytes:
     size = f"{padded.shape[2]}x{padded.shape[1]}"
     ffmpeg = require("imageio_ffmpeg").get_ffmpeg_exe()
     taken = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", size, "-r", str(fps), "-i", "-"]
-    made = ["-an", "-c:v", "libx264", "-pix_fmt", "yuv420p", "-crf", "20"]
+    encoding = ["-an", "-c:v", "libx264", "-pix_fmt", "yuv420p", "-crf", "20"]
     with TemporaryDirectory() as folder:
         path = Path(folder) / "video.mp4"
         done = subprocess.run(
-            [ffmpeg, "-loglevel", "error", *taken, *made, str(path)],
+            [ffmpeg, "-loglevel", "error", *taken, *encoding, str(path)],
             input=np.ascontiguousarray(padded).data,
             capture_output=True,
             check=False,
         )
         if done.returncode != 0:
-            told = done.stderr.decode(errors="replace").strip().splitlines() or ["no reason given"]
-            raise WriteError(f"ffmpeg could not write {len(pictures)} frames of {size}: {told[-1]}")
+            errors = done.stderr.decode(errors="replace").strip().splitlines() or [
+                "no reason given"
+            ]
+            raise WriteError(
+                f"ffmpeg could not write {len(pictures)} frames of {size}: {errors[-1]}"
+            )
         return path.read_bytes()
 
 

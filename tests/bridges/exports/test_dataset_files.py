@@ -50,12 +50,12 @@ def form(request, tmp_path):
     return write, read, tmp_path / f"data.{request.param}"
 
 
-def assert_equal(found, data):
+def assert_equal(loaded, data):
     """Compare keys, kinds, shapes, dtypes, values to the bit, batch sizes of all nodes, and names."""
-    assert found.batch_size == data.batch_size and found.names == data.names
-    assert set(found.keys()) == set(data.keys())
+    assert loaded.batch_size == data.batch_size and loaded.names == data.names
+    assert set(loaded.keys()) == set(data.keys())
     for key in data.keys():
-        was, now = data.get(key), found.get(key)
+        was, now = data.get(key), loaded.get(key)
         if isinstance(was, torch.Tensor):
             assert now.dtype == was.dtype and now.shape == was.shape
             torch.testing.assert_close(now, was, rtol=0, atol=0, equal_nan=True)
@@ -405,7 +405,7 @@ def _ragged():
 
 
 @pytest.mark.parametrize(
-    ("make", "error", "told"),
+    ("make", "error", "message"),
     [
         (lambda: 3, ArgumentTypeError, "data is of type int, but must be a TensorDict"),
         (lambda: [None], ArgumentTypeError, "batch 0 .* NoneType.*leave out replay_buffer"),
@@ -428,10 +428,10 @@ def _ragged():
         (_ragged, ArgumentError, "'x' has another shape in some rows"),
     ],
 )
-def test_data_that_cannot_be_written_is_refused(form, make, error, told):
+def test_data_that_cannot_be_written_is_refused(form, make, error, message):
     write, _, path = form
 
-    with pytest.raises(error, match=told):
+    with pytest.raises(error, match=message):
         write(make(), path)
 
     assert os.listdir(path.parent) == []
@@ -496,11 +496,11 @@ def test_a_flipped_bit_is_noticed_or_changes_nothing(form, seed):
         harmed[generator.randrange(len(whole))] ^= 1 << generator.randrange(8)
         path.write_bytes(harmed)
         try:
-            found = read(path)
+            loaded = read(path)
         except (ArgumentError, MemoryError):  # MemoryError: the bit was in the size of an array
             noticed += 1
         else:
-            assert_equal(found, data)
+            assert_equal(loaded, data)
 
     assert noticed
 

@@ -40,7 +40,7 @@ def id():
     gymnasium.registry.pop(name, None)
 
 
-def made(env_class, id, **options):
+def registered(env_class, id, **options):
     env_class.register_gym(id, **options)
     return gymnasium.make(id)
 
@@ -73,7 +73,7 @@ class Nested(Quiet):
 
 
 def test_a_registered_class_is_made_by_name(id):
-    env = made(Count, id, n=3, backend="gymnasium")
+    env = registered(Count, id, n=3, backend="gymnasium")
 
     observation, info = env.reset(seed=0)
     steps = [env.step(1) for _ in range(3)]
@@ -90,7 +90,7 @@ def test_a_registered_class_is_made_by_name(id):
 
 
 def test_values_are_tensors_or_arrays(id):
-    tensors = made(Count, id)
+    tensors = registered(Count, id)
     arrays = gymnasium.make(id, to_numpy=True)
 
     assert isinstance(tensors.reset()[0]["count"], torch.Tensor)
@@ -111,7 +111,7 @@ def test_observations_are_sorted_at_every_level(id):
         def _out(self):
             return self.full_observation_spec.zero()
 
-    observation, _ = made(Unsorted, id).reset()
+    observation, _ = registered(Unsorted, id).reset()
 
     assert list(observation) == ["a", "deep", "y"]
     assert list(observation["deep"]) == ["b", "z"]
@@ -125,20 +125,20 @@ def test_reset_options_go_to_the_env(id):
             seen.update(kwargs)
             return super()._reset(td)
 
-    made(Asked, id).reset(options={"speed": 3})
+    registered(Asked, id).reset(options={"speed": 3})
 
     assert seen == {"speed": 3}
 
 
 def test_a_step_before_a_reset_is_refused(id):
-    env = made(Count, id, order_enforce=False)
+    env = registered(Count, id, order_enforce=False)
 
     with pytest.raises(ArgumentError, match="call reset first"):
         env.step(1)
 
 
 def test_closing_closes_the_env(id):
-    env = made(Count, id)
+    env = registered(Count, id)
 
     env.close()
 
@@ -229,7 +229,7 @@ def test_keywords_are_given_when_registered_or_made(id):
 
 
 def test_a_transform_is_applied(id):
-    env = made(Count, id, transform=StepCounter(2))
+    env = registered(Count, id, transform=StepCounter(2))
 
     assert list(env.reset()[0]) == ["count", "step_count"]
     assert not env.step(0)[3].any()
@@ -246,7 +246,7 @@ def test_a_transform_may_be_given_when_made(id):
 
 def test_several_transforms_in_a_list_or_a_compose(id):
     for transform in ([StepCounter(), RewardSum()], Compose(StepCounter(), RewardSum())):
-        env = made(Count, id, transform=transform)
+        env = registered(Count, id, transform=transform)
         assert list(env.reset()[0]) == ["count", "episode_reward", "step_count"]
         gymnasium.registry.pop(id)
 
@@ -264,7 +264,7 @@ def test_one_registered_transform_serves_many_envs(id):
 
 
 def test_entries_move_to_the_infos(id):
-    env = made(
+    env = registered(
         GymEnv,
         id,
         env_name="CartPole-v1",
@@ -283,7 +283,7 @@ def test_entries_move_to_the_infos(id):
 
 
 def test_a_node_takes_along_what_is_below(id):
-    env = made(Groups, id, info_keys=["agent0", ("agent1", "position")])
+    env = registered(Groups, id, info_keys=["agent0", ("agent1", "position")])
 
     observation, info = env.reset()
 
@@ -296,7 +296,7 @@ def test_a_node_takes_along_what_is_below(id):
 
 @pytest.mark.parametrize("transform", [None, RemoveEmptySpecs()])
 def test_a_node_that_is_empty_then_is_not_shown(id, transform):
-    env = made(Several, id, info_keys=[("deep", "twice")], transform=transform, to_numpy=True)
+    env = registered(Several, id, info_keys=[("deep", "twice")], transform=transform, to_numpy=True)
 
     observation, info = env.reset()
 
@@ -320,7 +320,7 @@ def test_an_info_key_nobody_has_is_named(id):
 
 
 def test_words_are_shown_as_words(id):
-    env = made(Wordy, id, to_numpy=True, disable_env_checker=True)
+    env = registered(Wordy, id, to_numpy=True, disable_env_checker=True)
 
     env.reset()
 
@@ -331,7 +331,7 @@ def test_words_are_shown_as_words(id):
 
 
 @pytest.mark.parametrize(
-    ("spec", "given", "seen", "space"),
+    ("spec", "action", "seen", "space"),
     [
         (OneHot(3), 2, [0, 0, 1], "Discrete(3)"),
         (OneHot(3), np.int64(1), [0, 1, 0], "Discrete(3)"),
@@ -343,7 +343,7 @@ def test_words_are_shown_as_words(id):
         (Unbounded((2,)), [0.5, 1.5], [0.5, 1.5], "Box(-inf, inf, (2,), float32)"),
     ],
 )
-def test_actions_are_indices_or_what_the_spec_holds(id, spec, given, seen, space):
+def test_actions_are_indices_or_what_the_spec_holds(id, spec, action, seen, space):
     class Echo(Quiet):
         def __init__(self):
             super().__init__()
@@ -356,15 +356,15 @@ def test_actions_are_indices_or_what_the_spec_holds(id, spec, given, seen, space
         def _step(self, td):
             return TensorDict({"echo": td["action"]})
 
-    env = made(Echo, id)
+    env = registered(Echo, id)
     env.reset()
 
     assert str(env.action_space) == space
-    assert env.step(given)[0]["echo"].int().tolist() == torch.as_tensor(seen).int().tolist()
+    assert env.step(action)[0]["echo"].int().tolist() == torch.as_tensor(seen).int().tolist()
 
 
 def test_several_actions_come_as_a_dict(id):
-    env = made(Several, id)
+    env = registered(Several, id)
     env.reset()
 
     _, rewards, *_ = env.step({"button": 1, "deep": {"force": np.array([0.25, 0.5])}})
@@ -378,7 +378,7 @@ def test_several_actions_come_as_a_dict(id):
 
 
 def test_an_action_that_does_not_fit_is_refused(id):
-    env = made(GymEnv, id, env_name="Pendulum-v1")
+    env = registered(GymEnv, id, env_name="Pendulum-v1")
     env.reset()
 
     with pytest.raises(EncodingError, match=r"\(3,\)"):
@@ -386,7 +386,7 @@ def test_an_action_that_does_not_fit_is_refused(id):
 
 
 def test_numbers_of_options_are_integers(id):
-    env = made(GymEnv, id, env_name="CartPole-v1")
+    env = registered(GymEnv, id, env_name="CartPole-v1")
     env.reset()
 
     with pytest.raises(InputError, match=r"dtype torch\.float64.*Pass integers"):
@@ -396,7 +396,7 @@ def test_numbers_of_options_are_integers(id):
 @pytest.mark.parametrize("to_numpy", [True, False])
 def test_whoever_changes_an_observation_does_not_change_the_env(id, to_numpy):
     """The state of this env lies among its observations, and is read by its next step."""
-    env = made(PendulumEnv, id, to_numpy=to_numpy, info_keys=["params"])
+    env = registered(PendulumEnv, id, to_numpy=to_numpy, info_keys=["params"])
     shown = []
     for changed in (True, False):
         observation, _ = env.reset(seed=0)
@@ -411,7 +411,7 @@ def test_whoever_changes_an_observation_does_not_change_the_env(id, to_numpy):
 
 
 def test_gyms_own_options_are_forwarded(id):
-    env = made(
+    env = registered(
         Count,
         id,
         n=9,
@@ -440,7 +440,7 @@ def test_options_that_the_version_lacks_are_refused(id, option):
 
 
 def test_the_checker_runs_where_arrays_are_given(id):
-    wrapped = str(made(Count, id, to_numpy=True))
+    wrapped = str(registered(Count, id, to_numpy=True))
     bare = str(gymnasium.make(id, to_numpy=False, disable_env_checker=True))
 
     assert "PassiveEnvChecker" in wrapped
@@ -461,7 +461,7 @@ def test_another_library_may_be_the_backend(id):
 
 
 def test_the_state_of_a_stateless_env_is_kept(id):
-    env = made(StatelessCount, id)
+    env = registered(StatelessCount, id)
 
     env.reset()
     counts = [env.step(0)[0]["count"].item() for _ in range(3)]
@@ -475,7 +475,7 @@ def test_a_brax_env_gives_what_its_rollout_gives(id, state_layout):
     direct = BraxEnv("fast", **options)
     direct.set_seed(0)
     data = direct.rollout(5, break_when_any_done=False)
-    env = made(BraxEnv, id, env_name="fast", info_keys=["state"], **options)
+    env = registered(BraxEnv, id, env_name="fast", info_keys=["state"], **options)
 
     first, info = env.reset(seed=0)
     steps = [env.step(action) for action in data["action"].unbind(1)]
@@ -494,7 +494,7 @@ def test_a_brax_env_gives_what_its_rollout_gives(id, state_layout):
 
 @pytest.mark.parametrize("options", [{"env_name": "CartPole-v1"}, {"env_name": "Pendulum-v1"}])
 def test_the_same_seed_gives_the_same_episode(id, options):
-    env = made(GymEnv, id, **options)
+    env = registered(GymEnv, id, **options)
     starts = []
 
     for _ in range(2):

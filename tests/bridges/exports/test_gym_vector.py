@@ -105,14 +105,14 @@ def assert_equal(left, right):
 
 def played(env, program):
     """Step as a program says; ended rows are reset by hand where the mode asks for that."""
-    told = [env.reset()]
+    outcomes = [env.reset()]
     disabled = env.metadata["autoreset_mode"] == AutoresetMode.DISABLED
     for actions in program:
-        told.append(copy.deepcopy(env.step(np.array(actions))))
-        ended = told[-1][2] | told[-1][3]
+        outcomes.append(copy.deepcopy(env.step(np.array(actions))))
+        ended = outcomes[-1][2] | outcomes[-1][3]
         if disabled and ended.any():
-            told.append(env.reset(options={"reset_mask": ended}))
-    return told
+            outcomes.append(env.reset(options={"reset_mask": ended}))
+    return outcomes
 
 
 @pytest.mark.parametrize("use_buffers", [None, False], ids=["in place", "TensorDicts"])
@@ -247,13 +247,13 @@ def test_a_seed_repeats_and_the_data_is_that_of_the_env(opened):
     for _ in range(2):
         first, _ = view.reset(seed=5)
         runs.append([first, *(view.step(action)[0] for action in actions)])
-    td, own = env.reset(seed=5), []
+    td, observations = env.reset(seed=5), []
     for action in actions:
-        own.append(td["observation"].numpy())
+        observations.append(td["observation"].numpy())
         td["action"] = env.action_spec.encode(torch.as_tensor(action))
         td = env.step_and_maybe_reset(td)[1]
 
-    for one, other, bare in zip(*runs, [*own, td["observation"].numpy()], strict=True):
+    for one, other, bare in zip(*runs, [*observations, td["observation"].numpy()], strict=True):
         assert np.array_equal(one, other) and np.array_equal(one, bare)
 
 
@@ -337,7 +337,7 @@ def test_the_env_may_be_used_in_other_ways_between_the_steps_of_a_view():
 
 
 @pytest.mark.parametrize(
-    ("make_view", "error", "told"),
+    ("make_view", "error", "message"),
     [
         (lambda: to_gym_vector(gymnasium.make("CartPole-v1")), ArgumentTypeError, "must be an env of envkit. Wrap it: GymWrapper"),
         (lambda: to_gym_vector(Count()), ArgumentError, r"batch size of this Count is \(\).*num_envs"),
@@ -361,8 +361,8 @@ def test_the_env_may_be_used_in_other_ways_between_the_steps_of_a_view():
         (lambda: begun().reset(options={"reset_mask": np.zeros(2, bool)}), ArgumentError, "shape"),
     ],
 )  # fmt: skip
-def test_a_mistake_is_told_with_its_cure(make_view, error, told):
-    with pytest.raises(error, match=told):
+def test_a_mistake_is_told_with_its_cure(make_view, error, message):
+    with pytest.raises(error, match=message):
         make_view()
 
 
@@ -476,15 +476,17 @@ def test_rows_are_reset_by_hand_as_in_the_library_in_every_mode():
     mask, actions = np.array([True, False, True]), np.ones(3, int)
     for mode in MODES:
         envs = ours(mode), theirs(mode)
-        told = []
+        outcomes = []
         for env in envs:
             env.reset()
             env.step(actions)
             reset, _ = env.reset(options={"reset_mask": mask.copy()})
-            told.append([reset.copy(), *(copy.deepcopy(env.step(actions)[:4]) for _ in range(2))])
+            outcomes.append(
+                [reset.copy(), *(copy.deepcopy(env.step(actions)[:4]) for _ in range(2))]
+            )
 
-        assert np.array_equal(told[0][0], told[1][0])
-        for got, expected in zip(told[0][1:], told[1][1:], strict=True):
+        assert np.array_equal(outcomes[0][0], outcomes[1][0])
+        for got, expected in zip(outcomes[0][1:], outcomes[1][1:], strict=True):
             assert all(np.array_equal(*pair) for pair in zip(got, expected, strict=True))
 
 

@@ -119,12 +119,12 @@ def test_infos_are_no_observations(kind):
     action = np.stack([rows.action_space.sample()] * 2)
     *_, each = rows.step(action)
     vector.reset()
-    *_, told = vector.step(action)
+    *_, reported = vector.step(action)
 
     assert observation_inputs(env) == [observed]
     assert not isinstance(rows.observation_space, spaces.Dict)
     assert not isinstance(vector.single_observation_space, spaces.Dict)
-    assert {name for name in told if not name.startswith("_")} == infos
+    assert {name for name in reported if not name.startswith("_")} == infos
     shown = [{name for name in one if not name.startswith("_")} for one in each]
     assert shown == [{*infos, "TimeLimit.truncated"}] * 2
     env.close()
@@ -150,11 +150,11 @@ def test_nested_infos_nest_as_the_simulator_gave_them():
 
     rows.reset(), vector.reset(), theirs.reset()
     infos = rows.step(actions)[-1]
-    told = vector.step(actions)[-1]
+    reported = vector.step(actions)[-1]
 
     assert infos[0] == theirs.step(actions[:1])[-1][0]
-    assert told["arm"]["angle"].tolist() == [1, 1] and told["_arm"].all()
-    assert told["arm"]["_angle"].all()
+    assert reported["arm"]["angle"].tolist() == [1, 1] and reported["_arm"].all()
+    assert reported["arm"]["_angle"].all()
 
 
 def test_a_rename_makes_an_info_an_observation_and_back():
@@ -270,18 +270,18 @@ def test_sb3_gets_episode_infos_at_the_ends(kind, wrapper):
     env = to_sb3(pool(kind, wrapper))
     env.reset()
 
-    found = []
+    episodes = []
     for step in range(1, 7):
         _, _, done, infos = env.step(np.zeros(2, int))
         assert [("episode" in info) for info in infos] == done.tolist()
-        found += [
+        episodes += [
             (step, row, float(info["episode"]["r"]), int(info["episode"]["l"]))
             for row, info in enumerate(infos)
             if done[row]
         ]
     env.close()
 
-    assert found == [(2, 0, 2, 2), (3, 1, 3, 3), (4, 0, 2, 2), (6, 0, 2, 2), (6, 1, 3, 3)]
+    assert episodes == [(2, 0, 2, 2), (3, 1, 3, 3), (4, 0, 2, 2), (6, 0, 2, 2), (6, 1, 3, 3)]
 
 
 @pytest.mark.parametrize("mode", ["next_step", "same_step", "disabled"])

@@ -75,12 +75,12 @@ IDS = ("collector", "traj_ids")
 
 def assert_comes_back(dataset_id: str, written: TensorDict) -> None:
     """Compare what is read with what was written; where that had no trajectory ids, they count the episodes."""
-    found = from_minari(dataset_id)
+    loaded = from_minari(dataset_id)
     if IDS not in written.keys(True):
-        last = found["next", "done"].flatten().int()
-        assert found[IDS].equal((last.cumsum(0) - last).to(torch.int64))
-        found = found.exclude(IDS[0])
-    assert_equal(found, written)
+        last = loaded["next", "done"].flatten().int()
+        assert loaded[IDS].equal((last.cumsum(0) - last).to(torch.int64))
+        loaded = loaded.exclude(IDS[0])
+    assert_equal(loaded, written)
 
 
 @pytest.mark.parametrize("make", [cartpole, Count, Wordy])
@@ -493,7 +493,7 @@ def test_what_minari_cannot_hold_is_refused(folder):
 
 
 @pytest.mark.parametrize(
-    ("metadata", "told"),
+    ("metadata", "message"),
     [
         ({"author": 3}, "author is 3, .* a list of texts"),
         ({"author_email": ["a@b.c", None]}, "author_email is .* a list of texts"),
@@ -503,8 +503,8 @@ def test_what_minari_cannot_hold_is_refused(folder):
         ({"ref_min_score": "low"}, "ref_min_score is 'low', .* a number"),
     ],
 )
-def test_metadata_of_another_type_is_told_before_anything_is_collected(metadata, told):
-    with pytest.raises(ArgumentTypeError, match=told):
+def test_metadata_of_another_type_is_told_before_anything_is_collected(metadata, message):
+    with pytest.raises(ArgumentTypeError, match=message):
         to_minari((pytest.fail("collected") for _ in range(1)), "mine-v0", **metadata)
 
 

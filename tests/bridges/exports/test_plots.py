@@ -93,11 +93,11 @@ def test_what_never_changes_is_left_out_but_for_rewards_and_actions():
 
 
 @pytest.mark.parametrize(
-    ("curves", "told"),
+    ("curves", "message"),
     [((), "no curves"), (([],), "at least one episode"), ((torch.zeros(2, 2),), r"shape \(2, 2\)")],
 )
-def test_what_holds_no_returns_is_refused(curves, told):
-    with pytest.raises(ArgumentError, match=told):
+def test_what_holds_no_returns_is_refused(curves, message):
+    with pytest.raises(ArgumentError, match=message):
         plot_returns(*curves)
 
 

@@ -94,13 +94,15 @@ def test_a_registered_simulator_returns_its_rewards_and_infos(id):
     assert last["is_success"] and last["why"] == "goal"
 
 
-@pytest.mark.parametrize("known", [True, False])
-def test_a_dataset_has_no_memory_of_transforms_among_its_observations(known, tmp_path, monkeypatch):
+@pytest.mark.parametrize("passes_env", [True, False])
+def test_a_dataset_has_no_memory_of_transforms_among_its_observations(
+    passes_env, tmp_path, monkeypatch
+):
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
     env = TransformedEnv(GymEnv("CartPole-v1"), CatFrames(3, -1, in_keys=["observation"]))
     data = env.rollout(5)
 
-    dataset = to_minari(data, "frames-v0", env=env if known else None)
+    dataset = to_minari(data, "frames-v0", env=env if passes_env else None)
 
     assert dataset.observation_space.shape == dataset[0].observations.shape[1:] == (12,)
     assert torch.equal(from_minari("frames-v0")["observation"], data["observation"])

@@ -125,8 +125,8 @@ def test_wrappers_with_plain_arguments_are_recovered():
 def test_an_env_behind_transforms_or_none_is_not_recovered():
     env = TransformedEnv(cartpole(), StepCounter())
 
-    known = to_minari(env.rollout(5), "a-v0", env=env)
-    unknown = to_minari(env.rollout(5), "b-v0")
+    with_env = to_minari(env.rollout(5), "a-v0", env=env)
+    without_env = to_minari(env.rollout(5), "b-v0")
 
-    assert known.env_spec is None and unknown.env_spec is None
-    assert set(known.observation_space.spaces) == {"observation", "step_count"}
+    assert with_env.env_spec is None and without_env.env_spec is None
+    assert set(with_env.observation_space.spaces) == {"observation", "step_count"}

@@ -210,15 +210,15 @@ def test_attributes_and_methods_are_those_of_each_row():
 
 
 @pytest.mark.parametrize(
-    ("call", "error", "told"),
+    ("call", "error", "message"),
     [
         (lambda: to_sb3(Walk(3)), ArgumentTypeError, "env is .*must be an env of envkit"),
         (lambda: to_sb3(Count()), ArgumentError, "num_envs"),
         (lambda: played(ours(), [[0, 1]]), InputError, r"shape \(2,\)"),
     ],
 )
-def test_a_mistake_is_told_with_its_cure(call, error, told):
-    with pytest.raises(error, match=told):
+def test_a_mistake_is_told_with_its_cure(call, error, message):
+    with pytest.raises(error, match=message):
         call()
 
 

@@ -128,13 +128,13 @@ def test_episodes_that_a_wrapper_ends_early_are_counted_when_they_are_over(pool)
 
     def returns(env):
         env.reset(seed=[0, 1])
-        found = []
+        sums = []
         for _ in range(60):
             *_, infos = env.step(np.ones(2, int))
             if "episode" in infos:
-                found += infos["episode"]["r"][infos["_episode"]].tolist()
+                sums += infos["episode"]["r"][infos["_episode"]].tolist()
         env.close()
-        return found
+        return sums
 
     one = partial(lives, RecordEpisodeStatistics)
     assert returns(to_gym_vector(POOLS[pool](2, lambda: GymWrapper(one())))) == returns(
@@ -410,10 +410,10 @@ def test_a_model_goes_from_the_adapter_to_the_raw_env_and_from_there_to_the_adap
 
 
 def test_an_adapter_is_made_by_the_registry_of_gymnasium():
-    def made(num_envs, **options):
+    def make_view(num_envs, **options):
         return to_gym_vector(make("gym/CartPole-v1", num_envs, backend="serial"))
 
-    gymnasium.register("Shown/Pool-v0", vector_entry_point=made)
+    gymnasium.register("Shown/Pool-v0", vector_entry_point=make_view)
     try:
         env = gymnasium.make_vec(
             "Shown/Pool-v0", num_envs=2, vectorization_mode="vector_entry_point"

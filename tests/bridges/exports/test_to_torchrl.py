@@ -310,7 +310,7 @@ def test_an_action_that_does_not_fit_is_told_by_the_env():
 
 
 @pytest.mark.parametrize(
-    ("make", "told"),
+    ("make", "message"),
     [
         (
             lambda theirs: theirs.PendulumEnv(),
@@ -320,8 +320,8 @@ def test_an_action_that_does_not_fit_is_told_by_the_env():
         (lambda theirs: "CartPole-v1", r"of type str, .*Pass GymEnv"),
     ],
 )
-def test_what_is_no_env_of_ours_is_refused(theirs, make, told):
-    with pytest.raises(ArgumentTypeError, match=told):
+def test_what_is_no_env_of_ours_is_refused(theirs, make, message):
+    with pytest.raises(ArgumentTypeError, match=message):
         to_torchrl(make(theirs))
 
 

@@ -183,18 +183,18 @@ def test_an_episode_that_cannot_be_saved_is_named():
 
 
 @pytest.mark.parametrize(
-    ("action", "told"),
+    ("action", "message"),
     [
         (torch.tensor([1, 0, 0]), r"shape \(3,\), but the env takes \(2,\)"),
         (torch.full((2,), float("nan")), "must be one-hot"),
         (torch.tensor([1j, 0]), "dtype torch.complex64"),
     ],
 )
-def test_an_action_that_cannot_be_one_is_refused_before_the_step(action, told):
+def test_an_action_that_cannot_be_one_is_refused_before_the_step(action, message):
     env = TorchRLWrapper(counted())
     td = env.reset()
 
-    with pytest.raises(InputError, match=told):
+    with pytest.raises(InputError, match=message):
         env.step(td.clone().set("action", action))
 
     assert env.step(td.set("action", torch.tensor([0.0, 1.0])))["next", "step_count"] == 1

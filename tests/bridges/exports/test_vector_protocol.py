@@ -523,16 +523,16 @@ RESETS_AFTER_AN_END = {
 }
 
 
-@pytest.mark.parametrize("given", RESETS_AFTER_AN_END.values(), ids=RESETS_AFTER_AN_END.keys())
+@pytest.mark.parametrize("keywords", RESETS_AFTER_AN_END.values(), ids=RESETS_AFTER_AN_END.keys())
 @pytest.mark.parametrize("kind", [pool_of, processes_of], ids=["in place", "processes"])
-def test_a_row_that_ended_begins_once_if_the_caller_resets_it(kind, given):
+def test_a_row_that_ended_begins_once_if_the_caller_resets_it(kind, keywords):
     ours, theirs = side_by_side(kind)
     seen = []
     for env in (ours, theirs):
         shown = [env.step(np.zeros(3, int))[0] for _ in range(2)]
         # the library takes the mask out of the dict
-        options = {"options": dict(given["options"])} if "options" in given else {}
-        shown.append(env.reset(**{**given, **options})[0])
+        options = {"options": dict(keywords["options"])} if "options" in keywords else {}
+        shown.append(env.reset(**{**keywords, **options})[0])
         shown += [env.step(np.zeros(3, int))[0] for _ in range(7)]
         seen.append(shown)
     resets = [list(env.get_attr("resets")) for env in (ours, theirs)]
@@ -540,7 +540,7 @@ def test_a_row_that_ended_begins_once_if_the_caller_resets_it(kind, given):
         env.close()
 
     np.testing.assert_array_equal(*seen)
-    if "seed" not in given:  # a seed comes after the row has begun without one
+    if "seed" not in keywords:  # a seed comes after the row has begun without one
         assert resets[0] == resets[1]
 
 

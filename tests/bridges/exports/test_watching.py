@@ -193,7 +193,7 @@ def test_mp4_is_written_at_any_size(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("env", "told"),
+    ("env", "message"),
     [
         (
             lambda: GymEnv("CartPole-v1"),
@@ -203,8 +203,8 @@ def test_mp4_is_written_at_any_size(tmp_path):
         (lambda: SerialEnv(1, lambda: GymEnv("CartPole-v1")), r"render_mode is None"),
     ],
 )
-def test_an_env_that_draws_nothing_says_what_to_pass(env, told, tmp_path):
-    with pytest.raises(UnsupportedError, match=told):
+def test_an_env_that_draws_nothing_says_what_to_pass(env, message, tmp_path):
+    with pytest.raises(UnsupportedError, match=message):
         record(env(), None, tmp_path / "none.gif", steps=1)
 
     assert not list(tmp_path.iterdir())
@@ -226,7 +226,7 @@ def test_what_cannot_be_written_is_refused_before_anything_is_played(tmp_path, m
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("keywords", "message"),
     [
         ({"rows": 2}, "the env has 1 row"),
         ({"rows": []}, "the env has 1 row"),
@@ -237,11 +237,11 @@ def test_what_cannot_be_written_is_refused_before_anything_is_played(tmp_path, m
         ({"fps": float("inf")}, "fps is inf"),
     ],
 )
-def test_impossible_recordings_are_refused(given, told, tmp_path):
+def test_impossible_recordings_are_refused(keywords, message, tmp_path):
     env = GymWrapper(Lamp())
 
-    with pytest.raises(ArgumentError, match=told):
-        record(env, None, tmp_path / "lamp.gif", **given)
+    with pytest.raises(ArgumentError, match=message):
+        record(env, None, tmp_path / "lamp.gif", **keywords)
 
     assert not hasattr(env.unwrapped, "time")  # nothing was played
 

@@ -126,7 +126,7 @@ def test_sb3_finds_nan_in_an_adapter():
 # ------------------------------------------------------------------------- loops of one file an algorithm
 
 
-def made(kind, seed, index):
+def make_row(kind, seed, index):
     """Make a row as those scripts do: statistics inside, the action space seeded by the seed of the run."""
     env = RecordEpisodeStatistics(ONES[kind]())
     env.action_space.seed(seed + index)
@@ -162,7 +162,7 @@ def off_policy(envs, steps, seed, learning_starts=40) -> str:
 @pytest.mark.parametrize("mode", ["next_step", "same_step"])
 @pytest.mark.parametrize("kind", ["CartPole", "Pendulum"], ids=["DQN, C51", "SAC, TD3, DDPG"])
 def test_an_off_policy_loop_stores_the_same_data_at_the_same_seed(kind, mode, pool):
-    makers = [partial(made, kind, 1, row) for row in range(2)]
+    makers = [partial(make_row, kind, 1, row) for row in range(2)]
     theirs = SyncVectorEnv(makers, autoreset_mode=gymnasium.vector.AutoresetMode[mode.upper()])
     ours = to_gym_vector(
         POOLS[pool](2, [lambda make=make: GymWrapper(make()) for make in makers]), mode
