@@ -359,15 +359,15 @@ class ChessEnv(Undrawn, EnvBase):
         shown = {"san": include_san, "fen": include_fen, "pgn": include_pgn}
         switches = {
             "stateful": stateful,
-            **{f"include_{name}": given for name, given in shown.items()},
+            **{f"include_{name}": switch for name, switch in shown.items()},
             "include_legal_moves": include_legal_moves,
             "include_hash": include_hash,
             "include_hash_inv": include_hash_inv,
             "mask_actions": mask_actions,
             "pixels": pixels,
         }
-        for name, given in switches.items():
-            as_bool(name, given)
+        for name, switch in switches.items():
+            as_bool(name, switch)
         self._texts = [name for name, is_shown in shown.items() if is_shown]
         self._starts = [name for name in ("pgn", "fen") if name in self._texts]
         _require_options(stateful, self._starts, self.batch_size, include_hash, include_hash_inv)
@@ -571,7 +571,7 @@ class ChessEnv(Undrawn, EnvBase):
                 return [board_of(name, string) for string in strings]
         for name, seen in self._repertoires.items():
             if seen.remembers and (hashes := td.get(f"{name}_hash", None)) is not None:
-                return [board_of(name, string) for string in seen.found(hashes)]
+                return [board_of(name, string) for string in seen.strings_of(hashes)]
         names = self._state_names() or ["nothing: pass include_fen=True"]
         raise MissingKeyError(
             f"the data says no position: it has {sorted(map(str, td.keys()))}, and this env reads "
@@ -585,11 +585,11 @@ class ChessEnv(Undrawn, EnvBase):
 
     def _own_state(self) -> dict[str, Any]:
         """Add the game, and the texts that hashes stand for."""
-        own, board = super()._own_state(), self._board
+        state, board = super()._own_state(), self._board
         if board is not None:
-            own["game"] = [board.root().fen(), *(move.uci() for move in board.move_stack)]
-        known = {name: list(seen.strings.values()) for name, seen in self._repertoires.items()}
-        return {**own, "texts": known} if any(known.values()) else own
+            state["game"] = [board.root().fen(), *(move.uci() for move in board.move_stack)]
+        texts = {name: list(seen.strings.values()) for name, seen in self._repertoires.items()}
+        return {**state, "texts": texts} if any(texts.values()) else state
 
     def _take_own_state(self, state: Mapping[str, Any], *, strict: bool) -> None:
         super()._take_own_state(state, strict=strict)

@@ -39,17 +39,18 @@ class JaxPendulum:
     """
 
     def __init__(self, params: Mapping[str, float] | None = None):
-        given = {} if params is None else params
-        if not isinstance(given, Mapping):
+        settings = {} if params is None else params
+        if not isinstance(settings, Mapping):
             raise ArgumentTypeError(
                 f"params is {params!r}, of type {type(params).__name__}, but must be a dict of numbers by name. Pass "
                 "params={'g': 9.8}, for example."
             )
-        refuse_unknown("a pendulum", given, list(PARAMETERS))
-        own = {
-            name: as_number(name, value, meaning="one in SI units") for name, value in given.items()
+        refuse_unknown("a pendulum", settings, list(PARAMETERS))
+        changed = {
+            name: as_number(name, value, meaning="one in SI units")
+            for name, value in settings.items()
         }
-        self.params = {**PARAMETERS, **own}
+        self.params = {**PARAMETERS, **changed}
 
     def __eq__(self, other: object) -> bool:
         return type(other) is type(self) and other.params == self.params  # type: ignore[attr-defined]

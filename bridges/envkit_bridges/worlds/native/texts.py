@@ -63,7 +63,7 @@ class Repertoire:
                 self.strings[int(numbers[-1])] = string
         return torch.stack(numbers).reshape(shape)
 
-    def found(self, hashes: torch.Tensor) -> list[str]:
+    def strings_of(self, hashes: torch.Tensor) -> list[str]:
         """Return the strings that hashes were made of.
 
         Raises:

@@ -197,11 +197,11 @@ class FinancialRegimeEnv(SeededEnv):
         return price * (drift * _DAY + volatility * math.sqrt(_DAY) * noise).exp()
 
 
-def _require_window(sizes: torch.Tensor, own: int) -> None:
+def _require_window(sizes: torch.Tensor, window: int) -> None:
     """Check that rows want as many days as all rows have."""
-    if bool((sizes != own).any()):
-        other = int(sizes.flatten()[(sizes != own).flatten().nonzero()[0, 0]])
+    if bool((sizes != window).any()):
+        other = int(sizes.flatten()[(sizes != window).flatten().nonzero()[0, 0]])
         raise InputError(
-            f"('params', 'window_size') is {other}, but the prices of this env go back {own} days in every row. "
+            f"('params', 'window_size') is {other}, but the prices of this env go back {window} days in every row. "
             f"Build one of that length: FinancialRegimeEnv(window_size={other})."
         )

@@ -282,7 +282,7 @@ def test_a_reset_begins_where_the_data_says():
 
 
 @pytest.mark.parametrize(
-    ("entry", "text", "told"),
+    ("entry", "text", "message"),
     [
         ("fen", MATED, "a game that is over"),
         ("fen", "4k3/8/8/8/8/8/8/4K2R w - - 100 80", "a game that is over"),
@@ -290,10 +290,10 @@ def test_a_reset_begins_where_the_data_says():
         ("pgn", "1. e4 e4 *", "no game: illegal san: 'e4'"),
     ],
 )
-def test_a_reset_to_what_is_no_beginning_is_refused(entry, text, told):
+def test_a_reset_to_what_is_no_beginning_is_refused(entry, text, message):
     env = ChessEnv(include_fen=True, include_pgn=True)
 
-    with pytest.raises(ArgumentError, match=told):
+    with pytest.raises(ArgumentError, match=message):
         env.reset(TensorDict({entry: text}), set_state=True)
 
 

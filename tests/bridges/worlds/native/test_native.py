@@ -166,13 +166,13 @@ def test_rows_that_bring_only_parameters_begin_at_a_state_of_their_own(twin):
 
 
 @pytest.mark.parametrize(
-    ("params", "told"),
+    ("params", "message"),
     [
         (3, "params is 3, of type int"),
         ({"g": "strong"}, "g is 'strong'"),
         ({"m": None}, "m is None"),
     ],
 )
-def test_parameters_of_the_twin_are_numbers_by_name(params, told):
-    with pytest.raises(TypeError, match=told):
+def test_parameters_of_the_twin_are_numbers_by_name(params, message):
+    with pytest.raises(TypeError, match=message):
         native.build("PendulumJax", params=params)

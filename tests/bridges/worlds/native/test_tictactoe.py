@@ -18,39 +18,39 @@ def has_line(cells):
 
 def positions():
     """List all positions before the end of a game, each once, as (cells of who moves, cells of the other)."""
-    found, new = set(), {(frozenset(), frozenset())}
+    seen, new = set(), {(frozenset(), frozenset())}
     while new:
-        found |= new
+        seen |= new
         new = {
             (other, own | {cell})
             for own, other in new
             for cell in set(range(9)) - own - other
             if not has_line(own | {cell}) and len(own) + len(other) < 8
         }
-    return sorted(found, key=lambda pair: (sorted(pair[0]), sorted(pair[1])))
+    return sorted(seen, key=lambda pair: (sorted(pair[0]), sorted(pair[1])))
 
 
-def written(own, other):
+def written(mine, other):
     """Write a position as the env does."""
-    cells = [1 if cell in own else 0 if cell in other else -1 for cell in range(9)]
+    cells = [1 if cell in mine else 0 if cell in other else -1 for cell in range(9)]
     return torch.tensor(cells, dtype=torch.int32).reshape(3, 3)
 
 
 def test_every_move_in_every_position_is_that_of_the_rules():
     moves = [
-        (own, other, cell)
-        for own, other in positions()
-        for cell in sorted(set(range(9)) - own - other)
+        (mine, other, cell)
+        for mine, other in positions()
+        for cell in sorted(set(range(9)) - mine - other)
     ]
-    turns = torch.tensor([[(len(own) + len(other)) % 2] for own, other, _ in moves])
-    boards = torch.stack([written(own, other) for own, other, _ in moves])
+    turns = torch.tensor([[(len(mine) + len(other)) % 2] for mine, other, _ in moves])
+    boards = torch.stack([written(mine, other) for mine, other, _ in moves])
     root = TensorDict({"board": boards, "turn": turns.int()}, [len(moves)])
 
     following = TicTacToeEnv().step(root.set("action", torch.tensor([m[2] for m in moves])))["next"]
 
-    wins = torch.tensor([[has_line(own | {cell})] for own, _, cell in moves])
-    full = torch.tensor([[len(own) + len(other) == 8] for own, other, _ in moves])
-    after = torch.stack([written(other, own | {cell}) for own, other, cell in moves])
+    wins = torch.tensor([[has_line(mine | {cell})] for mine, _, cell in moves])
+    full = torch.tensor([[len(mine) + len(other) == 8] for mine, other, _ in moves])
+    after = torch.stack([written(other, mine | {cell}) for mine, other, cell in moves])
     assert len(moves) > 16_000
     assert following["board"].equal(after) and following["turn"].equal(1 - turns.int())
     assert following["mask"].equal((after == -1).flatten(1))

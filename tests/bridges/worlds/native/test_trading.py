@@ -22,12 +22,12 @@ def market(**params):
 
 def acted(env, root, *actions):
     """Take steps, and give what each made."""
-    made = []
+    outcomes = []
     for action in actions:
         td = env.step(root.clone().set("action", torch.tensor([action])))
-        made.append(td["next"])
+        outcomes.append(td["next"])
         root = env.step_mdp(td)
-    return made
+    return outcomes
 
 
 @pytest.mark.parametrize("options", [{}, {"batch_size": [3], "window_size": 5}], ids=str)
@@ -116,7 +116,7 @@ def test_rows_of_another_window_are_refused():
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("params", "message"),
     [
         ({"window_size": 0}, "window_size is 0"),
         ({"max_steps": 2.5}, "max_steps is 2.5"),
@@ -124,9 +124,9 @@ def test_rows_of_another_window_are_refused():
         ({"drift": float("inf")}, "drift is inf"),
     ],
 )
-def test_parameters_that_mean_nothing_are_refused(given, told):
-    with pytest.raises(ArgumentError, match=told):
-        FinancialRegimeEnv.gen_params(**given)
+def test_parameters_that_mean_nothing_are_refused(params, message):
+    with pytest.raises(ArgumentError, match=message):
+        FinancialRegimeEnv.gen_params(**params)
 
 
 def test_markets_work_as_rows():
