@@ -143,7 +143,7 @@ class _Walk:
         return _Same(tensor), writes, None if self._in_trace else few_values(tensor)
 
     def _within(self, value: object) -> tuple[Hashable, ...]:
-        """Look into an object of which more than its identity matters."""
+        """Return the keys of what is inside an object of which more than its identity matters."""
         if isinstance(value, FunctionType):
             cells = [_held(cell) for cell in value.__closure__ or ()]
             return tuple(map(self.key, (cells, value.__defaults__, value.__kwdefaults__)))

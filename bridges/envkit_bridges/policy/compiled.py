@@ -77,7 +77,7 @@ class CompiledPolicy(torch.nn.Module):
         super().__init__()
         self.module = module
         self.translations = 0
-        self._found: dict[Any, Any] = {}
+        self._translations: dict[Any, Any] = {}
         self._refused: dict[Any, str] = {}
         self._asked: tuple[Any, Any, bool] = (None, None, False)
 
@@ -122,27 +122,27 @@ class CompiledPolicy(torch.nn.Module):
         Raises:
             TranslationError: it cannot be translated; the message says which line.
         """
-        return self._made(self._now(make, signature), signature, rows, make)
+        return self._translated(self._now(make, signature), signature, rows, make)
 
     def attempt(self, signature: Signature, rows: int, make: Make[_T]) -> _T | str:
-        """Do what `translation` does, or say why there is none; what has failed is not tried again."""
+        """Translate as `translation` does, or return why that failed; what has failed is not tried again."""
         now = self._now(make, signature)
         if (now, rows) not in self._refused:
             try:
-                return self._made(now, signature, rows, make)
+                return self._translated(now, signature, rows, make)
             except TranslationError as error:
                 self._refused[now, rows] = str(error)
         return self._refused[now, rows]
 
-    def _made(self, now: Hashable, signature: Signature, rows: int, make: Make[_T]) -> _T:
+    def _translated(self, now: Hashable, signature: Signature, rows: int, make: Make[_T]) -> _T:
         for number in (None, rows) if rows > 1 else (rows,):
-            if (found := self._found.get((now, number))) is not None:
-                return found
+            if (earlier := self._translations.get((now, number))) is not None:
+                return earlier
         exported = export(self.module, signature, rows=rows)
-        made = make(exported, signature, self.module)
+        translation = make(exported, signature, self.module)
         self.translations += 1
-        self._found[now, exported.rows] = made
-        return made
+        self._translations[now, exported.rows] = translation
+        return translation
 
     def _now(self, make: Make[Any], signature: Signature) -> Hashable:
         named = tensors_by_name(self.module)

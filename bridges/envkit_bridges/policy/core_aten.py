@@ -160,12 +160,16 @@ def _same(names: str) -> dict[str, str]:
 
 def bound(table: Mapping[str, Rule], library: Library) -> dict[str, Op]:
     """Write rules in one library."""
-    found = {}
+    operators = {}
     for name, rule in table.items():
-        own = rule.compute
-        compute = getattr(library.xp, own) if isinstance(own, str) else partial(own, library.xp)
-        found[name] = Op(compute, library, rule.casts)
-    return found
+        name_or_function = rule.compute
+        compute = (
+            getattr(library.xp, name_or_function)
+            if isinstance(name_or_function, str)
+            else partial(name_or_function, library.xp)
+        )
+        operators[name] = Op(compute, library, rule.casts)
+    return operators
 
 
 def _add(xp: SimpleNamespace, x: Array, y: Array, *, alpha: Array = 1) -> Array:
@@ -296,7 +300,7 @@ MAKING = rules(
 
 
 def in_range(xp: ModuleType | SimpleNamespace, index: Array, size: int) -> Array:
-    """Put a negative index beyond the end: where libraries would count from the end, torch raises."""
+    """Replace a negative index by one beyond the end: where libraries would count from the end, torch raises."""
     return xp.where(index < 0, size, index)
 
 
@@ -598,7 +602,7 @@ def _kth_value(
 
 
 def _running(extreme: str) -> Callable[..., Any]:
-    """Go along an axis; the place is that of the last of equal ones, as torch has it."""
+    """Compute a running maximum or minimum along an axis; its index is that of the last of equal ones, as in torch."""
 
     def over(xp: SimpleNamespace, x: Array, dim: int) -> tuple[Any, Any]:
         if x.ndim == 0:

@@ -62,18 +62,18 @@ def refusal(
             f"what a compiled policy does may not depend on the values of tensors, but {name} looks at "
             f"them {where}. Choose with torch.where and compute with torch, or {STEPWISE}."
         )
-    given = ", ".join(f"{key!r} of shape {_of_rows(shape)}" for key, shape in reads.items())
-    given = f"a TensorDict of {given}" if sees_root else given
+    inputs = ", ".join(f"{key!r} of shape {_of_rows(shape)}" for key, shape in reads.items())
+    inputs = f"a TensorDict of {inputs}" if sees_root else inputs
     if isinstance(error, WRONG_FORM) and not isinstance(module, TensorDictModuleBase):
-        given = f"{given}. {HOW_CALLED.rstrip('.')}"
+        inputs = f"{inputs}. {HOW_CALLED.rstrip('.')}"
     said = f"{type(error).__name__}: {_first_line(error)}"
     if frames and is_own(frames[-1][0].f_code.co_filename):
         return TranslationError(
-            f"{name} raised {said}, {where}. It was called with {given}. Correct it, or, if it works on "
+            f"{name} raised {said}, {where}. It was called with {inputs}. Correct it, or, if it works on "
             f"tensors with values only, {STEPWISE}."
         )
     return TranslationError(
-        f"torch refuses what {name} does {where}: {said}. It was called with {given}. Make it fit these "
+        f"torch refuses what {name} does {where}: {said}. It was called with {inputs}. Make it fit these "
         f"shapes, or, if it works on tensors with values only, {STEPWISE}."
     )
 

@@ -68,7 +68,7 @@ class Signature:
 def signature_for(
     env: Stepping,
     module: torch.nn.Module,
-    given: Mapping[Path, tuple[torch.Size, torch.dtype]],
+    readable: Mapping[Path, tuple[torch.Size, torch.dtype]],
     *,
     sees_root: bool,
 ) -> Signature:
@@ -77,7 +77,7 @@ def signature_for(
     Args:
         env: names what a plain module reads and writes.
         module: the policy.
-        given: all that it may read, with the shape of one row.
+        readable: all that it may read, with the shape of one row.
         sees_root: it `takes_tensordict`.
 
     Raises:
@@ -87,18 +87,18 @@ def signature_for(
     if isinstance(module, TensorDictModuleBase):
         reads = [as_path(key) for key in module.in_keys]
     elif sees_root:
-        reads = list(given)
+        reads = list(readable)
     else:
         reads = [as_path(key) for key in observation_inputs(env)]
         writes = tuple(as_path(key) for key in env.action_keys)
-    missing = [as_key(path) for path in reads if path not in given]
+    missing = [as_key(path) for path in reads if path not in readable]
     if missing:
         raise MissingKeyError(
-            f"the policy reads {missing}, but a root has {list(map(as_key, given))}. Give what it "
+            f"the policy reads {missing}, but a root has {list(map(as_key, readable))}. Give what it "
             "remembers a first value: pass it in the TensorDict, or append a TensorDictPrimer. Values that it "
             f"reads of 'state' is not there in a program; {STEPWISE}."
         )
-    return Signature(tuple((path, *given[path]) for path in dict.fromkeys(reads)), writes)
+    return Signature(tuple((path, *readable[path]) for path in dict.fromkeys(reads)), writes)
 
 
 @dataclass(frozen=True)
@@ -209,10 +209,10 @@ class _ByPath(torch.nn.Module):
             )
         return dict(zip(writes, values, strict=True))
 
-    def _through_tensordict(self, given: Mapping[Path, torch.Tensor]) -> dict[Path, Any]:
-        rows = next(iter(given.values())).shape[0]
+    def _through_tensordict(self, inputs: Mapping[Path, torch.Tensor]) -> dict[Path, Any]:
+        rows = next(iter(inputs.values())).shape[0]
         td = TensorDict({}, batch_size=[rows])
-        for path, value in given.items():
+        for path, value in inputs.items():
             td.set(path, value)
         out = self.module(td)
         if not isinstance(out, TensorDictBase):
@@ -220,7 +220,7 @@ class _ByPath(torch.nn.Module):
                 f"{type(self.module).__name__} returned {type(out).__name__}, but was called with a TensorDict and must "
                 f"return one. Write the action into it. {HOW_CALLED}"
             )
-        return {path: value for path, value in leaves(out) if not _is_same(value, given.get(path))}
+        return {path: value for path, value in leaves(out) if not _is_same(value, inputs.get(path))}
 
     def _check(self, path: Path, value: object, rows: object) -> None:
         if not isinstance(value, torch.Tensor) or not value.ndim or value.shape[0] != rows:
@@ -231,11 +231,11 @@ class _ByPath(torch.nn.Module):
             )
 
 
-def _is_same(value: object, given: torch.Tensor | None) -> bool:
+def _is_same(value: object, original: torch.Tensor | None) -> bool:
     """Check whether a value is what was given, if only after it was reshaped to and fro."""
-    if not isinstance(value, torch.Tensor) or given is None:
+    if not isinstance(value, torch.Tensor) or original is None:
         return False
-    return value is given or _layout(value) == _layout(given)
+    return value is original or _layout(value) == _layout(original)
 
 
 def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
@@ -334,7 +334,7 @@ def _place(frame: FrameType | None) -> tuple[str, str] | None:
 
 @contextmanager
 def _without_refusal_of_safe_tanh() -> Iterator[None]:
-    """Let TanhDelta be traced with its default: what it refuses was a fault of torch before 2.6."""
+    """Remove, for a while, the refusal of TanhDelta with its default: the fault of torch was mended in 2.6."""
     module = sys.modules.get(_CONTINUOUS)
     refusal = getattr(module, "_err_compile_safetanh", None)
     if module is None or refusal is None:
@@ -554,5 +554,5 @@ def _refuse_writes(program: torch.export.ExportedProgram, reads: Sequence[str]) 
 
 
 def filled(tree: Any, values: Mapping[str, Any]) -> Any:
-    """Put values in the place of nodes."""
+    """Replace nodes by their values."""
     return torch.fx.map_arg(tree, lambda node: values[node.name])

@@ -162,8 +162,8 @@ class Unchanged:
             ]
         self._empty = [values for values in held if not values]
         self._held = [(values, tuple(values.values())) for values in held if values]
-        known = [] if self.obstacle else tensors
-        self._tensors = [(tensor, _place(tensor)) for tensor in known]
+        watched = [] if self.obstacle else tensors
+        self._tensors = [(tensor, _place(tensor)) for tensor in watched]
         few = [
             value
             for part in parts
@@ -171,7 +171,7 @@ class Unchanged:
             if few_values(value) is not None
         ]
         self._constants = [(value, few_values(value)) for value in few]
-        self.size = sum(tensor.numel() for tensor in known)
+        self.size = sum(tensor.numel() for tensor in watched)
 
     def __bool__(self) -> bool:
         if any(self._empty):
@@ -226,15 +226,15 @@ class _Plan:
             return None
         if self.keys is not None and tuple(td.keys()) != self.keys:
             return None
-        found = []
+        inputs = []
         for key, shape, dtype in self.forms:
             value = td.get(key, None)
             if value is None or value.shape != shape or value.dtype != dtype:
                 return None
             if value.requires_grad and torch.is_grad_enabled():
                 return None
-            found.append(_as_rows(value, td.batch_dims))
-        return found
+            inputs.append(_as_rows(value, td.batch_dims))
+        return inputs
 
 
 class Translated(Protocol):
@@ -320,28 +320,28 @@ class Stepwise(BoundPolicy):
         if why := self._refusal(unchanged) or self._obstacle(td, unchanged):
             return _Plan(unchanged, keys, td.batch_size, why=why)
         try:
-            signature = signature_for(self._env, module, self._given(td), sees_root=sees_root)
+            signature = signature_for(self._env, module, self._readable(td), sees_root=sees_root)
         except MissingKeyError as error:  # the module says it in its own way
             return _Plan(unchanged, keys, td.batch_size, why=str(error))
-        found = self._policy.attempt(signature, td.numel(), in_numpy)
-        if isinstance(found, str):
-            return _Plan(unchanged, keys, td.batch_size, why=found)
+        translation = self._policy.attempt(signature, td.numel(), in_numpy)
+        if isinstance(translation, str):
+            return _Plan(unchanged, keys, td.batch_size, why=translation)
         forms = [
             (as_key(path), torch.Size((*td.batch_size, *shape)), dtype)
             for path, shape, dtype in signature.reads
         ]
         inputs = [_as_rows(td.get(key), td.batch_dims) for key, _, _ in forms]
         try:
-            program = found.program(module, inputs)
+            program = translation.program(module, inputs)
         except TranslationError as error:
             return _Plan(unchanged, keys, td.batch_size, why=str(error))
         forms = [forms[at] for at in program.reads]
         inputs = [inputs[at] for at in program.reads]
-        plan = _Plan(unchanged, keys, td.batch_size, tuple(forms), program, found.writes)
-        if td.batch_size not in found.agreed:
+        plan = _Plan(unchanged, keys, td.batch_size, tuple(forms), program, translation.writes)
+        if td.batch_size not in translation.agreed:
             if why := self._difference(td, plan, inputs):
                 return _Plan(unchanged, keys, td.batch_size, why=why)
-            found.agreed.add(td.batch_size)
+            translation.agreed.add(td.batch_size)
         return plan
 
     def _obstacle(self, td: TensorDictBase, unchanged: Unchanged) -> str:
@@ -357,7 +357,7 @@ class Stepwise(BoundPolicy):
                 return f"{as_key(path)!r} is on {value.device}"
         return ""
 
-    def _given(self, td: TensorDictBase) -> dict[Path, tuple[torch.Size, torch.dtype]]:
+    def _readable(self, td: TensorDictBase) -> dict[Path, tuple[torch.Size, torch.dtype]]:
         """List what a policy may read of a root."""
         actions = {as_path(key) for key in self._env.action_keys}
         return {
@@ -387,7 +387,7 @@ class Stepwise(BoundPolicy):
 
 
 def _on_rows(plan: _Plan) -> RowsPolicy:
-    """Make a plan act on rows in memory that others own."""
+    """Build the function that computes a plan on rows in memory of others."""
     assert plan.program is not None
     evaluate, reads = plan.program.evaluate, tuple(as_path(key) for key, _, _ in plan.forms)
 
@@ -522,15 +522,15 @@ class _Writer:
     def _written(self, value: object, dtype: object) -> str:
         """Write an argument, cast to ``dtype`` unless that is None or its own."""
         if isinstance(value, Node):
-            found = self._values[value.name]
+            constant = self._values[value.name]
             is_open = value.name in self._open
             self._read.add(value.name)
-            if not _is_other(found, dtype):
-                return value.name if is_open else self._slot(found)
+            if not _is_other(constant, dtype):
+                return value.name if is_open else self._slot(constant)
             if is_open or value.name in self._moving:
-                name = value.name if is_open else self._slot(found)
+                name = value.name if is_open else self._slot(constant)
                 return f"{name}.astype({self._slot(dtype)})"
-            return self._slot(found.astype(dtype))
+            return self._slot(constant.astype(dtype))
         if isinstance(value, list | tuple):
             return f"[{', '.join(self._written(item, dtype) for item in value)}]"
         return self._slot(value)
@@ -573,7 +573,7 @@ def _forms(like: object, dtype_of: Callable[[torch.dtype], Any]) -> Any:
 
 
 def _conformed(value: Any, forms: Any) -> Any:
-    """Bring results into dtypes of torch's; what has them stays itself."""
+    """Convert results into dtypes of torch; what has one is returned as it is."""
     if isinstance(forms, list):
         return [_conformed(*pair) for pair in zip(value, forms, strict=False)]
     if forms is None or (isinstance(value, np.ndarray) and value.dtype == forms):

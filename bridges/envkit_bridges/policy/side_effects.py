@@ -94,17 +94,17 @@ def _attributes_of(owner: object, prefix: str = "") -> Iterator[_Names]:
 
     Modules of libraries keep things of theirs under private names, as flat weights.
     """
-    own, is_own = getattr(owner, "__dict__", {}), is_own_object(owner)
+    held, is_own = getattr(owner, "__dict__", {}), is_own_object(owner)
 
     def attributes() -> dict[str, Any]:
-        names = [name for name in own if name not in _OF_MODULES]
-        return {name: own[name] for name in names if is_own or not name.startswith("_")}
+        names = [name for name in held if name not in _OF_MODULES]
+        return {name: held[name] for name in names if is_own or not name.startswith("_")}
 
     def of_class(cls: type) -> dict[str, Any]:
         values = values_of_class(cls).items()
         return {name: value for name, value in values if not isinstance(value, FunctionType)}
 
-    yield _Names(f"its attribute '{prefix}{{}}'", attributes, own.__setitem__, own.__delitem__)
+    yield _Names(f"its attribute '{prefix}{{}}'", attributes, held.__setitem__, held.__delitem__)
     for cls in own_classes(owner):
         change = partial(setattr, cls), partial(delattr, cls)
         yield _Names("its class attribute '{}'", partial(of_class, cls), *change)
@@ -171,7 +171,7 @@ def require_pure(
 
 @contextmanager
 def python_kept(module: torch.nn.Module) -> Iterator[None]:
-    """Put back what a forward does in Python: it gets copies of containers, iterators and generators meanwhile."""
+    """Undo what a forward changes in Python: it gets copies of containers, iterators and generators meanwhile."""
     copies: dict[int, Any] = {}
     with ExitStack() as stack:
         stack.callback(random.setstate, random.getstate())

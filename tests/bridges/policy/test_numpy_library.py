@@ -19,11 +19,11 @@ def full(name):
 
 
 def in_numpy(name, args, kwargs):
-    given = torch.utils._pytree.tree_map(
+    arrays = torch.utils._pytree.tree_map(
         lambda leaf: leaf.numpy() if isinstance(leaf, torch.Tensor) else leaf, (args, kwargs)
     )
     with np.errstate(all="ignore"):
-        return TABLE[full(name)].apply(*given, wanted_of(name, args, kwargs))
+        return TABLE[full(name)].apply(*arrays, wanted_of(name, args, kwargs))
 
 
 SHARED = [case for case in CASES if full(case[0]) in TABLE]

@@ -273,7 +273,7 @@ def test_a_gradient_is_recorded_by_the_module(env):
 
 def hooked():
     module = perceptron()
-    module[1].register_forward_hook(lambda module, given, out: None)
+    module[1].register_forward_hook(lambda module, inputs, out: None)
     return module
 
 

@@ -79,7 +79,7 @@ def actor_for(
     td: TensorDictBase,
     free: Mapping[Path, torch.Tensor],
 ) -> Actor:
-    """Bring a policy into the form that programs take.
+    """Convert a policy into the form that programs take.
 
     Args:
         env: its specs say what the policy is given and what actions are.
@@ -117,8 +117,8 @@ def _translated(
 ) -> Actor:
     specs = PolicySpecs.of(env, engine)
     shown, actions = specs.shown, specs.actions
-    given = {path: (value.shape[td.ndim :], value.dtype) for path, value in free.items()}
-    root = {**shown, **given}
+    free_shapes = {path: (value.shape[td.ndim :], value.dtype) for path, value in free.items()}
+    root = {**shown, **free_shapes}
     signature = signature_for(env, policy.module, root, sees_root=policy.sees_root)
     translation = policy.translation(signature, engine.size(td.numel()), in_jax)
     missing = [as_key(leaf.path) for leaf in actions if leaf.path not in translation.writes]
@@ -230,7 +230,7 @@ class _ActionLeaf:
         return self.space.dtype
 
     def read(self, value: jax.Array) -> jax.Array:
-        """Bring what a torch policy wrote into the env's own encoding; see `specs.inputs`."""
+        """Convert what a torch policy wrote into the encoding of the env; see `specs.inputs`."""
         self._check(value, self.event)
         value = narrowed(value)
         if self.is_one_hot:
@@ -238,8 +238,8 @@ class _ActionLeaf:
         self._check_dtype(value)
         return value.astype(self.dtype)
 
-    def given(self, value: object) -> jax.Array:
-        """Check what a policy in JAX gave, which is in the env's own encoding."""
+    def checked(self, value: object) -> jax.Array:
+        """Check an action that a policy in JAX returned, and return it in the dtype of the env."""
         value = jnp.asarray(value)
         self._check(value, self.space.shape)
         self._check_dtype(value)
@@ -324,6 +324,6 @@ class _InJax:
     ) -> Acted:
         seen = {path: observation[path] for path in self.reads}
         written = act(self.function, self.places, params, seen, key)
-        written |= {leaf.path: leaf.given(written[leaf.path]) for leaf in self.actions}
-        given = {leaf.path: written[leaf.path] for leaf in self.actions}
-        return _acted(written, given, self.places.lasting)
+        written |= {leaf.path: leaf.checked(written[leaf.path]) for leaf in self.actions}
+        actions = {leaf.path: written[leaf.path] for leaf in self.actions}
+        return _acted(written, actions, self.places.lasting)

@@ -86,11 +86,11 @@ class JaxPolicy:
 
     def named_params(self, params: object = None) -> dict[str, torch.Tensor]:
         """Return parameters by their paths; see `HasParams`."""
-        given = self.params if params is None else params
-        given = given.params if isinstance(given, JaxPolicy) else given
+        chosen = self.params if params is None else params
+        chosen = chosen.params if isinstance(chosen, JaxPolicy) else chosen
         return {
             jax.tree_util.keystr(path): to_torch(jnp.asarray(leaf)).to("cpu", copy=True)
-            for path, leaf in jax.tree_util.tree_leaves_with_path(given)
+            for path, leaf in jax.tree_util.tree_leaves_with_path(chosen)
         }
 
     def with_params(self, named: Mapping[str, torch.Tensor]) -> JaxPolicy:
@@ -132,22 +132,22 @@ class Places:
 
     Attributes:
         actions: what it must write.
-        known: what the env writes, at the root or under ``next``.
+        written_by_env: what the env writes, at the root or under ``next``.
         lasting: what it may write under ``next``: entries that the env shows and takes back.
     """
 
     actions: tuple[Path, ...]
-    known: frozenset[Path]
+    written_by_env: frozenset[Path]
     lasting: frozenset[Path]
 
     @classmethod
     def of(cls, env: EnvBase) -> Places:
         """Read the specs of an env."""
         kinds = (env.observation_keys, env.reward_keys, env.done_keys, env.state_keys)
-        known = frozenset(as_path(key) for keys in kinds for key in keys)
+        written = frozenset(as_path(key) for keys in kinds for key in keys)
         states = frozenset(map(as_path, env.state_keys))
         lasting = frozenset(path for path in states if path[0] != "state")
-        return cls(tuple(map(as_path, env.action_keys)), known, lasting)
+        return cls(tuple(map(as_path, env.action_keys)), written, lasting)
 
 
 class _Stepwise:
@@ -207,22 +207,24 @@ def act(
     return {path: _array(path, value, rows) for path, value in written.items()}
 
 
-def _by_path(given: object, actions: Sequence[Path]) -> dict[Path, Any]:
+def _by_path(returned: object, actions: Sequence[Path]) -> dict[Path, Any]:
     """Return by name what a function returned: one action, actions by name, or outputs."""
     by_name = {path[-1]: path for path in actions}
     names = sorted(by_name) if len(by_name) == len(actions) else [as_key(path) for path in actions]
-    if given is None:
+    if returned is None:
         raise PolicyError(
             f"the JaxPolicy returned None, but the env takes the actions {names}. Return the "
             "action: the function does not write it anywhere."
         )
-    if not isinstance(given, Mapping) and len(actions) == 1:
-        return {actions[0]: given}
-    written = dict(_flattened(given)) if isinstance(given, Mapping) else {}
+    if not isinstance(returned, Mapping) and len(actions) == 1:
+        return {actions[0]: returned}
+    written = dict(_flattened(returned)) if isinstance(returned, Mapping) else {}
     if len(by_name) == len(actions) and set(written) == {(name,) for name in by_name}:
         return {by_name[path[0]]: value for path, value in written.items()}
     if missing := [as_key(path) for path in actions if path not in written]:
-        got = list(map(as_key, written)) if isinstance(given, Mapping) else type(given).__name__
+        got = (
+            list(map(as_key, written)) if isinstance(returned, Mapping) else type(returned).__name__
+        )
         form = "a dict with an array for each of them"
         if len(actions) == 1:
             form = f"that array, or a dict with {missing[0]!r} and what else is to be recorded"
@@ -255,7 +257,7 @@ def _refuse_collisions(written: Iterable[Path], places: Places) -> None:
                 f"takes back, here {sorted(map(as_key, places.lasting), key=str)}. Append a "
                 "TensorDictPrimer that declares the entry, or return it without 'next' to have it recorded."
             )
-        if path in places.known or path[0] == "state" or path[-1] in (STEP, RESET):
+        if path in places.written_by_env or path[0] == "state" or path[-1] in (STEP, RESET):
             raise KeyCollisionError(
                 f"the JaxPolicy returned {key!r}, which the env writes itself. Give that output another name."
             )

@@ -493,16 +493,16 @@ def _steps(
 
     The distance is computed in float32, as torch does: an image may depend on its last bit.
     """
-    found = []
+    steps = []
     factors = factors or [None] * rank
     for axis, factor in enumerate(factors, start=x.ndim - rank):
         has = x.shape[axis]
         size = sizes[axis - x.ndim + rank] if sizes else int(has * (factor or 1))
         if factor and size != has:  # otherwise torch copies, whatever the factor
-            found.append((size, np.float32(1 / factor)))
+            steps.append((size, np.float32(1 / factor)))
         else:
-            found.append((size, np.float32(has) / np.float32(size)))
-    return found
+            steps.append((size, np.float32(has) / np.float32(size)))
+    return steps
 
 
 def _nearest(x: jax.Array, steps: Sequence[tuple[int, np.float32]]) -> jax.Array:
@@ -609,7 +609,7 @@ def _convolution(
 
 
 def _turned(weight: jax.Array, groups: int) -> jax.Array:
-    """Bring the kernel of a transposed convolution, (in, out / groups, *size), into that of a plain one."""
+    """Convert the kernel of a transposed convolution, (in, out / groups, *size), into that of a plain one."""
     channels, each, *size = weight.shape
     weight = jnp.flip(weight, tuple(range(2, weight.ndim)))
     grouped = weight.reshape(groups, channels // groups, each, *size).swapaxes(1, 2)

@@ -77,11 +77,11 @@ class Translation:
                 values[name] = jax.lax.bitcast_convert_type(values[name], jnp.float64)
         values.update(zip(graph.inputs, (entries[path] for path in self.reads), strict=True))
         for step in graph.steps:
-            own = jax.random.fold_in(key, step.draw) if step.op.draws else None
+            step_key = jax.random.fold_in(key, step.draw) if step.op.draws else None
             if has_64_bits() or not _is_wide(step.node, *step.node.all_input_nodes):
-                values[step.name] = step.apply(values, own)
+                values[step.name] = step.apply(values, step_key)
             else:
-                values[step.name] = _applied_wide(step, values, own)
+                values[step.name] = _applied_wide(step, values, step_key)
         return dict(zip(self.writes, filled(list(graph.outputs), values), strict=True))
 
     def tensors(self, policy: CompiledPolicy, device: torch.device) -> list[Any]:
@@ -148,15 +148,15 @@ def _is_wide(*nodes: Node) -> bool:
     return any(getattr(leaf, "dtype", None) in WIDE for leaf in jax.tree.leaves(values))
 
 
-def _applied_wide(step: Step, values: Mapping[str, Any], own: jax.Array | None) -> PyTree:
+def _applied_wide(step: Step, values: Mapping[str, Any], key: jax.Array | None) -> PyTree:
     """Compute a step with 64 bits; what is drawn is drawn with 32 and widened."""
     nodes = step.node.all_input_nodes
     if step.op.draws:
-        drawn = step.apply({n.name: jax.tree.map(narrowed, values[n.name]) for n in nodes}, own)
+        drawn = step.apply({n.name: jax.tree.map(narrowed, values[n.name]) for n in nodes}, key)
         with jax.enable_x64(True):
             return _as_in_torch(drawn, step.node)
     with jax.enable_x64(True):
-        value = step.apply({n.name: _as_in_torch(values[n.name], n) for n in nodes}, own)
+        value = step.apply({n.name: _as_in_torch(values[n.name], n) for n in nodes}, key)
         return _as_in_torch(value, step.node)
 
 

@@ -155,7 +155,7 @@ def _reductions(x):
     )
 
 
-def _made(x):
+def _numbers_built(x):
     index = torch.arange(8)
     grid = torch.linspace(0, 1, 8) + torch.full((8,), 2.0) + torch.tensor(3.0)
     new = x.new_zeros(x.shape[0], 8) + torch.ones_like(x) + torch.zeros(8)
@@ -289,7 +289,7 @@ NETWORKS: dict[str, Network] = {
     "scatters": Network(lambda: Calls(_scattered), ((8,),)),
     "arithmetic": Network(lambda: Calls(_arithmetic), ((8,),)),
     "reductions": Network(lambda: Calls(_reductions), ((8,),)),
-    "made of numbers": Network(lambda: Calls(_made), ((8,),)),
+    "made of numbers": Network(lambda: Calls(_numbers_built), ((8,),)),
     "casts": Network(lambda: Calls(_casts), ((8,),)),
     "comparisons": Network(lambda: Calls(_compared), ((8,),)),
 }

@@ -243,8 +243,8 @@ def test_an_optimiser_step_cannot_race_with_a_program_that_runs():
     module = nn.Sequential(*(nn.Linear(size, size, bias=False) for _ in range(6)))
     policy = compile_policy(module)
     inputs = torch.randn(size, size)
-    found = policy.translation(plain((size,)), size, in_jax)
-    program = jax.jit(found)
+    translation = policy.translation(plain((size,)), size, in_jax)
+    program = jax.jit(translation)
     optimiser = torch.optim.SGD(module.parameters(), lr=1.0)
 
     for _ in range(4):
@@ -252,7 +252,7 @@ def test_an_optimiser_step_cannot_race_with_a_program_that_runs():
             wanted = module(inputs)
         for parameter in module.parameters():
             parameter.grad = torch.full_like(parameter, 9.0)
-        tensors = found.tensors(policy, torch.device("cpu"))
+        tensors = translation.tensors(policy, torch.device("cpu"))
         running = program(tensors, {("in_0",): inputs.numpy()}, rng(0))  # returns before it is done
         optimiser.step()
 
@@ -624,7 +624,7 @@ class Impure(nn.Module):
         super().__init__()
         self.kind = kind
         self.calls, self.seen, self.last = 0, [], None
-        self.own, self.schedule = np.random.default_rng(0), Schedule()
+        self.generator, self.schedule = np.random.default_rng(0), Schedule()
         self.recent, self.turns = deque(maxlen=3), itertools.cycle([0.5, 1.5])
         self.steps, self.sums = iter(range(99)), torch.zeros(1)
 
@@ -642,8 +642,8 @@ class Impure(nn.Module):
             case "last":
                 self.last = observation
                 return 0.0
-            case "own":
-                return float(self.own.uniform())
+            case "generator":
+                return float(self.generator.uniform())
             case "schedule":
                 return self.schedule.ask()
             case "recent":
@@ -672,7 +672,7 @@ class Impure(nn.Module):
 
 
 IMPURE = (
-    *("calls", "seen", "last", "own", "schedule", "`random`", "`numpy.random`"),
+    *("calls", "seen", "last", "generator", "schedule", "`random`", "`numpy.random`"),
     *("recent", "turns", "steps", "sums", "added", "shared", "TOTALS"),
 )
 
@@ -686,7 +686,7 @@ def test_a_forward_that_changes_something_in_python_is_refused_by_programs(kind)
         env.rollout(3, compile_policy(module))
 
     assert (module.calls, module.seen, module.last, module.schedule.asked) == (0, [], None, 0)
-    assert module.own.uniform() == np.random.default_rng(0).uniform()
+    assert module.generator.uniform() == np.random.default_rng(0).uniform()
     assert (len(module.recent), next(module.turns), next(module.steps)) == (0, 0.5, 0)
     assert (module.sums.item(), module.shared, TOTALS["calls"]) == (0.0, 0, 0)
     assert not hasattr(module, "added")
@@ -731,10 +731,10 @@ def test_several_threads_compile_one_after_the_other():
     policies = [compile_policy(nn.Linear(2, 2)) for _ in range(4)]
 
     with ThreadPoolExecutor() as threads:
-        made = list(
+        outputs = list(
             threads.map(lambda policy: run(policy, plain((2,)), torch.ones(3, 2)), policies)
         )
 
-    for policy, out in zip(policies, made, strict=True):
+    for policy, out in zip(policies, outputs, strict=True):
         acted = policy.module(torch.ones(3, 2)).detach().numpy()
         np.testing.assert_allclose(out["action",], acted, rtol=1e-5)

@@ -422,8 +422,8 @@ def computed(cases):
     def compute(arrays):
         return [one(iter(given), *case) for given, case in zip(arrays, build, strict=True)]
 
-    def one(given, entry, leaves, tree, like):
-        filled = [next(given) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+    def one(tensors, entry, leaves, tree, like):
+        filled = [next(tensors) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         args, kwargs = torch.utils._pytree.tree_unflatten(filled, tree)
         return entry.apply(args, kwargs, like)
 

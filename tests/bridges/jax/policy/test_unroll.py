@@ -375,7 +375,7 @@ def test_a_compiled_policy_is_the_module_elsewhere(walker, steered):
     copied, pickled = copy.deepcopy(steered), pickle.loads(pickle.dumps(steered))
 
     for policy in (copied, pickled):
-        assert isinstance(policy, CompiledPolicy) and not policy._found
+        assert isinstance(policy, CompiledPolicy) and not policy._translations
         assert_same(policy(td.clone()), steered.module(td.clone()))
     assert compile_policy(steered) is steered
     assert set(steered.state_dict()) == {f"module.{name}" for name in steered.module.state_dict()}
@@ -483,11 +483,11 @@ def test_a_policy_in_jax_sees_the_same_compiled_and_stepped(walker, callback):
 
 
 @pytest.mark.parametrize("callback", [None, lambda env, td: None], ids=["compiled", "stepped"])
-@pytest.mark.parametrize("given", [["wheel"], ["wheel", "gears"], None])
-def test_a_policy_in_jax_that_names_other_actions_is_told_which_there_are(given, callback):
+@pytest.mark.parametrize("names", [["wheel"], ["wheel", "gears"], None])
+def test_a_policy_in_jax_that_names_other_actions_is_told_which_there_are(names, callback):
     def function(params, shown, key):
         rows = jnp.zeros((len(shown), 2))
-        return rows if given is None else dict.fromkeys(given, rows)
+        return rows if names is None else dict.fromkeys(names, rows)
 
     env = JaxEnv(Steered(), batch_size=[2])
     with pytest.raises(PolicyError, match=r"the actions \['gear', 'wheel'\]\. Return a dict"):
@@ -650,11 +650,11 @@ def primed(env, value=0.0):
 
 def looped(env, td, policy, steps):
     """Act and step from Python; gives the stacked transitions and the last root."""
-    made = []
+    transitions = []
     for _ in range(steps):
         data, td = env.step_and_maybe_reset(policy(td))
-        made.append(data)
-    return torch.stack(made, 1), td
+        transitions.append(data)
+    return torch.stack(transitions, 1), td
 
 
 def assert_alike(unrolled, stepped):
