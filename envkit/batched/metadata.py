@@ -194,14 +194,14 @@ class EnvMetaData:
 
     def keys(self, *kinds: str) -> list[Key]:
         """List the leaves of some of the full specs, with those that only some parts of a stack have."""
-        return [*map(as_key, self.paths(*kinds)), *self._own(*kinds)]
+        return [*map(as_key, self.paths(*kinds)), *self._partial_keys(*kinds)]
 
     def action_inputs(self) -> dict[Path, ActionInput]:
         """Return the rule of each action."""
         found = action_inputs(self.full_spec("action"))
         return {as_path(key): rule for key, rule in found.items()}
 
-    def _own(self, *kinds: str) -> list[Key]:
+    def _partial_keys(self, *kinds: str) -> list[Key]:
         found = (path for kind in kinds for path in sorted(exclusive_paths(self.full_spec(kind))))
         return [as_key(path) for path in found]
 
@@ -258,9 +258,13 @@ class EnvMetaData:
             for path, spec in self.paths(kind).items()
         ]
         states = self.paths("state").keys()
-        own = self._own("observation")
+        partial_keys = self._partial_keys("observation")
         return skipped_next(
-            td, outputs, batch_dims=len(self.batch_size), state_keys=states, own=own
+            td,
+            outputs,
+            batch_dims=len(self.batch_size),
+            state_keys=states,
+            partial_keys=partial_keys,
         )
 
     def lost_next(self, td: TensorDictBase) -> TensorDict:

@@ -49,17 +49,17 @@ def as_number(
     limited = " and ".join(
         f"{word} {limit:g}" for word, limit in limits.items() if limit is not None
     )
-    told = f"{name} is {value!r}, but must be a finite number{limited and ', '}{limited}. Pass {meaning}."
+    message = f"{name} is {value!r}, but must be a finite number{limited and ', '}{limited}. Pass {meaning}."
     is_number = not isinstance(value, str | bytes) and getattr(value, "shape", ()) == ()
     if getattr(value, "dtype", type(value)) in (bool, np.bool_, torch.bool) or not is_number:
-        raise ArgumentTypeError(told)
+        raise ArgumentTypeError(message)
     try:
         number = float(value)
     except (TypeError, ValueError) as error:
-        raise ArgumentTypeError(told) from error
+        raise ArgumentTypeError(message) from error
     is_below = (least is not None and number < least) or (above is not None and number <= above)
     if not math.isfinite(number) or is_below or (most is not None and number > most):
-        raise ArgumentError(told)
+        raise ArgumentError(message)
     return number
 
 
@@ -83,11 +83,11 @@ def require_option(
     Raises:
         ArgumentError: it is something else.
     """
-    known = list(options)
-    if any(isinstance(value, type(one)) and value == one for one in known):
+    allowed = list(options)
+    if any(isinstance(value, type(one)) and value == one for one in allowed):
         return
-    *others, last = map(repr, known)
-    words = [one for one in known if isinstance(one, str)]
+    *others, last = map(repr, allowed)
+    words = [one for one in allowed if isinstance(one, str)]
     near = get_close_matches(value, words, 1) if isinstance(value, str) else []
     fix = fix or (f"Did you mean {near[0]!r}?" if near else "Pass one of these.")
     raise error(f"{name} is {value!r}, but must be {', '.join(others)} or {last}. {fix}")
@@ -204,7 +204,7 @@ def as_file(name: str, value: Any) -> Path:
 
 
 def require_tensordict(name: str, value: Any, fix: str = "") -> None:
-    """See to it that an argument is a TensorDict.
+    """Check that an argument is a TensorDict.
 
     Args:
         name: of the argument.
@@ -222,7 +222,7 @@ def require_tensordict(name: str, value: Any, fix: str = "") -> None:
 
 
 def require_state_dict(value: Any) -> None:
-    """See to it that what is loaded is a dict.
+    """Check that what is loaded is a dict.
 
     Raises:
         ArgumentTypeError: it is something else.

@@ -30,7 +30,7 @@ def require_form(key: Key, value: Any, shape: Sequence[int], dtype: torch.dtype)
     )
 
 
-def _fits(found: Sequence[int], wanted: Sequence[int]) -> bool:
-    if len(found) != len(wanted):
+def _fits(sizes: Sequence[int], wanted: Sequence[int]) -> bool:
+    if len(sizes) != len(wanted):
         return False
-    return all(want in (size, -1) for size, want in zip(found, wanted, strict=True))
+    return all(want in (size, -1) for size, want in zip(sizes, wanted, strict=True))

@@ -84,8 +84,8 @@ def known_to(cls: type) -> list[str] | None:
 
 def refuse_unknown(
     owner: str,
-    given: Iterable[str],
-    known: Sequence[str],
+    keywords: Iterable[str],
+    accepted: Sequence[str],
     hint: str = "",
     meant: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
@@ -93,20 +93,20 @@ def refuse_unknown(
 
     Args:
         owner: who takes keywords, for the message.
-        given: names.
-        known: names.
+        keywords: names.
+        accepted: names.
         hint: a sentence on where else a keyword might go.
         meant: what keywords of other libraries are called here.
 
     Raises:
         OptionError: (a TypeError) one is not; the message names the nearest that is.
     """
-    for name in given:
-        if name in known:
+    for name in keywords:
+        if name in accepted:
             continue
-        near = [meant[name]] if name in meant else get_close_matches(name, known, 1)
+        near = [meant[name]] if name in meant else get_close_matches(name, accepted, 1)
         guess = f"Did you mean {near[0]!r}?" if near else "Leave it out."
         told = " ".join(part for part in (guess, hint) if part)
         raise OptionError(
-            f"{owner} takes no keyword {name!r}. {told} It takes {', '.join(known) or 'none'}."
+            f"{owner} takes no keyword {name!r}. {told} It takes {', '.join(accepted) or 'none'}."
         )

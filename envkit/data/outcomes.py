@@ -54,7 +54,7 @@ def _held(tensors: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def callers_part(
-    given: TensorDictBase,
+    preset: TensorDictBase,
     outcome: TensorDictBase,
     latest: Noted,
     scalars: Collection[Path],
@@ -62,7 +62,7 @@ def callers_part(
     """Return what of a given ``next`` the caller has put there, and whether the rest is an earlier outcome.
 
     Args:
-        given: what was under ``next`` before the step.
+        preset: what was under ``next`` before the step.
         outcome: what the step gives.
         latest: from the step before of the same env.
         scalars: rewards and flags. A ``next`` with all of them and another entry of the outcome looks like one.
@@ -70,26 +70,30 @@ def callers_part(
     held, counts = latest
     tensors = (one() if isinstance(one, weakref.ref) else one for one in held)
     versions = dict(zip(map(id, tensors), counts or repeat(0), strict=False))
-    return _without_outcome(given, outcome, versions, frozenset(scalars))
+    return _without_outcome(preset, outcome, versions, frozenset(scalars))
 
 
 def _without_outcome(
-    given: TensorDictBase,
+    preset: TensorDictBase,
     outcome: TensorDictBase,
     versions: dict[int, int],
     scalars: frozenset[Path],
 ) -> tuple[TensorDictBase, bool]:
-    if isinstance(given, LazyStackedTensorDict) and isinstance(outcome, LazyStackedTensorDict):
-        pairs = zip(given.tensordicts, outcome.tensordicts, strict=True)
+    if isinstance(preset, LazyStackedTensorDict) and isinstance(outcome, LazyStackedTensorDict):
+        pairs = zip(preset.tensordicts, outcome.tensordicts, strict=True)
         parts = [_without_outcome(*pair, versions, scalars) for pair in pairs]
         rows = (part for part, _ in parts)
-        return LazyStackedTensorDict(*rows, stack_dim=given.stack_dim), any(old for _, old in parts)
-    found = dict(leaves(given))
-    earlier = [path for path, leaf in found.items() if versions.get(id(leaf), -1) == _version(leaf)]
+        return LazyStackedTensorDict(*rows, stack_dim=preset.stack_dim), any(
+            old for _, old in parts
+        )
+    entries = dict(leaves(preset))
+    earlier = [
+        path for path, leaf in entries.items() if versions.get(id(leaf), -1) == _version(leaf)
+    ]
     if not earlier:
-        shared = found.keys() & {path for path, _ in leaves(outcome)}
+        shared = entries.keys() & {path for path, _ in leaves(outcome)}
         earlier = list(shared) if shared > scalars else []
-    return (given.exclude(*map(as_key, earlier)) if earlier else given), bool(earlier)
+    return (preset.exclude(*map(as_key, earlier)) if earlier else preset), bool(earlier)
 
 
 def _version(leaf: Any) -> int:

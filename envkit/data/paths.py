@@ -101,11 +101,11 @@ def has_entry(td: TensorDictBase, key: Key) -> bool:
 
 def node_axes(td: TensorDictBase) -> dict[Path, Axes]:
     """List the nested TensorDicts that have batch axes beyond those of ``td``, as groups of agents do."""
-    found: dict[Path, Axes] = {}
+    axes: dict[Path, Axes] = {}
     for key, node in td.items(True, False):
         if isinstance(node, TensorDictBase) and len(node.batch_size) > td.batch_dims:
-            found[as_path(key)] = tuple(node.batch_size[td.batch_dims :])
-    return found
+            axes[as_path(key)] = tuple(node.batch_size[td.batch_dims :])
+    return axes
 
 
 def shaped(td: TensorDict, axes: Mapping[Path, Axes]) -> TensorDict:

@@ -151,7 +151,7 @@ def _is_alike(fresh: torch.Tensor, kept: object) -> bool:
     return fresh.shape == kept.shape
 
 
-def undeclared(following: TensorDictBase | None, known: Collection[Path]) -> list[Path]:
+def undeclared(following: TensorDictBase | None, declared: Collection[Path]) -> list[Path]:
     """List the tensors of a preset ``next`` that are no entry an env knows: a policy's own."""
     if following is None:
         return []
@@ -159,7 +159,7 @@ def undeclared(following: TensorDictBase | None, known: Collection[Path]) -> lis
         path
         for path, value in leaves(following)
         if isinstance(value, torch.Tensor)
-        and path not in known
+        and path not in declared
         and path[-1] not in (rules.STEP, rules.RESET)
     ]
 
@@ -217,7 +217,7 @@ def any_done(td: TensorDictBase, done_levels: Mapping[Path, list[str]]) -> bool:
 
 
 def mark_done(td: TensorDictBase, done_levels: Mapping[Path, list[str]]) -> None:
-    """Do what `any_done` does without asking whether any flag is set: the masks may be of nothing."""
+    """Write the masks as `any_done` does, without reading whether any flag is set; they may be all False."""
     _ask_for(td, _what_ended(td, done_levels))
 
 
@@ -298,13 +298,13 @@ def terminated_or_truncated(
     for path in paths:
         levels.setdefault(path[:-1], []).append(path[-1])
     masks = {level: _ended(data, level, names) for level, names in levels.items()}
-    found = any(bool(mask.any()) for mask in masks.values() if mask is not None)
+    has_ended = any(bool(mask.any()) for mask in masks.values() if mask is not None)
     if key is None:
-        return found
+        return has_ended
     for level, mask in masks.items():
         place = as_key((*level, key))
-        if mask is not None and (found or write_full_false):
+        if mask is not None and (has_ended or write_full_false):
             data.set(place, mask)
-        elif not found and data.get(place, None) is not None:
+        elif not has_ended and data.get(place, None) is not None:
             data.pop(place)  # it is of another moment
-    return found
+    return has_ended

@@ -29,7 +29,7 @@ _LOOKED_FOR = 16
 """Steps whose next one is looked for elsewhere in the data, to tell shuffled data from data that was changed."""
 
 
-def time_axis(data: TensorDictBase, given: int | None = None) -> int:
+def time_axis(data: TensorDictBase, time_dim: int | None = None) -> int:
     """Return which batch axis of recorded data is time: the given one, the one of that name, or the last one.
 
     Raises:
@@ -37,13 +37,13 @@ def time_axis(data: TensorDictBase, given: int | None = None) -> int:
     """
     axes = data.batch_dims
     named = [axis for axis, name in enumerate(data.names) if name == "time"] if axes else []
-    time = given if given is not None else named[0] if named else axes - 1
+    time = time_dim if time_dim is not None else named[0] if named else axes - 1
     if not axes or not -axes <= time < axes:
-        told, fix = "", "Pass a rollout, or put a transform into an environment."
-        if given is not None:
-            told, fix = f" and time_dim is {given}", "Pass its axis of time as time_dim."
+        remark, fix = "", "Pass a rollout, or put a transform into an environment."
+        if time_dim is not None:
+            remark, fix = f" and time_dim is {time_dim}", "Pass its axis of time as time_dim."
         raise ArgumentError(
-            f"the data has batch size {tuple(data.batch_size)}{told}, but recorded data needs a time axis. {fix}"
+            f"the data has batch size {tuple(data.batch_size)}{remark}, but recorded data needs a time axis. {fix}"
         )
     return time % axes
 
@@ -56,9 +56,9 @@ def step_entry(data: TensorDictBase, name: str) -> torch.Tensor | None:
     keys: tuple[Key, ...] = (("collector", name), name)
     shapes = tuple(data.batch_size), (*data.batch_size, 1)
     for key in keys:
-        found: Any = data.get(key, None)
-        if isinstance(found, torch.Tensor) and tuple(found.shape) in shapes:
-            return found.reshape(data.batch_size)
+        entry: Any = data.get(key, None)
+        if isinstance(entry, torch.Tensor) and tuple(entry.shape) in shapes:
+            return entry.reshape(data.batch_size)
     return None
 
 
@@ -177,15 +177,15 @@ class _Carried(NamedTuple):
         An entry that agrees nowhere was changed after it was recorded, and tells nothing, unless the steps that continue
         others lie elsewhere. None where no entry tells.
         """
-        found, told = _Carried([], []), None
+        carried, continues = _Carried([], []), None
         for root, following in zip(*self, strict=True):
             same = same_rows(following[:, :-1], root[:, 1:]).to(is_pair.device)
             agrees = not is_pair.any() or bool((same & is_pair).any())
             if agrees or _lie_elsewhere(root, following, is_pair):
-                found.roots.append(root)
-                found.following.append(following)
-                told = same if told is None else told & same
-        return found, told
+                carried.roots.append(root)
+                carried.following.append(following)
+                continues = same if continues is None else continues & same
+        return carried, continues
 
     def agree(self, row: torch.Tensor, step: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
         """Mark the steps of a row that another step of it continues."""

@@ -107,22 +107,22 @@ def _by_time(values: torch.Tensor, time_dim: int) -> tuple[torch.Tensor, ...]:
     return values.movedim(time_dim, 0).contiguous().unbind(0)
 
 
-def _require_fit(time_dim: int, **given: torch.Tensor) -> None:
-    shapes = {name: tuple(tensor.shape) for name, tensor in given.items()}
+def _require_fit(time_dim: int, **tensors: torch.Tensor) -> None:
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     if len(set(shapes.values())) > 1:
         raise ArgumentError(
             f"the tensors have the shapes {shapes}; expected one shape for all. A value needs the trailing axis of "
             "the reward: pass value.unsqueeze(-1) where that is missing."
         )
-    ndim = given["reward"].ndim
+    ndim = tensors["reward"].ndim
     if not -ndim <= time_dim < ndim:
         raise ArgumentError(
             f"time_dim is {time_dim}, but the tensors have {ndim} axes. Pass the axis of time."
         )
     for name in ("state_value", "next_state_value"):
-        if not given[name].is_floating_point():
+        if not tensors[name].is_floating_point():
             raise ArgumentError(
-                f"{name} has dtype {given[name].dtype}; expected floats. Convert it with .float()."
+                f"{name} has dtype {tensors[name].dtype}; expected floats. Convert it with .float()."
             )
 
 
@@ -201,33 +201,33 @@ def _valued(
 ) -> torch.Tensor:
     """Return the values of a moment, and write them down."""
     try:
-        found: Any = td if value is None else value(td)
+        values: Any = td if value is None else value(td)
     except (AttributeError, TypeError) as error:
         error.add_note(
             "value was called with a TensorDict. Pass lambda td: critic(td['observation']), or a TensorDictModule "
             f"that writes {_VALUE!r}."
         )
         raise
-    if isinstance(found, TensorDictBase):
-        values = found.get(_VALUE, None)
-        if values is None:
+    if isinstance(values, TensorDictBase):
+        entry = values.get(_VALUE, None)
+        if entry is None:
             raise MissingKeyError(
                 f"there is no {_VALUE!r} in {where}{'' if value is None else ' after value was called'}; there are "
                 f"{sorted(map(str, td.keys()))}. Pass value, a function that returns the values or writes {_VALUE!r}."
             )
-        found = values
-    td.set(_VALUE, found)
-    return found
+        values = entry
+    td.set(_VALUE, values)
+    return values
 
 
 def _entry(following: TensorDictBase, name: str) -> torch.Tensor:
-    found: Any = following.get(name, None)
-    if found is None:
+    entry: Any = following.get(name, None)
+    if entry is None:
         raise MissingKeyError(
             f'"next" of the batch has no {name!r}; it has {sorted(map(str, following.keys()))}. Pass data of a rollout, '
             "or call generalized_advantage_estimate with the tensors."
         )
-    return found
+    return entry
 
 
 def _flags(following: TensorDictBase, reward: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -74,7 +74,7 @@ def skipped_next(
     *,
     batch_dims: int,
     state_keys: Collection[Path],
-    own: Collection[Key] = (),
+    partial_keys: Collection[Key] = (),
 ) -> TensorDict:
     """Build ``next`` of rows that are not stepped: their root values where known, else zeros.
 
@@ -83,7 +83,7 @@ def skipped_next(
         outputs: what a step gives.
         batch_dims: leading axes of their specs that are batch axes.
         state_keys: inputs of the env besides actions.
-        own: observations that only some parts of a stack have.
+        partial_keys: observations that only some parts of a stack have.
     """
     following = empty_like(td)
     rewards = {path for path, kind, _ in outputs if kind == "reward"}
@@ -100,15 +100,15 @@ def skipped_next(
         if path[0] in uneven:
             continue
         shape = (*td.batch_size, *spec.shape[batch_dims:])
-        known = rules.is_at_root(path, reward_keys=rewards, state_keys=state_keys)
-        previous = td.get(as_key(path), None) if known else None
+        is_shown = rules.is_at_root(path, reward_keys=rewards, state_keys=state_keys)
+        previous = td.get(as_key(path), None) if is_shown else None
         if not _can_stay(previous, shape, td.batch_size):
             previous = spec[(0,) * batch_dims].zero(td.batch_size)
             if is_non_tensor(previous) and td.device is None:  # rows that were stepped name none
                 previous.clear_device_()
         following.set(as_key(path), previous)
     _take_forms(following, td)
-    for key in own:
+    for key in partial_keys:
         _take_own(following, td, as_path(key))
     return following
 
@@ -116,8 +116,8 @@ def skipped_next(
 def _take_own(following: Any, root: Any, path: Path) -> None:
     """Write an entry into those parts of ``following`` that have it in ``root``, in place."""
     if isinstance(following, LazyStackedTensorDict) and isinstance(root, LazyStackedTensorDict):
-        for part, known in zip(following.tensordicts, root.tensordicts, strict=True):
-            _take_own(part, known, path)
+        for part, shown in zip(following.tensordicts, root.tensordicts, strict=True):
+            _take_own(part, shown, path)
         return
     value = root.get(path[0], None)
     if len(path) > 1 and value is not None and path[0] in following.keys():
@@ -167,27 +167,27 @@ def _of_part(
 
 
 def keep_unstepped(
-    made: TensorDictBase, skipped: TensorDictBase, mask: torch.Tensor
+    stepped: TensorDictBase, skipped: TensorDictBase, mask: torch.Tensor
 ) -> TensorDictBase:
-    """Take what was made where a step, or a reset, was made, and what is known elsewhere.
+    """Merge rows that were stepped or reset with those that were not, which keep their values.
 
     Args:
-        made: ``next``, or a root; where ``mask`` is False it may hold anything. Written to and returned.
+        stepped: ``next``, or a root; where ``mask`` is False it may hold anything. Written to and returned.
         skipped: what it would be if nothing had been made.
         mask: bool, shape of their batch size.
     """
-    if isinstance(made, LazyStackedTensorDict) and not made.stack_dim:
-        parts = zip(made.unbind(0), skipped.unbind(0), mask, strict=True)
+    if isinstance(stepped, LazyStackedTensorDict) and not stepped.stack_dim:
+        parts = zip(stepped.unbind(0), skipped.unbind(0), mask, strict=True)
         return LazyStackedTensorDict(*(keep_unstepped(*part) for part in parts), stack_dim=0)
-    for path, value in leaves(made):
+    for path, value in leaves(stepped):
         kept = skipped.get(as_key(path), None)
         if kept is not None:
-            made.set(as_key(path), choose_leaf(mask, value, kept))
-    return made
+            stepped.set(as_key(path), choose_leaf(mask, value, kept))
+    return stepped
 
 
 def choose_leaf(mask: torch.Tensor, fresh: Any, kept: Any) -> Any:
-    """Do what `rules.choose` does, for leaves that are no tensors as well, and for a mask on another device."""
+    """Choose as `rules.choose` does, for leaves that are no tensors as well, and for a mask on another device."""
     if isinstance(fresh, torch.Tensor) and isinstance(kept, torch.Tensor):
         return rules.choose(mask.to(fresh.device), fresh, kept)
     if mask.ndim == 0:
@@ -245,14 +245,14 @@ class Carrying:
     keep_other: bool = True
     keeps_empty_nodes: bool = False
     """Whether nodes of the root that hold no entries are at the next root."""
-    known: dict[tuple[Path, bool], bool] = field(default_factory=dict, init=False, compare=False)
+    answers: dict[tuple[Path, bool], bool] = field(default_factory=dict, init=False, compare=False)
     """Earlier answers, by path and ``from_next``."""
 
     def __call__(self, path: Path, *, from_next: bool) -> bool:
         """Check whether the entry at ``path`` is carried; see `rules.is_carried`."""
-        known = self.known.get((path, from_next))
-        if known is None:
-            known = self.known[path, from_next] = rules.is_carried(
+        answer = self.answers.get((path, from_next))
+        if answer is None:
+            answer = self.answers[path, from_next] = rules.is_carried(
                 path,
                 from_next=from_next,
                 reward_keys=self.reward_keys,
@@ -262,7 +262,7 @@ class Carrying:
                 kept_keys=self.kept_keys,
                 keep_other=self.keep_other,
             )
-        return known
+        return answer
 
 
 def carry(
@@ -318,11 +318,11 @@ def _replaces(
         new = held.get(name)
         if type(value) is torch.Tensor:
             is_there = type(new) is torch.Tensor
-            found = is_there or (new is None and not is_carried((*path, name)))
+            is_replaced = is_there or (new is None and not is_carried((*path, name)))
         else:
             are_nodes = type(value) is TensorDict and type(new) is TensorDict
-            found = are_nodes and _replaces(new, value.items(), (*path, name), is_carried)
-        if not found:
+            is_replaced = are_nodes and _replaces(new, value.items(), (*path, name), is_carried)
+        if not is_replaced:
             return False
     return True
 
@@ -335,7 +335,7 @@ def _collect(
     into: dict[str, Any],
 ) -> None:
     """Put those entries of the node at ``path`` that are carried, all without a rule, into nested dicts; take out others."""
-    known = None if is_carried is None else is_carried.known
+    answers = None if is_carried is None else is_carried.answers
     keeps_empty = is_carried is not None and not from_next and is_carried.keeps_empty_nodes
     for name, value in node.items():
         here = (*path, name)
@@ -352,7 +352,7 @@ def _collect(
             if below or (keeps_empty and cast(TensorDictBase, value).is_empty()):
                 into[name] = below
             continue
-        carried = True if known is None else known.get((here, from_next))
+        carried = True if answers is None else answers.get((here, from_next))
         if carried is None:
             assert is_carried is not None
             carried = is_carried(here, from_next=from_next)

@@ -96,26 +96,26 @@ def _recorded(
             else:
                 data = recorded.refine_names(..., "time")
             last = cast(TensorDictBase, data[..., -1]).clone()
-            return data, env._root_after(last, undeclared(last.get("next"), env._table.known))
-    made = []
+            return data, env._root_after(last, undeclared(last.get("next"), env._table.declared))
+    steps_made = []
     for _ in range(steps):
         if wanted.resets:
             data, root = env.step_and_maybe_reset(act(root))
         else:
             data = env.step(act(root))
             root = env.step_mdp(data)
-        made.append(data)
+        steps_made.append(data)
         if wanted.interrupted is not None and wanted.interrupted():
             break
-    return _stacked(wanted, made), copied(root)
+    return _stacked(wanted, steps_made), copied(root)
 
 
-def _stacked(wanted: Fragment, made: list[TensorDictBase]) -> TensorDictBase:
+def _stacked(wanted: Fragment, steps: list[TensorDictBase]) -> TensorDictBase:
     env = wanted.env
     if hidden := unrecorded(env, wanted.record_state):
-        made = [step.exclude(*hidden) for step in made]
+        steps = [step.exclude(*hidden) for step in steps]
     dense = not env._has_varying_sizes
-    data = stack_steps(env, made, contiguous=dense)
+    data = stack_steps(env, steps, contiguous=dense)
     if dense:
         data.refine_names(..., "time")
     return data

@@ -67,11 +67,11 @@ class SpecTable:
         inputs: leaf keys of actions and states, but for those that a step writes itself.
         outputs: all that a step gives.
         shown: leaf keys of what a root shows: observations and done flags.
-        own: those of them that only some members of a stack have; they are no outputs.
+        partial: those of them that only some members of a stack have; they are no outputs.
         scalars: rewards and done flags.
         levels: names of the done leaves of each level, by depth.
         rewards, actions, states: paths of these kinds; actions, too, what a step records of them.
-        known: paths of all kinds.
+        declared: paths of all kinds.
         recorded: inputs that a step writes itself, into the root.
         carrying: which entries of a step are at the next root.
     """
@@ -82,13 +82,13 @@ class SpecTable:
     inputs: tuple[Key, ...]
     outputs: tuple[OutputLeaf, ...]
     shown: tuple[Key, ...]
-    own: tuple[Key, ...]
+    partial: tuple[Key, ...]
     scalars: tuple[Scalar, ...]
     levels: dict[Path, list[str]]
     rewards: frozenset[Path]
     actions: frozenset[Path]
     states: frozenset[Path]
-    known: frozenset[Path]
+    declared: frozenset[Path]
     recorded: tuple[Key, ...]
     carrying: Carrying
 
@@ -109,7 +109,7 @@ class SpecTable:
             for kind in ("observation", "reward", "done")
             for path in paths[kind]
         )
-        own = sorted(exclusive_paths(specs["observation"]))
+        partial = sorted(exclusive_paths(specs["observation"]))
         scalars = (
             Scalar(as_key(path), kind == "reward", tuple(leaf.shape[len(batch_size) :]), leaf)
             for path, kind, leaf in outputs
@@ -128,15 +128,15 @@ class SpecTable:
             outputs=outputs,
             shown=tuple(
                 as_key(path)
-                for path in (*(path for path, kind, _ in outputs if kind != "reward"), *own)
+                for path in (*(path for path, kind, _ in outputs if kind != "reward"), *partial)
             ),
-            own=tuple(map(as_key, own)),
+            partial=tuple(map(as_key, partial)),
             scalars=tuple(scalars),
             levels=levels_of(paths["done"]),
             rewards=rewards,
             actions=actions,
             states=states,
-            known=frozenset(path for found in paths.values() for path in found),
+            declared=frozenset(path for of_kind in paths.values() for path in of_kind),
             recorded=tuple(env._facts.recorded_inputs),
             carrying=Carrying(
                 keeps_empty_nodes=True,
@@ -169,11 +169,11 @@ class OutputChecks:
 
     # --------------------------------------------------------------------------- what is returned
 
-    def delivered(self, out: Any, given: TensorDictBase | None, method: str) -> TensorDictBase:
+    def delivered(self, out: Any, td: TensorDictBase | None, method: str) -> TensorDictBase:
         """Refuse what is no output, and deliver the rest to the env's device.
 
         Args:
-            out: what ``method`` returned for ``given`` (None: it was called without data).
+            out: what ``method`` returned for ``td`` (None: it was called without data).
 
         Raises:
             ResetOutputError: it is no TensorDict, or the input itself.
@@ -185,18 +185,18 @@ class OutputChecks:
                 f"{name} returned {type(out).__name__}, but must return a new TensorDict with the "
                 "outputs. Build one: TensorDict({...}, batch_size=env.batch_size)."
             )
-        if out is given:
+        if out is td:
             raise ResetOutputError(
                 f"{name} returned its input. Build a new TensorDict with the outputs; the input "
                 "holds the caller's data."
             )
         table = self.table
-        expected = table.batch_size if given is None else given.batch_size
+        expected = table.batch_size if td is None else td.batch_size
         if out.batch_size != expected:
             raise BatchSizeError(
                 f"{name} returned a TensorDict of batch size {tuple(out.batch_size)}, but "
                 f"{tuple(expected)} was expected: that of "
-                f"{'the env' if given is None else 'its input'}. Pass it to the TensorDict: "
+                f"{'the env' if td is None else 'its input'}. Pass it to the TensorDict: "
                 f"TensorDict({{...}}, batch_size={list(expected)})."
             )
         if table.device is not None and out.device != table.device:
@@ -316,12 +316,12 @@ class OutputChecks:
                 self._complete_done(out, level, names)
 
     def _complete_done(self, out: TensorDictBase, level: tuple[str, ...], names: list[str]) -> None:
-        given = {}
+        returned = {}
         for name in names:
             value = out.get(as_key((*level, name)), None)
             if value is not None:
-                given[name] = value
-        for name, value in rules.complete_done(given, names, level).items():
+                returned[name] = value
+        for name, value in rules.complete_done(returned, names, level).items():
             if value is None:
                 value = self.zeros(self._flag(as_key((*level, name))), out)
             out.set(as_key((*level, name)), value)
@@ -355,7 +355,7 @@ class OutputChecks:
             table.outputs if outputs is None else outputs,
             batch_dims=len(table.batch_size) if batch_dims is None else batch_dims,
             state_keys=table.states,
-            own=table.own,
+            partial_keys=table.partial,
         )
 
     @staticmethod

@@ -171,12 +171,12 @@ class Stepping(SpecNames, ABC):
             tensor([False])
         """
         refuse_state_left_out(set_state=set_state, select_reset_only=select_reset_only)
-        given = TensorDict(batch_size=self.batch_size) if tensordict is None else tensordict
-        require_tensordict("what reset() was given", given)
-        self._check_batch(given)
+        td = TensorDict(batch_size=self.batch_size) if tensordict is None else tensordict
+        require_tensordict("what reset() was given", td)
+        self._check_batch(td)
         checks, source = self._checks, tensordict
         levels = checks.table.levels
-        masks = collect_reset_masks(given, levels, self.full_done_spec)
+        masks = collect_reset_masks(td, levels, self.full_done_spec)
         if tensordict is not None and self._is_left_alone(masks):
             return checks.kept_root(tensordict)
         if set_state is not None or self._supports_set_state:
@@ -319,11 +319,11 @@ class Stepping(SpecNames, ABC):
     ) -> TensorDictBase:
         """Return what the caller put under ``next``; warn, once for each env, of what an earlier step wrote there."""
         scalars = [as_path(scalar.key) for scalar in self._table.scalars]
-        own, has_outcome = callers_part(preset, following, latest, scalars)
+        preset_of_caller, has_outcome = callers_part(preset, following, latest, scalars)
         begun = self._in_use.begun_beside
         is_old = begun is None or not any(map(is_same, preset.values(), begun.values()))
         if not has_outcome or not is_old or self._has_warned_of_old_root:
-            return own
+            return preset_of_caller
         self._has_warned_of_old_root = True
         warnings.warn(
             "the data of this step holds the outcome of an earlier step under 'next', so its observations are those "
@@ -332,7 +332,7 @@ class Stepping(SpecNames, ABC):
             StaleNextWarning,
             stacklevel=6 + ticket.advance,  # public calls are wrapped, see `hold_calls`
         )
-        return own
+        return preset_of_caller
 
     def _stepped_and_reset(self, ticket: Ticket) -> tuple[TensorDictBase, TensorDictBase]:
         """Wait for a step, and give the same and the root that follows, in which what was done is reset."""
@@ -465,7 +465,7 @@ class Stepping(SpecNames, ABC):
             require_tensordict("what step_and_maybe_reset() was given", tensordict)
         preset, remembered = tensordict.get("next", None), ()
         if preset is not None:
-            remembered = undeclared(preset, self._table.known)
+            remembered = undeclared(preset, self._table.declared)
         if not self._steps_by_itself:
             data = self.step(tensordict)
             return data, self._root_after(data, remembered)

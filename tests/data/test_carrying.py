@@ -16,21 +16,21 @@ T, F = True, False
 
 @pytest.mark.parametrize("lazy", [F, T], ids=["plain", "lazy stack"])
 def test_fresh_entries_win_over_carried_ones_at_any_depth(lazy):
-    def made(value, names):
+    def entries(value, names):
         return {name: torch.full((2, 1), value) for name in names}
 
-    root = {**made(0.0, ["own", "action", "seen"]), "state": made(0.0, ["a"])}
-    following = {**made(1.0, ["seen", "reward", "shown"]), "state": made(1.0, ["a", "b"])}
+    root = {**entries(0.0, ["own", "action", "seen"]), "state": entries(0.0, ["a"])}
+    following = {**entries(1.0, ["seen", "reward", "shown"]), "state": entries(1.0, ["a", "b"])}
     data = TensorDict({**root, "next": TensorDict(following, [2])}, [2])
-    fresh = TensorDict({**made(2.0, ["seen", "new"]), "state": made(2.0, ["a"])}, [2])
+    fresh = TensorDict({**entries(2.0, ["seen", "new"]), "state": entries(2.0, ["a"])}, [2])
     rule = Carrying(reward_keys={("reward",)}, action_keys={("action",)})
-    given = lazy_stack(list(data.unbind(0)), 0) if lazy else data
+    step = lazy_stack(list(data.unbind(0)), 0) if lazy else data
 
-    found = carry(given, rule, fresh)
+    root_after = carry(step, rule, fresh)
 
     expected = carry(data, rule).update(fresh)
-    assert set(found.keys(True)) == set(expected.keys(True))
-    assert all(bool((found[key] == expected[key]).all()) for key in expected.keys(True, True))
+    assert set(root_after.keys(True)) == set(expected.keys(True))
+    assert all(bool((root_after[key] == expected[key]).all()) for key in expected.keys(True, True))
 
 
 @pytest.mark.parametrize(
@@ -58,12 +58,12 @@ def test_a_root_that_replaces_all_is_taken_as_it_is(more, is_whole):
     fresh = TensorDict({"seen": zeros + 2, "state": {"a": zeros + 2}}, [2])
     rule = Carrying(reward_keys={("reward",)}, action_keys={("action",)})
 
-    found = carry(data, rule, fresh)
+    root_after = carry(data, rule, fresh)
 
     expected = carry(data, rule).update(fresh)
-    assert (found is fresh) == is_whole
-    assert set(found.keys(True)) == set(expected.keys(True))
-    assert all(bool((found[key] == expected[key]).all()) for key in expected.keys(True, True))
+    assert (root_after is fresh) == is_whole
+    assert set(root_after.keys(True)) == set(expected.keys(True))
+    assert all(bool((root_after[key] == expected[key]).all()) for key in expected.keys(True, True))
 
 
 def test_a_step_on_leaves_nothing_that_holds_the_data_it_was_given():

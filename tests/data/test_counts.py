@@ -154,14 +154,14 @@ def test_0_and_1_stand_for_a_bool(make):
 @pytest.mark.parametrize("rule", ["break_when_any_done", "break_when_all_done"])
 @pytest.mark.parametrize("flag", [0, 1])
 def test_0_and_1_stand_for_a_stop_rule(rule, flag):
-    wanted, given = (
+    wanted, counted = (
         SerialEnv(2, Count).rollout(
             9, lambda td: td.set("action", torch.zeros(2, 1).long()), **{rule: value}
         )
         for value in (bool(flag), flag)
     )
 
-    assert given.shape == wanted.shape and torch.equal(given["count"], wanted["count"])
+    assert counted.shape == wanted.shape and torch.equal(counted["count"], wanted["count"])
 
 
 @pytest.mark.parametrize("name", ["auto_reset", "set_truncated", "trust_policy", "set_state"])

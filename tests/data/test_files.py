@@ -282,15 +282,15 @@ print("whole")
 
 @pytest.mark.slow
 def test_a_disk_that_is_full_is_told_and_nothing_is_lost(tmp_path):
-    own = ["unshare", "--user", "--map-root-user", "--mount"]
+    unshare = ["unshare", "--user", "--map-root-user", "--mount"]
     mount = f'mount -t tmpfs -o size=1m tmpfs "{tmp_path}"'
-    if subprocess.run([*own, "sh", "-c", mount], check=False, capture_output=True).returncode:
+    if subprocess.run([*unshare, "sh", "-c", mount], check=False, capture_output=True).returncode:
         pytest.skip(
             "no file system may be mounted here; the limit on sizes of files is tried instead"
         )
 
     done = subprocess.run(
-        [*own, "sh", "-c", f'{mount} && exec "$@"', "sh", sys.executable, "-c", FULL, tmp_path],
+        [*unshare, "sh", "-c", f'{mount} && exec "$@"', "sh", sys.executable, "-c", FULL, tmp_path],
         check=False,
         capture_output=True,
         text=True,

@@ -95,12 +95,12 @@ def test_a_tensordict_comes_back_with_all_that_it_is():
         device="cpu",
     )
 
-    found = again(td)
+    copied = again(td)
 
-    assert (found["a"] == td["a"]).all() and found["nested", "b"].dtype == torch.bool
-    assert (found.batch_size, found.names, found.device) == (td.batch_size, td.names, td.device)
-    assert found["word"] == "x" and found["nested"].batch_size == torch.Size([2, 3])
-    assert set(found.keys(True)) == set(td.keys(True))
+    assert (copied["a"] == td["a"]).all() and copied["nested", "b"].dtype == torch.bool
+    assert (copied.batch_size, copied.names, copied.device) == (td.batch_size, td.names, td.device)
+    assert copied["word"] == "x" and copied["nested"].batch_size == torch.Size([2, 3])
+    assert set(copied.keys(True)) == set(td.keys(True))
 
 
 def test_stacks_of_unlike_data_come_back():

@@ -81,11 +81,11 @@ def test_a_batch_gets_what_the_gae_module_of_torchrl_writes(shape, seed, vectori
     batch = recorded((*shape[:-1], 1), seed)
     module = GAE(gamma=GAMMA, lmbda=LMBDA, value_network=None, vectorized=vectorized)
 
-    found = gae(batch, gamma=GAMMA, lmbda=LMBDA)
+    batch_after = gae(batch, gamma=GAMMA, lmbda=LMBDA)
 
     expected = module(batch.clone())
     for name in ("advantage", "value_target"):
-        torch.testing.assert_close(found[name], expected[name], rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(batch_after[name], expected[name], rtol=1e-5, atol=1e-5)
 
 
 def test_a_module_of_tensordict_and_a_function_of_tensordicts_give_the_values():
@@ -144,12 +144,12 @@ def test_trajectories_in_rows_of_their_own_have_the_same_advantages(seed):
     batch = recorded((3, 7, 1), seed)
     split = split_trajectories(batch)
 
-    found = gae(split, gamma=GAMMA, lmbda=LMBDA)
+    split_after = gae(split, gamma=GAMMA, lmbda=LMBDA)
 
     mask = split["mask"]
     plain = gae(batch, gamma=GAMMA, lmbda=LMBDA)
-    assert torch.equal(found["advantage"][mask], plain["advantage"].flatten(0, 1))
-    assert not found["advantage"][~mask].any()
+    assert torch.equal(split_after["advantage"][mask], plain["advantage"].flatten(0, 1))
+    assert not split_after["advantage"][~mask].any()
 
 
 def test_padding_after_a_trajectory_that_was_cut_leaves_its_advantages_alone():

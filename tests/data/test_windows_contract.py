@@ -138,16 +138,16 @@ def stretches(data: TensorDict) -> list[list[TensorDict]]:
     if data.names[0] == "time" and data.batch_dims > 1:
         data = data.transpose(0, 1)
     mask = data.get(("collector", "mask"), torch.ones(data.shape, dtype=torch.bool))
-    found: list[list[TensorDict]] = []
+    parts: list[list[TensorDict]] = []
     for row, valid in zip(
         data.reshape(-1, data.shape[-1]), mask.reshape(-1, data.shape[-1]), strict=True
     ):
         last = None
         for step in row[valid]:
             if last is None or last["next", "done"] or step["step"] != last["step"] + 1:
-                found.append([])
-            found[-1].append(last := step)
-    return found
+                parts.append([])
+            parts[-1].append(last := step)
+    return parts
 
 
 def flat(data: TensorDict, key: Any) -> torch.Tensor:
@@ -160,12 +160,12 @@ def flat(data: TensorDict, key: Any) -> torch.Tensor:
 
 
 def n_step(steps: list[TensorDict]) -> list[list[float]]:
-    found = []
+    windows = []
     for start in range(len(steps)):
         window = steps[start : start + N]
         total = sum(GAMMA**i * step["next", "reward"].item() for i, step in enumerate(window))
-        found.append([total, window[-1]["next", "observation"].item(), len(window)])
-    return found
+        windows.append([total, window[-1]["next", "observation"].item(), len(window)])
+    return windows
 
 
 def joined_before(steps: list[TensorDict]) -> list[list[float]]:
@@ -184,15 +184,15 @@ def actions_after(steps: list[TensorDict]) -> list[list[float]]:
 
 
 def to_go(steps: list[TensorDict]) -> list[list[float]]:
-    left, found = 0.0, []
+    left, sums = 0.0, []
     for step in reversed(steps):
         left = step["next", "reward"].item() + GAMMA * left
-        found.append([left])
-    return found[::-1]
+        sums.append([left])
+    return sums[::-1]
 
 
 def advantages(steps: list[TensorDict]) -> list[list[float]]:
-    left, found = 0.0, []
+    left, values = 0.0, []
     for step in reversed(steps):
         future = GAMMA * step["next", "state_value"].item() * (not step["next", "terminated"])
         left = (
@@ -201,8 +201,8 @@ def advantages(steps: list[TensorDict]) -> list[list[float]]:
             - step["state_value"].item()
             + GAMMA * LMBDA * left
         )
-        found.append([left])
-    return found[::-1]
+        values.append([left])
+    return values[::-1]
 
 
 def split_back(data: TensorDict) -> TensorDict:
@@ -269,11 +269,11 @@ def test_windows_are_those_of_each_stretch_by_itself(reader, layout):
 @pytest.mark.parametrize("reader", [name for name in READERS if name != "ActionChunkTransform"])
 def test_data_whose_order_is_lost_is_refused(reader, layout):
     data = (REFUSED | REFUSED_UNKNOWN)[layout]()
-    told = (
+    message = (
         "in the order of time" if layout in REFUSED else r"nothing tells.*data\.names = \['time'\]"
     )
 
-    with pytest.raises(ArgumentError, match=told):
+    with pytest.raises(ArgumentError, match=message):
         READERS[reader][0](data)
 
 
