@@ -86,7 +86,7 @@ def programs(kind: Kind) -> SearchStrategy[list]:
     )
     others = [
         st.builds(MaybeReset),
-        st.builds(Reset, given=st.booleans()),
+        st.builds(Reset, passes_root=st.booleans()),
         st.builds(Seed, st.integers(0, 3), close=st.just(kind.lives_on)),
     ]
     if rows > 1:
@@ -163,8 +163,8 @@ class NamedJax(JaxTrail):
         super().__init__()
         object.__setattr__(self, "name", name)
 
-    def _named(self, made):
-        state, timestep = made
+    def _named(self, pair):
+        state, timestep = pair
         return state, replace(timestep, observation={self.name: timestep.observation})
 
     def reset(self, key):

@@ -306,7 +306,7 @@ def test_nodes_without_leaves_leave_specs_and_data_and_return_for_the_env():
     assert set(data.keys(True)) >= {"count", "next"}
     assert not {"extra", "options"} & set(data.keys()) and "extra" not in data["next"].keys()
     assert list(env.observation_spec.keys()) == ["count"] and env.state_spec.is_empty()
-    assert env.base_env.given is not None
+    assert env.base_env.options_seen is not None
     check_env_specs(env)
 
 

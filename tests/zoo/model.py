@@ -157,20 +157,20 @@ class Model:
     def rollout(self, steps: int, choose: Choose, stop: Stop) -> list[list[Transition]]:
         """`env.rollout` from the root as it is; what is done there begins anew first."""
         self.reset(self.done)
-        made: list[list[Transition]] = []
+        record: list[list[Transition]] = []
         for index in range(steps):
             running = [stop != "all" or not done for done in self.done]
             choices = [choose(index, row) for row in range(len(self.rows))]
             step = self.step(choices, running)
             for row, runs in enumerate(running):
                 if not runs:
-                    step[row].root = made[-1][row].root
-            made.append(step)
+                    step[row].root = record[-1][row].root
+            record.append(step)
             if (stop == "any" and any(self.done)) or (stop == "all" and all(self.done)):
                 break
             if stop == "never" and index < steps - 1:
                 self.reset(self.done)
-        return made
+        return record
 
     def saved(self, rows: Sequence[int]) -> list[Row]:
         """Copy rows as they stand, in any order and number."""

@@ -43,7 +43,7 @@ class ByHand:
 
     def __init__(self, task: str, parallel: bool, **kwargs: Any):
         self.env, self.parallel = make_bare(task, parallel, **kwargs), parallel
-        self.told: dict[str, Told] = {}
+        self.shown: dict[str, Told] = {}
 
     def reset(self, seed: int | None = None) -> None:
         result = self.env.reset(seed=seed)
@@ -55,7 +55,7 @@ class ByHand:
         self._tell(observations, {}, ends, infos)
 
     def step(self, actions: dict[str, Any]) -> None:
-        ends = {name: told.ends for name, told in self.told.items()}
+        ends = {name: shown.ends for name, shown in self.shown.items()}
         if self.parallel:
             living = {name: actions[name] for name in self.env.agents}
             observations, rewards, terminated, truncated, infos = self.env.step(living)
@@ -87,7 +87,7 @@ class ByHand:
             acts = name in acting
             allowed = allowed if acts and np.any(allowed) else None
             seen = None if seen is None else np.array(seen)
-            self.told[name] = Told(seen, rewards.get(name, 0), ends[name], acts, allowed)
+            self.shown[name] = Told(seen, rewards.get(name, 0), ends[name], acts, allowed)
 
 
 def require_same(env: PettingZooEnv, td: TensorDictBase, hand: ByHand, *, stepped: bool) -> None:
@@ -95,25 +95,25 @@ def require_same(env: PettingZooEnv, td: TensorDictBase, hand: ByHand, *, steppe
     for group, names in env.group_map.items():
         node = td.get(group)
         for index, name in enumerate(names):
-            own, told = node[index], hand.told[name]
-            seen = own.get("observation")
+            agent, expected = node[index], hand.shown[name]
+            seen = agent.get("observation")
             seen = seen.get("observation") if isinstance(seen, TensorDictBase) else seen
-            if told.observation is None:
+            if expected.observation is None:
                 assert not seen.any(), name
             else:
-                assert seen.numpy().dtype == told.observation.dtype, name
-                assert np.array_equal(seen.numpy(), told.observation), name
-            assert bool(own["terminated"]) == told.ends[0], name
-            assert bool(own["truncated"]) == told.ends[1], name
-            assert bool(own["done"]) == any(told.ends), name
-            assert bool(own["mask"]) == told.acts, name
+                assert seen.numpy().dtype == expected.observation.dtype, name
+                assert np.array_equal(seen.numpy(), expected.observation), name
+            assert bool(agent["terminated"]) == expected.ends[0], name
+            assert bool(agent["truncated"]) == expected.ends[1], name
+            assert bool(agent["done"]) == any(expected.ends), name
+            assert bool(agent["mask"]) == expected.acts, name
             if stepped:
-                reward = told.reward if told.observation is not None else 0
-                assert own["reward"].item() == np.float32(reward), name
+                reward = expected.reward if expected.observation is not None else 0
+                assert agent["reward"].item() == np.float32(reward), name
             if env.has_action_mask[group]:
-                allowed = own["action_mask"].numpy()
+                allowed = agent["action_mask"].numpy()
                 assert np.array_equal(
-                    allowed, np.ones_like(allowed) if told.allowed is None else told.allowed
+                    allowed, np.ones_like(allowed) if expected.allowed is None else expected.allowed
                 )
 
 
@@ -165,7 +165,7 @@ def play_beside_the_library(
             hand.step(actions_in(env, td))
         following = env.step(td)["next"]
         require_same(env, following, hand, stepped=True)
-        over = all(any(told.ends) for told in hand.told.values())
+        over = all(any(shown.ends) for shown in hand.shown.values())
         assert bool(following["done"]) == over
         ended += over
         td = reset() if over else env.step_mdp(td)

@@ -25,7 +25,7 @@ class Fading(ParallelEnv):
     def __init__(self, lives: tuple[int, ...] = (2, 3, 5), infos: tuple[str, ...] = INFOS):
         self.lives = dict(zip((f"agent_{i}" for i in range(len(lives))), lives, strict=True))
         self.possible_agents = list(self.lives)
-        self.told = infos
+        self.info_keys = infos
         self.np_random = np.random.default_rng()
         self.taken: list[dict[str, Any]] = []
         self.state_space = spaces.Box(-np.inf, np.inf, (1,), np.float32)
@@ -63,7 +63,7 @@ class Fading(ParallelEnv):
 
     def _infos(self, names):
         infos = {"age": self.age, "weight": 0.5, "said": "nothing"}
-        return {name: {key: infos[key] for key in self.told} for name in names}
+        return {name: {key: infos[key] for key in self.info_keys} for name in names}
 
 
 class Rebuilt(Fading, EzPickle):

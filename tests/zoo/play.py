@@ -88,11 +88,13 @@ class Player:
     def mask(self, mask: Sequence[bool]) -> torch.Tensor:
         return torch.tensor(mask).reshape(self.env.batch_size)
 
-    def see(self, td: TensorDictBase, made: list[Transition]) -> None:
+    def see(self, td: TensorDictBase, transitions: list[Transition]) -> None:
         """Compare the transition of every row."""
-        _require_same("root", td.exclude("next", "action"), [row.root for row in made])
-        _require_same("next", td["next"], [row.next for row in made])
-        for choice, row in zip(decoded(self.env.action_spec, td["action"]), made, strict=True):
+        _require_same("root", td.exclude("next", "action"), [row.root for row in transitions])
+        _require_same("next", td["next"], [row.next for row in transitions])
+        for choice, row in zip(
+            decoded(self.env.action_spec, td["action"]), transitions, strict=True
+        ):
             assert row.choice in (None, choice), "another action is recorded than was taken"
 
 
@@ -120,11 +122,11 @@ class Reset:
     """
 
     mask: Mask = None
-    given: bool = True
+    passes_root: bool = True
     alone: bool = False
 
     def __call__(self, player: Player) -> None:
-        if not self.given and not player.kind.around.banked:
+        if not self.passes_root and not player.kind.around.banked:
             player.reset()
             return
         td = player.root
@@ -171,14 +173,14 @@ class Step:
             td.set("_step", player.mask(mask))
         if self.advance:
             data, root = env.step_and_maybe_reset(td)
-            made = model.advance(self.choices, mask)
+            transitions = model.advance(self.choices, mask)
         else:
             data = env.step(td)
             root = env.step_mdp(data)
-            made = model.step(self.choices, mask)
+            transitions = model.step(self.choices, mask)
         is_dense = not isinstance(td, LazyStackedTensorDict)
         assert data is td or (is_dense and getattr(env, "share_individual_td", False))
-        player.see(data, made)
+        player.see(data, transitions)
         player.arrive(root)
 
 
@@ -254,13 +256,13 @@ class Rollout:
             assert kind.own_choice in (None, taken[step][row]), "rand_action was passed by"
             return taken[step][row]
 
-        made = player.model.rollout(self.steps, choose, self.stop)
-        assert len(parts) == len(made), "steps of the rollout"
-        for part, transitions in zip(parts, made, strict=True):
+        played = player.model.rollout(self.steps, choose, self.stop)
+        assert len(parts) == len(played), "steps of the rollout"
+        for part, transitions in zip(parts, played, strict=True):
             player.see(part, transitions)
         if not kind.around.banked:
             sums = data["next", "reward"].sum(-2).flatten().tolist()
-            rows = zip(*made, strict=True)
+            rows = zip(*played, strict=True)
             assert sums == [sum(one.next["reward"][0] for one in row) for row in rows]
 
 

@@ -254,11 +254,11 @@ def _by_hand(env: EnvBase, policy: Any, run: Run) -> Iterator[Any]:
         root = root if loaded is None else loaded
         root = env.reset() if root is None else root
         with torch.no_grad():
-            made = []
+            steps = []
             for _ in range(run.steps):
                 data, root = env.step_and_maybe_reset(act(root.copy()))
-                made.append(data.copy())
-        yield torch.stack(made, -1)
+                steps.append(data.copy())
+        yield torch.stack(steps, -1)
 
 
 COLLECTORS: dict[str, tuple[Any, int]] = {
@@ -288,12 +288,12 @@ class Run:
     def of(cls, number: int, *, workers: bool = True) -> Run:
         """Draw a run; ``workers`` False leaves out what takes processes."""
         draw = random.Random(number)
-        kinds = {name: known for name, known in ENVS.items() if workers or name != "parallel"}
-        env = draw.choices(list(kinds), [known.weight for known in kinds.values()])[0]
+        kinds = {name: kind for name, kind in ENVS.items() if workers or name != "parallel"}
+        env = draw.choices(list(kinds), [kind.weight for kind in kinds.values()])[0]
         ways = {name: way for name, way in COLLECTORS.items() if workers or "worker" not in name}
         collector = draw.choices(list(ways), [weight for _, weight in ways.values()])[0]
-        known, chain = ENVS[env], draw.sample(list(TRANSFORMS), draw.choice([0, 1, 2, 3, 4]))
-        inside = known.has_rows and draw.random() < 0.4
+        kind, chain = ENVS[env], draw.sample(list(TRANSFORMS), draw.choice([0, 1, 2, 3, 4]))
+        inside = kind.has_rows and draw.random() < 0.4
         chooses = "choices" in env or env in (
             "gym, vector",
             "serial",
@@ -330,7 +330,7 @@ class Run:
     @property
     def make(self) -> Callable[[], EnvBase]:
         """A function that builds the env, which worker processes can be sent."""
-        return partial(_made, self)
+        return partial(_env_of, self)
 
 
 def _behind(run: Run, env: EnvBase) -> EnvBase:
@@ -340,7 +340,7 @@ def _behind(run: Run, env: EnvBase) -> EnvBase:
     return TransformedEnv(env, Compose(*made))
 
 
-def _made(run: Run) -> EnvBase:
+def _env_of(run: Run) -> EnvBase:
     if run.inside:
         return ENVS[run.env].make(partial(_behind, run))
     return _behind(run, ENVS[run.env].make(_as_it_is))
@@ -393,15 +393,15 @@ def differs(run: Run, folder: Path, *, after: int = 2) -> str | None:
             if run.collector == "by hand":
                 root = play(None)
         envkit.save(path, **parts, root=root)
-    found = []
+    resumed = []
     with _player(run, run.seed + 1) as (parts, play):
         root = envkit.load(path, **parts, root=None)["root"]
         for _ in range(after):
-            found.append(_kept(play(root)))
+            resumed.append(_kept(play(root)))
             root = None
             if run.collector == "by hand":
                 play(None)
-    for number, (one, other) in enumerate(zip(whole[run.before :], found, strict=True)):
+    for number, (one, other) in enumerate(zip(whole[run.before :], resumed, strict=True)):
         if not same(([one], [other])):
             keys = [
                 key

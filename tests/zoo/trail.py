@@ -216,15 +216,15 @@ class TrailData(EnvBase):
         self.add_truncated_keys()
 
     def _reset(self, td, **kwargs):
-        given = None if td is None else td.get("game", None)
-        if given is None:
+        game = None if td is None else td.get("game", None)
+        if game is None:
             batch = self.batch_size if td is None else td.batch_size
             rows = torch.arange(batch.numel()).reshape(batch)
             seed = (self.seed + 100 * rows + 10000 * self.resets) % 2**32
             episode = torch.zeros_like(seed)
             self.resets += 1
         else:
-            batch, (seed, episode) = td.batch_size, given.unbind(-1)[:2]
+            batch, (seed, episode) = td.batch_size, game.unbind(-1)[:2]
         nothing = torch.zeros_like(seed)
         begun = [seed, episode + 1, start_of(seed, episode), nothing, nothing]
         return TensorDict(self._shown(torch.stack(begun, -1)), batch)

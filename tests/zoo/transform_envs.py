@@ -259,7 +259,7 @@ class Hollow(EnvBase):
         )
         self.state_spec = Composite(options=Composite())
         self.action_spec = Categorical(2, shape=(1,))
-        self.given = None
+        self.options_seen = None
 
     def _out(self, count):
         self.count = count
@@ -270,7 +270,7 @@ class Hollow(EnvBase):
         return self._out(0)
 
     def _step(self, td):
-        self.given = td.get("options", None)
+        self.options_seen = td.get("options", None)
         return self._out(self.count + 1).set("terminated", torch.tensor([self.count == 4]))
 
     def _set_seed(self, seed):
