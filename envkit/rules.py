@@ -54,28 +54,28 @@ def done_from(terminated: Array, truncated: Any | None = None) -> Array:
 
 
 def complete_done(
-    given: Mapping[str, Any], declared: Collection[str], level: Path = ()
+    returned: Mapping[str, Any], declared: Collection[str], level: Path = ()
 ) -> dict[str, Any]:
     """Infer the done leaves of one level that a simulator did not return.
 
     A single end-of-episode value is read as *terminated*.
 
     Args:
-        given: bool leaves the simulator returned, by name, all of one shape.
+        returned: bool leaves the simulator returned, by name, all of one shape.
         declared: names in the done spec of this level.
         level: path of the level, for the message.
 
     Returns:
         The inferred leaves by name; empty when nothing is missing. Leaves that must be filled
-        with False are given as None, since only the caller knows their shape when ``given`` is empty.
+        with False are given as None, since only the caller knows their shape when ``returned`` is empty.
 
     Raises:
         DoneError: ``done`` and ``truncated`` were given without ``terminated``.
     """
-    missing = [name for name in declared if name not in given]
+    missing = [name for name in declared if name not in returned]
     if not missing:
         return {}
-    done, terminated, truncated = (given.get(name) for name in DONE_LEAVES)
+    done, terminated, truncated = (returned.get(name) for name in DONE_LEAVES)
     if terminated is None and done is not None and truncated is not None:
         place = f" at {'.'.join(level)!r}" if level else ""
         raise DoneError(

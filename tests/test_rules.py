@@ -94,7 +94,7 @@ def test_a_mask_over_agents_collapses_for_an_entry_they_share():
 
 
 @pytest.mark.parametrize(
-    ("given", "declared", "expected"),
+    ("returned", "declared", "expected"),
     [
         ({"done": True}, ["done", "terminated"], {"terminated": True}),
         (
@@ -116,8 +116,8 @@ def test_a_mask_over_agents_collapses_for_an_entry_they_share():
         ({}, ["done", "terminated"], {"done": None, "terminated": None}),
     ],
 )
-def test_missing_done_leaves_are_inferred(given, declared, expected):
-    flags = {name: np.array([value]) for name, value in given.items()}
+def test_missing_done_leaves_are_inferred(returned, declared, expected):
+    flags = {name: np.array([value]) for name, value in returned.items()}
 
     inferred = rules.complete_done(flags, declared)
 
