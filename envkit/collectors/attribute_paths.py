@@ -22,7 +22,7 @@ def followed(start: Any, path: str) -> Any:
         ArgumentError: (a ValueError) it is no path.
         AttributeError, KeyError, IndexError: there is nothing of this name.
     """
-    found, at = start, 0
+    value, at = start, 0
     while at < len(path):
         part = _PART.match(path, at)
         if part is None:
@@ -32,13 +32,13 @@ def followed(start: Any, path: str) -> Any:
             )
         name, index, *quoted = part.groups()
         if name is not None:
-            found = getattr(found, name)
+            value = getattr(value, name)
         else:
-            found = found[
+            value = value[
                 int(index) if index is not None else next(q for q in quoted if q is not None)
             ]
         at = part.end()
-    return found
+    return value
 
 
 def executed(
@@ -58,18 +58,18 @@ def executed(
         ArgumentError: (a ValueError) it cannot be called, and there are arguments.
         NotAMethodError: (an AttributeError) it cannot be called, and must.
     """
-    found = followed(start, path)
-    if callable(found):
-        return found(*args, **kwargs)
+    value = followed(start, path)
+    if callable(value):
+        return value(*args, **kwargs)
     if must:
         raise NotAMethodError(
-            f"{path!r} is of type {type(found).__name__}, which cannot be called. Name a method, or use get_distant_attr()."
+            f"{path!r} is of type {type(value).__name__}, which cannot be called. Name a method, or use get_distant_attr()."
         )
     if args or kwargs:
         raise ArgumentError(
-            f"{path!r} is of type {type(found).__name__}, which cannot be called, but has arguments. Leave them out."
+            f"{path!r} is of type {type(value).__name__}, which cannot be called, but has arguments. Leave them out."
         )
-    return found
+    return value
 
 
 def paired(
@@ -85,11 +85,11 @@ def paired(
     Raises:
         ArgumentError: (a ValueError) there are other numbers of them.
     """
-    given = [len(one) for one in (list_of_args, list_of_kwargs) if one is not None]
-    wanted = count if count is not None else max(given, default=1)
-    if any(number != wanted for number in given):
+    lengths = [len(one) for one in (list_of_args, list_of_kwargs) if one is not None]
+    wanted = count if count is not None else max(lengths, default=1)
+    if any(number != wanted for number in lengths):
         raise ArgumentError(
-            f"list_of_args and list_of_kwargs have {given} entries, but there are {wanted} calls. Pass one entry for each."
+            f"list_of_args and list_of_kwargs have {lengths} entries, but there are {wanted} calls. Pass one entry for each."
         )
     every_args = [()] * wanted if list_of_args is None else list_of_args
     every_kwargs = [{}] * wanted if list_of_kwargs is None else list_of_kwargs

@@ -63,20 +63,20 @@ def build_runner(parts: Parts, *, first_number: int = 0, stride: int = 1) -> Env
     """
     factory = parts.options.policy_factory
     policy = parts.policy if factory is None else factory()
-    made = _made_env(parts)
+    env = _made_env(parts)
     try:
-        return _runner_in(made, policy, parts, first_number, stride)
+        return _runner_in(env, policy, parts, first_number, stride)
     except BaseException:
-        if made is not parts.make_env:
-            made.close(raise_if_closed=False)
+        if env is not parts.make_env:
+            env.close(raise_if_closed=False)
         raise
 
 
 def _runner_in(
-    made: EnvBase, policy: Any, parts: Parts, first_number: int, stride: int
+    raw_env: EnvBase, policy: Any, parts: Parts, first_number: int, stride: int
 ) -> EnvRunner:
     options = parts.options
-    env = _completed(made, policy, options)
+    env = _completed(raw_env, policy, options)
     if isinstance(policy, RandomPolicy):
         policy.set_action_spec_from_env(env)
     if options.set_truncated:
@@ -111,20 +111,20 @@ def _require_no_version(env: EnvBase) -> None:
 
 
 def _made_env(parts: Parts) -> EnvBase:
-    made, kwargs = parts.make_env, parts.options.create_env_kwargs or {}
-    if isinstance(made, EnvBase):
+    make_env, kwargs = parts.make_env, parts.options.create_env_kwargs or {}
+    if isinstance(make_env, EnvBase):
         if kwargs:
             raise OptionError(
                 f"create_env_kwargs is {dict(kwargs)}, but create_env_fn is an env, which is built "
                 "already. Pass what makes it, or leave the keywords out."
             )
-        return made
-    if not isinstance(made, type) and hasattr(made, "reset") and hasattr(made, "step"):
+        return make_env
+    if not isinstance(make_env, type) and hasattr(make_env, "reset") and hasattr(make_env, "step"):
         raise ArgumentTypeError(
-            f"create_env_fn is {type(made).__name__} of another library, but must be an env of envkit or make "
-            f"one. Wrap it: {wrapping_of(made)}."
+            f"create_env_fn is {type(make_env).__name__} of another library, but must be an env of envkit or make "
+            f"one. Wrap it: {wrapping_of(make_env)}."
         )
-    env = made(**kwargs)
+    env = make_env(**kwargs)
     require_env("the result of create_env_fn", env, "Return one, or wrap it: GymWrapper(env).")
     return env
 
@@ -163,7 +163,7 @@ def _act_of(env: EnvBase, options: RunnerOptions, policy: Any) -> BoundPolicy:
 
 
 def _compiled(policy: Any, options: RunnerOptions) -> Any:
-    """Have torch compile a policy, or capture it as a CUDA graph, where that was asked for."""
+    """Compile a policy by torch, or capture it as a CUDA graph, where that was asked for."""
     if not (options.compile_policy or options.cudagraph_policy) or policy is None:
         return policy
     if not isinstance(policy, nn.Module) or isinstance(policy, BindsToEnv):
@@ -184,12 +184,12 @@ def _compiled(policy: Any, options: RunnerOptions) -> Any:
     return policy
 
 
-def _keywords(given: Any) -> dict[str, Any]:
-    return dict(given) if isinstance(given, Mapping) else {}
+def _keywords(keywords: Any) -> dict[str, Any]:
+    return dict(keywords) if isinstance(keywords, Mapping) else {}
 
 
 def _try_out(env: EnvBase, policy: nn.Module, options: RunnerOptions, runner: EnvRunner) -> None:
-    """Have a copy of the policy act once, on the first root, so that what does not fit is reported at once."""
+    """Call a copy of the policy once, on the first root, so that what does not fit is reported at once."""
     assert runner.root is not None
     try:
         trial = copy.deepcopy(policy)

@@ -209,7 +209,7 @@ class Collector:
     def _take(
         self, policy: PolicyLike, table: type, options: Mapping[str, Any]
     ) -> CollectorSettings:
-        """Take over the options that every kind has; returns all of them, checked."""
+        """Check all options, store those that every kind has, and return all of them."""
         self._settings = settings = parsed_options(type(self), table, policy, options)
         self.frames = self.iter = 0
         self.policy_version = 0
@@ -259,7 +259,7 @@ class Collector:
         model_id: str | None = None,
         weights_dict: Mapping[str, object] | None = None,
     ) -> None:
-        """Have the policy act with new weights from the next batch on.
+        """Load new weights into the policy, which acts with them from the next batch on.
 
         Args:
             policy_or_weights: a TensorDict or a mapping of them by name, as ``state_dict()`` gives, or a module. For a
@@ -293,17 +293,17 @@ class Collector:
             raise ArgumentError(
                 f"model_id is {model_id!r}, and weights_dict names {sorted(named)}. Pass one of them."
             )
-        given = [policy_or_weights, weights, policy, policy_weights, *named.values()]
-        told = [one for one in given if one is not None]
-        if len(told) > 1:
+        candidates = [policy_or_weights, weights, policy, policy_weights, *named.values()]
+        passed = [one for one in candidates if one is not None]
+        if len(passed) > 1:
             raise ArgumentError(
-                f"{len(told)} sets of weights were given: policy_or_weights, weights, policy, policy_weights and "
+                f"{len(passed)} sets of weights were given: policy_or_weights, weights, policy, policy_weights and "
                 "weights_dict are names of one argument. Pass one of them."
             )
-        self._update_weights(told[0] if told else None)
+        self._update_weights(passed[0] if passed else None)
 
-    def _update_weights(self, given: Any) -> None:
-        """Have the policy act with ``given``; None: what was passed as policy, as it is now."""
+    def _update_weights(self, source: Any) -> None:
+        """Load weights into the policy from ``source``; None: what was passed as policy, as it is now."""
         raise NotImplementedError
 
     @property
@@ -423,13 +423,13 @@ class Collector:
     def _amounts(self) -> dict[str, int | float | bool]:
         """Return what `stats` of every kind says."""
         asked = self.requested_frames_per_batch
-        told: dict[str, int | float | bool] = {"batches": self.iter}
-        told["policy_version"] = self.policy_version
+        amounts: dict[str, int | float | bool] = {"batches": self.iter}
+        amounts["policy_version"] = self.policy_version
         if asked is not None:
-            told["requested_frames_per_batch"] = asked
+            amounts["requested_frames_per_batch"] = asked
         if self._settings.total_frames is not None:
-            told |= {"total_frames": self.total_frames, "completed": self.is_finished}
-        return told
+            amounts |= {"total_frames": self.total_frames, "completed": self.is_finished}
+        return amounts
 
     def set_seed(self, seed: int, static_seed: bool = False) -> int | None:
         """Seed all envs of all workers, one chain; gives the seed after the last.
@@ -656,14 +656,14 @@ class Collector:
         """
         if model_id != "policy":
             return followed(self, model_id)
-        found = getattr(self, "policy", None)
-        found = self._trained if found is None else found
-        if found is None:
+        model = getattr(self, "policy", None)
+        model = self._trained if model is None else model
+        if model is None:
             raise ArgumentError(
                 "there is no policy here: actions are random, or the workers have made their policies themselves. Pass "
                 "policy=."
             )
-        return found
+        return model
 
     def cascade_execute(self, attr_path: str, *args: object, **kwargs: object) -> object:
         """Call what a path of attributes and items leads to; what cannot be called is given as it is.
@@ -780,7 +780,7 @@ class Collector:
         return self._profiled
 
     def _profile(self, config: ProfileConfig | None) -> None:
-        """Have those who make batches profile them."""
+        """Profile the runners that make batches."""
         raise NotImplementedError
 
     # ------------------------------------------------------------------------------- in the background
@@ -1063,7 +1063,7 @@ class Collector:
 
     @in_turn
     def load_state_dict(self, state_dict: Mapping[str, Any], *, strict: bool = True) -> None:
-        """Go on as the collector that gave ``state_dict`` would have, to the bit.
+        """Load a state; the collector continues exactly as the one that gave ``state_dict`` would have.
 
         It is loaded into a collector built with the same arguments; ``total_frames`` may differ. The policy gets the
         weights that acted, in place, and torch's generators here become those of then. Of an episode that is no part of
@@ -1126,7 +1126,7 @@ class Collector:
         raise NotImplementedError
 
     def _load_runner_states(self, state: Mapping[str, Any], *, strict: bool) -> None:
-        """Take over what `_runner_states` gave."""
+        """Load what `_runner_states` returned."""
         raise NotImplementedError
 
     # ------------------------------------------------------------------------------------- amounts
@@ -1142,22 +1142,26 @@ class Collector:
         return steps
 
     def _warn_of_more(
-        self, asked: int | list[int], made: int, rows: int, total: int | None, stacklevel: int
+        self, asked: int | list[int], collected: int, rows: int, total: int | None, stacklevel: int
     ) -> None:
         """Warn where a batch has more frames than were asked for, or all batches more than ``total``."""
         frames = sum(asked) if isinstance(asked, list) else asked
-        if self._settings.trajs_per_batch is None and made == frames and (total or 0) % made:
+        if (
+            self._settings.trajs_per_batch is None
+            and collected == frames
+            and (total or 0) % collected
+        ):
             assert total is not None
             warnings.warn(
-                f"total_frames is {total}, no multiple of frames_per_batch ({made}): the last batch is whole, so "
-                f"{math.ceil(total / made) * made} frames are collected.",
+                f"total_frames is {total}, no multiple of frames_per_batch ({collected}): the last batch is whole, so "
+                f"{math.ceil(total / collected) * collected} frames are collected.",
                 stacklevel=stacklevel,
             )
-        elif made != frames:
-            end = "" if total is None else f", {math.ceil(total / made) * made} in all"
+        elif collected != frames:
+            end = "" if total is None else f", {math.ceil(total / collected) * collected} in all"
             warnings.warn(
                 f"frames_per_batch is {asked}, no multiple of the {rows} envs that step side by side: "
-                f"batches have {made} frames{end}.",
+                f"batches have {collected} frames{end}.",
                 stacklevel=stacklevel,
             )
 

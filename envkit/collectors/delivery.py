@@ -93,11 +93,11 @@ class _BufferFilling:
 
 
 def _require_same_keys(buffer: Any, batch: TensorDictBase) -> None:
-    own, theirs = set(batch.keys(True, True)), _held_keys(buffer)
-    if theirs is not None and own != theirs:
+    in_batch, in_buffer = set(batch.keys(True, True)), _held_keys(buffer)
+    if in_buffer is not None and in_batch != in_buffer:
         raise MissingKeyError(
-            f"the replay buffer holds other entries than the batch: {sorted(map(str, theirs - own))} are in the "
-            f"buffer alone, {sorted(map(str, own - theirs))} in the batch alone. Use an empty buffer."
+            f"the replay buffer holds other entries than the batch: {sorted(map(str, in_buffer - in_batch))} are in the "
+            f"buffer alone, {sorted(map(str, in_batch - in_buffer))} in the batch alone. Use an empty buffer."
         )
 
 
@@ -167,13 +167,13 @@ class Delivery:
             batch = _without_ids(batch)
         if self._postproc is None:
             return batch
-        made = self._postproc(batch)
-        if not isinstance(made, TensorDictBase):
+        processed = self._postproc(batch)
+        if not isinstance(processed, TensorDictBase):
             raise ArgumentTypeError(
-                f"postproc returned {made!r}, of type {type(made).__name__}, but must return the batch, a TensorDict. "
+                f"postproc returned {processed!r}, of type {type(processed).__name__}, but must return the batch, a TensorDict. "
                 "Return the batch also from a function that writes into it."
             )
-        return made
+        return processed
 
     def state_dict(self) -> dict[str, Any]:
         """Return what is not delivered yet, and what the buffer and `postproc` depend on, in plain form."""
@@ -196,7 +196,7 @@ class Delivery:
 
 
 def _without_ids(batch: TensorDictBase) -> TensorDictBase:
-    """Leave the numbers of trajectories out, and their node where nothing else is in it."""
+    """Remove the numbers of trajectories, and their node where nothing else is in it."""
     batch = batch.exclude((COLLECTOR, "traj_ids"))
     kept = batch.get(COLLECTOR, None)
     return batch.exclude(COLLECTOR) if kept is not None and kept.is_empty() else batch

@@ -170,12 +170,12 @@ class MultiCollector(Collector):
             policy = copy.deepcopy(policy).cpu()
 
         def parts(worker: int) -> Parts:
-            def own(name: str, entries: Any) -> Any:
+            def of_worker(name: str, entries: Any) -> Any:
                 entry = _each(name, entries, len(makers))[worker]
                 # it is moved when it has arrived
                 return None if name == "storing_device" else entry
 
-            return Parts(makers[worker], policy, settings.of_runner(own))
+            return Parts(makers[worker], policy, settings.of_runner(of_worker))
 
         return [parts(worker) for worker in range(len(makers))]
 
@@ -188,11 +188,11 @@ class MultiCollector(Collector):
         raise NotImplementedError
 
     def _fit(self, settings: CollectorSettings) -> None:
-        """Settle how batches are made, now that the workers have described their envs."""
+        """Set how batches are made, now that the workers have described their envs."""
         raise NotImplementedError
 
     def _set_steps(self, together: int) -> None:
-        """Settle how many steps each worker makes in a batch, which so many workers make together."""
+        """Set how many steps each worker makes in a batch, which so many workers make together."""
         frames, rows = self._settings.frames_per_batch, self._rows_each
         if isinstance(frames, list):
             asked = _each("frames_per_batch", frames, self.num_workers)
@@ -251,7 +251,7 @@ class MultiCollector(Collector):
 
     # ------------------------------------------------------------------------------------- weights
 
-    def _update_weights(self, given: Any) -> None:
+    def _update_weights(self, source: Any) -> None:
         # and no turn: a trainer may update while another thread waits for a batch
         require_open(self)
         if not self._worker_pool.has_weights:
@@ -259,12 +259,12 @@ class MultiCollector(Collector):
                 "the policy of the workers is neither a torch.nn.Module nor a JaxPolicy, so it has no weights to update. Build "
                 "the collector with one of these."
             )
-        given = self._trained if given is None else given
-        if given is None:
+        source = self._trained if source is None else source
+        if source is None:
             raise ArgumentTypeError(
                 "there are no weights here: the workers have made their policies themselves. Pass policy_weights=."
             )
-        weights = as_weights(given, self._trained)
+        weights = as_weights(source, self._trained)
         self._worker_pool.take_weights(only_tensors(weights), extra_of(weights))
         super().increment_version()
 
@@ -338,7 +338,7 @@ class MultiCollector(Collector):
         self._require_idle()
 
     def _require_idle(self) -> None:
-        """See to it that no worker has an order."""
+        """Wait until no worker has an order."""
         raise NotImplementedError
 
     # ------------------------------------------------------------------------------ envs of workers
@@ -352,12 +352,12 @@ class MultiCollector(Collector):
         counts = self._worker_pool.call("count_envs", workers=every)
         places = [(worker, row) for worker in every for row in range(counts[worker])]
         wanted = [places[index] for index in chosen_rows(indices, len(places))]
-        found: dict[tuple[int, int], Any] = {}
+        answers: dict[tuple[int, int], Any] = {}
         for worker in sorted({worker for worker, _ in wanted}):
             rows = sorted({row for one, row in wanted if one == worker})
             (values,) = self._worker_pool.call("ask_envs", ask, rows, workers=[worker])
-            found |= {(worker, row): value for row, value in zip(rows, values, strict=True)}
-        values = [found[place] for place in wanted]
+            answers |= {(worker, row): value for row, value in zip(rows, values, strict=True)}
+        values = [answers[place] for place in wanted]
         require_found(values, type(self).__name__)
         return values
 
@@ -428,14 +428,14 @@ class MultiCollector(Collector):
             ArgumentError: (a ValueError) ``workers`` is something else.
         """
         require_option("workers", workers, ("aggregate", "per_worker", "both"))
-        told: dict[str, int | float | bool] = {}
+        numbers: dict[str, int | float | bool] = {}
         if workers != "per_worker":
-            told |= {**self._amounts, **self._summed()}
-        told |= {"workers": self.num_workers, "workers_alive": len(self._worker_pool.pids)}
+            numbers |= {**self._amounts, **self._summed()}
+        numbers |= {"workers": self.num_workers, "workers_alive": len(self._worker_pool.pids)}
         if workers != "aggregate":
             for row, one in enumerate(self._worker_pool.counted):
-                told |= flat_stats(one, f"worker_{row}/")
-        return told
+                numbers |= flat_stats(one, f"worker_{row}/")
+        return numbers
 
     def _summed(self) -> dict[str, int | float | bool]:
         """Sum what the workers have counted, and the seconds spent here."""
@@ -482,41 +482,43 @@ def _as_backend(backend: str | None, settings: CollectorSettings) -> str:
     return backend or "process"
 
 
-def _makers(given: Any, count: Any) -> list[Any]:
-    if callable(given) or isinstance(given, EnvBase):
+def _makers(create_env_fn: Any, count: Any) -> list[Any]:
+    if callable(create_env_fn) or isinstance(create_env_fn, EnvBase):
         if count is None:
             raise ArgumentTypeError(
                 "create_env_fn is a single function, so num_workers= must say how many workers call it. Pass that, "
                 "or a list of functions."
             )
-        return [given] * as_int("num_workers", count, least=1, meaning="the number of workers")
-    if not isinstance(given, Sequence) or not given:
+        return [create_env_fn] * as_int(
+            "num_workers", count, least=1, meaning="the number of workers"
+        )
+    if not isinstance(create_env_fn, Sequence) or not create_env_fn:
         raise ArgumentTypeError(
-            f"create_env_fn is {given!r}, but must be a function that makes an env, or a list of one for each worker. Pass "
+            f"create_env_fn is {create_env_fn!r}, but must be a function that makes an env, or a list of one for each worker. Pass "
             "lambda: GymEnv('CartPole-v1'), for example."
         )
-    for worker, make in enumerate(given):
+    for worker, make in enumerate(create_env_fn):
         if not (callable(make) or isinstance(make, EnvBase)):
             raise ArgumentTypeError(
                 f"create_env_fn has {make!r} for worker {worker}, but must have a function that makes an env. Pass one for "
                 "each worker."
             )
-    if count is not None and count != len(given):
+    if count is not None and count != len(create_env_fn):
         raise ArgumentCountError(
-            f"num_workers is {count}, but create_env_fn has {len(given)} functions. Leave num_workers out."
+            f"num_workers is {count}, but create_env_fn has {len(create_env_fn)} functions. Leave num_workers out."
         )
-    return list(given)
+    return list(create_env_fn)
 
 
-def _each(name: str, given: Any, count: int) -> list[Any]:
+def _each(name: str, value: Any, count: int) -> list[Any]:
     """Return the entry of each worker."""
-    if not isinstance(given, list | tuple):
-        return [given] * count
-    if len(given) != count:
+    if not isinstance(value, list | tuple):
+        return [value] * count
+    if len(value) != count:
         raise ArgumentCountError(
-            f"{name} has {len(given)} entries, but there are {count} workers. Pass one for each, or one for all."
+            f"{name} has {len(value)} entries, but there are {count} workers. Pass one for each, or one for all."
         )
-    return list(given)
+    return list(value)
 
 
 class MultiSyncDataCollector(MultiCollector):
@@ -735,7 +737,7 @@ class MultiaSyncDataCollector(MultiCollector):
         return self._finish
 
     def _keep_busy(self) -> None:
-        """Have every worker make a batch that has none, as long as there is more to collect."""
+        """Order a batch from every worker that has no order, as long as there is more to collect."""
         self._worker_pool.recall()
         waiting = {part.worker for part in self._ready}
         total = None if self._episodes is not None else self._settings.total_frames

@@ -164,9 +164,9 @@ class Seconds(dict[str, float]):
     def counted(self, act: Callable[..., Any]) -> Callable[..., Any]:
         """Return a function that does what ``act`` does, and counts its time as that of the policy."""
 
-        def call(*given: Any) -> Any:
+        def call(*inputs: Any) -> Any:
             began = perf_counter()
-            result = act(*given)
+            result = act(*inputs)
             spent = perf_counter() - began
             self["policy"] += spent
             self["envs"] -= spent

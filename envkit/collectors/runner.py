@@ -225,14 +225,14 @@ class EnvRunner:
         self.root = None
         if not self.frames:
             return
-        told = (
+        message = (
             f"this {type(self.env).__name__} was stepped, reset, seeded or loaded by other code since the last batch of its "
             "collector, so the next batch begins new trajectories. To continue those under way, use another env or "
             "evaluate() between batches."
         )
         if self.refuses_moved:
-            raise StaleDataError(told)
-        warnings.warn(told, stacklevel=10)  # of a loop over the collector
+            raise StaleDataError(message)
+        warnings.warn(message, stacklevel=10)  # of a loop over the collector
 
     def seed(self, seed: int | None, *, static: bool) -> int | None:
         """Seed the env; a root that was not stepped yet is dropped."""
@@ -242,7 +242,7 @@ class EnvRunner:
         return following
 
     def load_weights(self, weights: Weights) -> None:
-        """Have the policy act with other weights from the next batch on.
+        """Load other weights into the policy, which acts with them from the next batch on.
 
         Raises:
             ArgumentError: (a ValueError) they are of another architecture.

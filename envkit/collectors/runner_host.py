@@ -68,14 +68,14 @@ class Packing(Generic[Name]):
     def views(self, memory: np.ndarray) -> dict[Name, torch.Tensor]:
         """View memory of shape ``(*lead, size_bytes or more)`` as the tensors, of shape ``(*lead, *shape)``."""
         lead, whole = memory.shape[:-1], torch.from_numpy(memory)
-        found: dict[Name, torch.Tensor] = {}
+        tensors: dict[Name, torch.Tensor] = {}
         for name, (shape, dtype) in self.plan.items():
             start = self._placement[0][name]
             size = torch.Size(shape).numel() * dtype.itemsize
             flat = whole[..., start : start + size].view(dtype)
             strides = (*flat.stride()[:-1], *torch.empty(shape, device="meta").stride())
-            found[name] = flat.as_strided((*lead, *shape), strides, flat.storage_offset())
-        return found
+            tensors[name] = flat.as_strided((*lead, *shape), strides, flat.storage_offset())
+        return tensors
 
     def fits(self, tensors: Mapping[Name, torch.Tensor]) -> bool:
         """Check whether tensors are those of the plan."""
@@ -166,8 +166,8 @@ class RunnerFactory:
 class _RunnerHost:
     """The runner of a worker; see `envkit.transport.Host`."""
 
-    def __init__(self, given: RunnerFactory, row: int):
-        self._given, self._parts, self._row = given, given.parts[row], row
+    def __init__(self, factory: RunnerFactory, row: int):
+        self._factory, self._parts, self._row = factory, factory.parts[row], row
         self._runner = self._built()
         self._weights: Weights | None = None
         self._stop: np.ndarray | None = None
@@ -175,8 +175,8 @@ class _RunnerHost:
         self._packing: Packing[Path] | None = None
 
     def _built(self) -> EnvRunner:
-        with holding(self._given.choices):
-            stride = len(self._given.parts)
+        with holding(self._factory.choices):
+            stride = len(self._factory.parts)
             runner = build_runner(self._parts, first_number=self._row, stride=stride)
         runner.refuses_moved = True
         return runner
@@ -184,15 +184,15 @@ class _RunnerHost:
     def describe(self) -> Description:
         """Return what the env gives and which weights the policy has."""
         env = self._runner.env
-        found = {
+        shapes = {
             path: (tuple(value.shape), value.dtype)
             for path, value in recorded_leaves(env, self._parts.options).items()
         }
         tensors = tensors_of(self._runner.policy)
-        return Description(env.batch_size, found, Packing.of(tensors) if tensors else None)
+        return Description(env.batch_size, shapes, Packing.of(tensors) if tensors else None)
 
     def bind(self, arrays: dict[str, np.ndarray], rows: range) -> None:
-        """Take the memory of this worker."""
+        """Store the memory of this worker."""
         row = rows.start
         if (memory := arrays.get(WEIGHTS)) is not None:
             self._weights = Packing.of(tensors_of(self._runner.policy)).views(memory[row])
@@ -214,7 +214,7 @@ class _RunnerHost:
     def call_collect(self, order: Order) -> Reply:
         """Make a batch."""
         runner = self._runner
-        if self._given.stops:
+        if self._factory.stops:
             order = replace(order, interrupted=self._is_stopped)
         batch = runner.begin(order)()
         steps = batch.data.batch_size[-1]
@@ -227,12 +227,12 @@ class _RunnerHost:
             runner.numbers.following,
             steps,
             None if is_in_memory else data,
-            _on_host(runner.shown_root()) if self._given.with_root else None,
+            _on_host(runner.shown_root()) if self._factory.with_root else None,
             runner.counted(),
         )
 
     def call_load_and_collect(self, order: Order, extra: Mapping[str, Any]) -> Reply:
-        """Take new weights and the ``extra`` state of the policy that goes with them, then make a batch."""
+        """Load new weights and the ``extra`` state of the policy that goes with them, then make a batch."""
         assert self._weights is not None
         with self._runner.seconds.transferring():
             self._runner.load_weights({**self._weights, **extra})
@@ -318,7 +318,7 @@ class _RunnerHost:
         return self._runner.state_dict()
 
     def call_load_state(self, state: dict[str, Any], strict: bool) -> None:
-        """Go on as the worker that gave ``state`` would have."""
+        """Load ``state``; this worker continues as the one that gave it would have."""
         with loading({}, strict=strict):  # the caller warns
             self._runner.load_state_dict(state, strict=strict)
 

@@ -148,10 +148,10 @@ class CollectorSettings(RunnerOptions):
     start_timeout: float | None = 60.0
     init_fn: Callable[[], Any] | None = None
 
-    def of_runner(self, own: Callable[[str, Any], Any]) -> RunnerOptions:
-        """Return what concerns one runner; ``own`` returns, by name, its entry of what may be a list."""
+    def of_runner(self, of_worker: Callable[[str, Any], Any]) -> RunnerOptions:
+        """Return what concerns one runner; ``of_worker`` returns, by name, its entry of what may be a list."""
         values = {field.name: getattr(self, field.name) for field in fields(RunnerOptions)}
-        return RunnerOptions(**values | {name: own(name, values[name]) for name in _OF_EACH})
+        return RunnerOptions(**values | {name: of_worker(name, values[name]) for name in _OF_EACH})
 
 
 _DEVICES = ("storing_device", "env_device", "policy_device")

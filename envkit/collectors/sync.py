@@ -86,7 +86,7 @@ class SyncDataCollector(Collector):
             raise
 
     def _fit(self, settings: CollectorSettings) -> None:
-        """Settle how batches are made, now that there is an env."""
+        """Set how batches are made, now that there is an env."""
         self._steps = self._steps_each(self.env.batch_size.numel(), stacklevel=4)
         self._delivery.require_room(recorded_leaves(self.env, self._runner.options))
         if settings.prefetch and not self.env._runs().is_program(self._runner.policy):
@@ -120,10 +120,10 @@ class SyncDataCollector(Collector):
         return finish
 
     @in_turn
-    def _update_weights(self, given: Any) -> None:
-        weights = self._trained if given is None else given
+    def _update_weights(self, source: Any) -> None:
+        weights = self._trained if source is None else source
         acting = self._runner.policy
-        if given is not None or (
+        if source is not None or (
             acting is not weights and isinstance(weights, torch.nn.Module | HasParams)
         ):
             self._runner.load_weights(as_weights(weights, acting))
@@ -208,9 +208,9 @@ def _filled(batch: Batch, steps: int) -> Batch:
     return Batch(data, batch.following)
 
 
-def _single(name: str, given: Any) -> Any:
-    if isinstance(given, list | tuple):
+def _single(name: str, value: Any) -> Any:
+    if isinstance(value, list | tuple):
         raise OptionError(
             f"{name} is a list, but a SyncDataCollector collects {SyncDataCollector._kind}, with one env. Pass a single one."
         )
-    return given
+    return value

@@ -172,7 +172,7 @@ U = TypeVar("U", bound=Used)
 
 
 def in_turn(method: Callable[Concatenate[U, P], R]) -> Callable[Concatenate[U, P], R]:
-    """Have a method use its collector alone while it runs.
+    """Wrap a method so that no other thread uses its collector while it runs.
 
     Raises:
         BusyError: another thread uses it.

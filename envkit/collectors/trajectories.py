@@ -104,19 +104,21 @@ class TrajectoryNumbers:
 
 
 def abandoned(
-    known: Collection[int], collected: Collection[int], following: Collection[int], stride: int
+    earlier: Collection[int], collected: Collection[int], following: Collection[int], stride: int
 ) -> list[int]:
     """Return the trajectories that are not continued although no step says so: a reset or a fault came between.
 
     Args:
-        known: numbers of trajectories that have not ended.
+        earlier: numbers of trajectories that have not ended.
         collected: numbers in the newest batch of some rows.
         following: numbers that these rows go on with.
         stride: see `TrajectoryNumbers`.
     """
     workers = {number % stride for number in following}
     alive = {*collected, *following}
-    return sorted(number for number in known if number % stride in workers and number not in alive)
+    return sorted(
+        number for number in earlier if number % stride in workers and number not in alive
+    )
 
 
 class EpisodeStore:
@@ -138,7 +140,7 @@ class EpisodeStore:
         return len(self._whole)
 
     def add(self, fragment: TensorDictBase, following: torch.Tensor) -> None:
-        """Take a fragment apart.
+        """Divide a fragment into episodes.
 
         Args:
             fragment: batch size ``(*env_batch, steps)``.
@@ -212,7 +214,7 @@ class EpisodeStore:
         return {"pieces": plain(pieces), "whole": plain(list(self._whole))}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on with what another store has kept."""
+        """Load what another store has kept."""
         self._pieces = {int(number): one for number, one in from_plain(state["pieces"]).items()}
         self._whole = deque(from_plain(state["whole"]))
 
@@ -248,7 +250,7 @@ class EpisodeMeter:
         self.lengths: list[int] = []
 
     def add(self, batch: TensorDictBase, following: torch.Tensor) -> None:
-        """Take note of a batch of a runner; see `EpisodeStore.add` for the arguments."""
+        """Count a batch of a runner; see `EpisodeStore.add` for the arguments."""
         following_step = batch.get("next")
         rewards = [value for path, value in leaves(following_step) if path[-1] == "reward"]
         if not rewards:
@@ -282,7 +284,7 @@ class EpisodeMeter:
         self.returns, self.lengths = [], []
 
     def _note_unseen(self, first: torch.Tensor) -> None:
-        """Leave out the episodes that are under way where a worker's first batch begins after `join_late`."""
+        """Exclude the episodes that are under way where a worker's first batch begins after `join_late`."""
         if not self._joins_late:
             return
         for number in first.reshape(-1).tolist():
@@ -291,7 +293,7 @@ class EpisodeMeter:
         self._joins_late -= {number % self._stride for number in self._unseen}
 
     def join_late(self) -> None:
-        """Take note of batches from now on, whose first steps may be within an episode."""
+        """Count batches from now on, whose first steps may be within an episode."""
         self._sums, self._unseen = {}, set()
         self._joins_late = set(range(self._stride))
 
@@ -354,7 +356,7 @@ class ProgressBar:
         return {"frames": self._bar.n, "meter": self._meter.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any] | None, frames: int) -> None:
-        """Go on as the bar that gave ``state``; where there was none, from ``frames`` on."""
+        """Load the state of another bar; where there was none, continue from ``frames``."""
         if state is None:
             self._meter.join_late()
         else:
@@ -363,5 +365,5 @@ class ProgressBar:
         self._bar.refresh()
 
     def close(self) -> None:
-        """Leave the bar as it is."""
+        """Stop the bar; what it shows stays."""
         self._bar.close()

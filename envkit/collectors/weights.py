@@ -23,34 +23,34 @@ _EXTRA = "_extra_state"
 Weights = Mapping[str, torch.Tensor]
 
 
-def as_weights(given: Any, policy: Any = None) -> Weights:
+def as_weights(weights: Any, policy: Any = None) -> Weights:
     """Bring what a user gives as weights into one form.
 
     Args:
-        given: a module, what its ``state_dict()`` gave, or a TensorDict of weights, nested or flat; for a policy that
+        weights: a module, what its ``state_dict()`` gave, or a TensorDict of weights, nested or flat; for a policy that
             `HasParams`, such a policy or params of one.
         policy: that is to have them.
 
     Raises:
         ArgumentTypeError: it is something else.
     """
-    if isinstance(given, HasParams):
-        return given.named_params()
+    if isinstance(weights, HasParams):
+        return weights.named_params()
     if isinstance(policy, HasParams):
-        return policy.named_params(given)
-    if isinstance(given, nn.Module) and not isinstance(given, TensorDictBase):
-        return given.state_dict()
-    if isinstance(given, TensorDictBase):
-        flat = given.flatten_keys(".")
+        return policy.named_params(weights)
+    if isinstance(weights, nn.Module) and not isinstance(weights, TensorDictBase):
+        return weights.state_dict()
+    if isinstance(weights, TensorDictBase):
+        flat = weights.flatten_keys(".")
         return {name: value.detach() for name, value in flat.items()}
-    if isinstance(given, Mapping):
+    if isinstance(weights, Mapping):
         return {
             name: value
-            for name, value in given.items()
+            for name, value in weights.items()
             if isinstance(value, torch.Tensor) or _is_extra(name)
         }
     raise ArgumentTypeError(
-        f"the weights are of type {type(given).__name__}, but must be a module, its state_dict(), or a TensorDict. Pass "
+        f"the weights are of type {type(weights).__name__}, but must be a module, its state_dict(), or a TensorDict. Pass "
         "them: TensorDict.from_module(policy)."
     )
 
@@ -62,19 +62,19 @@ def load_weights(policy: Any, weights: Weights) -> Any:
         ArgumentError: (a ValueError) they are of another architecture.
     """
     if isinstance(policy, HasParams):
-        own = policy.named_params()
-        require_same_architecture(own, weights)
-        has_them = all(torch.equal(value, weights[name]) for name, value in own.items())
+        held = policy.named_params()
+        require_same_architecture(held, weights)
+        has_them = all(torch.equal(value, weights[name]) for name, value in held.items())
         return policy if has_them else policy.with_params(weights)
     if not isinstance(policy, nn.Module):
         raise ArgumentTypeError(
             f"the policy is of type {type(policy).__name__}, which has no weights to load. Pass a torch.nn.Module, or a "
             "JaxPolicy."
         )
-    own = tensors_of(policy)
-    require_same_architecture(own, only_tensors(weights))
+    held = tensors_of(policy)
+    require_same_architecture(held, only_tensors(weights))
     with torch.no_grad():
-        for name, value in own.items():
+        for name, value in held.items():
             value.copy_(weights[name])
     for name, state in extra_of(weights).items():
         policy.get_submodule(name.removesuffix(_EXTRA).rstrip(".")).set_extra_state(state)
@@ -110,13 +110,13 @@ def require_same_architecture(held: Weights, weights: Weights) -> None:
         and (weights[name].shape != value.shape or weights[name].dtype != value.dtype)
     ]
     if missing or unknown or unlike:
-        told = [
+        problems = [
             *([f"{missing} are missing"] if missing else []),
             *([f"{unknown} are not the policy's"] if unknown else []),
             *unlike,
         ]
         raise ArgumentError(
-            f"these weights are of another architecture: {'; '.join(told)}. Pass those of a module built alike."
+            f"these weights are of another architecture: {'; '.join(problems)}. Pass those of a module built alike."
         )
 
 

@@ -160,11 +160,11 @@ class WorkerPool:
 
     def bind(self, packings: Sequence[Packing[Path]] = ()) -> None:
         """Share memory with the workers; that of batches once their form is known."""
-        fields, made = [Field(STOP, (), "uint8")], (BATCH,) if packings else ()
-        traffic: dict[int | str, Traffic] = {"collect": Traffic((STOP,), made)}
+        fields, written = [Field(STOP, (), "uint8")], (BATCH,) if packings else ()
+        traffic: dict[int | str, Traffic] = {"collect": Traffic((STOP,), written)}
         if self._weights is not None:
             fields.append(Field(WEIGHTS, (self._weights.size_bytes,), "uint8"))
-            traffic["load_and_collect"] = Traffic((STOP, WEIGHTS), made)
+            traffic["load_and_collect"] = Traffic((STOP, WEIGHTS), written)
         if packings:
             size = max(packing.size_bytes for packing in packings)
             fields.append(Field(BATCH, (size,), "uint8"))
@@ -176,7 +176,7 @@ class WorkerPool:
     # -------------------------------------------------------------------------------------- orders
 
     def order(self, worker: int, *, random: bool) -> None:
-        """Have a worker that is free make a batch."""
+        """Order a batch from a free worker."""
         self.recall()
         if worker in self.jobs:
             return
@@ -219,7 +219,7 @@ class WorkerPool:
         return [workers[id(job)] for job in done]
 
     def receive(self, worker: int) -> Part | None:
-        """Take what a worker has made; None where it was lost, and has a new order.
+        """Return what a worker has made; None where it was lost, and has a new order.
 
         Raises:
             WorkerError: it failed, and is not to be replaced, or too often.
@@ -311,7 +311,7 @@ class WorkerPool:
         return self._persistently(self._pool.call, method, *args, workers=workers)
 
     def stop(self, workers: Sequence[int]) -> None:
-        """Have workers end their batches at the step that they are making."""
+        """Stop the batches of workers at the step that they are making."""
         for worker in workers:
             self._memory[STOP][worker] = 1
 
@@ -331,7 +331,7 @@ class WorkerPool:
         return self._weights is not None
 
     def take_weights(self, weights: Weights, extra: Mapping[str, Any]) -> None:
-        """Keep new weights and extra state for the workers, which get them with their next orders.
+        """Store new weights and extra state for the workers, which get them with their next orders.
 
         Raises:
             ArgumentError: (a ValueError) they are of another architecture.
@@ -371,7 +371,7 @@ class WorkerPool:
         }
 
     def load_state_dict(self, state: Mapping[str, Any], *, version: int, strict: bool) -> None:
-        """Go on as the worker_pool that gave ``state`` would have."""
+        """Load ``state``; this pool continues as the one that gave it would have."""
         self._introduce_all()
         for row in range(self.count):
             self.call("load_state", state[f"worker{row}"], strict, workers=[row])

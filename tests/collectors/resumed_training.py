@@ -62,20 +62,20 @@ def main() -> None:
     parser.add_argument("kind")
     parser.add_argument("file", type=Path)
     parser.add_argument("--kill-at", type=int)
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     torch.manual_seed(0)
-    collector = build(given.kind)
+    collector = build(arguments.kind)
     collector.set_seed(1)
     policy = collector._trained
     optimiser = torch.optim.Adam(policy.parameters(), lr=0.05)
     parts = {"collector": collector, "policy": policy, "optimiser": optimiser, "torch": torch}
     first, batch = 0, None
-    if given.file.exists():
-        first = envkit.load(given.file, **parts, iteration=None)["iteration"]
+    if arguments.file.exists():
+        first = envkit.load(arguments.file, **parts, iteration=None)["iteration"]
         print(f"resumed after {first} iterations")
     for iteration in range(first, ITERATIONS):
         batch = collector.next()
-        if iteration + 1 == given.kill_at:
+        if iteration + 1 == arguments.kill_at:
             os.kill(os.getpid(), signal.SIGKILL)
         observation = batch["observation"].float()
         module = getattr(policy, "module", policy)
@@ -84,7 +84,7 @@ def main() -> None:
         loss.backward()
         optimiser.step()
         collector.update_policy_weights_()
-        envkit.save(given.file, **parts, iteration=iteration + 1)
+        envkit.save(arguments.file, **parts, iteration=iteration + 1)
     collector.shutdown()
     digest = hashlib.sha256()
     for tensor in (*policy.parameters(), *batch.values(True, True)):

@@ -14,7 +14,7 @@ def collected(env: EnvBase, act, steps: int, batches: int) -> list:
     """Give batches as one-step TensorDicts stacked along time, with ``("collector", "traj_ids")``."""
     root, rows = env.reset(), env.batch_size.numel()
     ids, following = torch.arange(rows), rows
-    made = []
+    batches_made = []
     for _ in range(batches):
         taken = []
         for _ in range(steps):
@@ -25,8 +25,8 @@ def collected(env: EnvBase, act, steps: int, batches: int) -> list:
                 if ended:
                     ids[row] = following
                     following += 1
-        made.append(torch.stack(taken, len(env.batch_size)))
-    return made
+        batches_made.append(torch.stack(taken, len(env.batch_size)))
+    return batches_made
 
 
 def assert_same(batch, wanted) -> None:

@@ -36,15 +36,15 @@ def test_a_random_run_goes_on_to_the_bit(number, tmp_path):
 @pytest.mark.filterwarnings("ignore:frames_per_batch is")
 def test_random_runs_go_on_to_the_bit(piece, tmp_path):
     each = MANY // PIECES
-    told = {}
+    differences = {}
     for number in range(1000 + each * piece, 1000 + each * (piece + 1)):
         run = Run.of(number)
         folder = tmp_path / str(number)
         folder.mkdir()
-        if found := differs(run, folder):
-            told[str(run)] = found
+        if difference := differs(run, folder):
+            differences[str(run)] = difference
 
-    assert not told
+    assert not differences
 
 
 def test_all_transforms_that_remember_take_part():

@@ -134,19 +134,19 @@ def test_what_does_not_run_cannot_be_paused():
 
 
 def test_a_hook_cannot_wait_for_itself():
-    told = threading.Event()
+    was_refused = threading.Event()
 
     def hook() -> None:
         with pytest.raises(StartedError, match="wait for itself"), collector.pause():
             pass
-        told.set()
+        was_refused.set()
 
     collector = SyncDataCollector(
         Count, frames_per_batch=4, replay_buffer=Writes(), pre_collect_hook=hook
     )
     collector.start()
 
-    assert told.wait(30)
+    assert was_refused.wait(30)
     collector.shutdown()
 
 

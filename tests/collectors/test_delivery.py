@@ -469,10 +469,10 @@ def test_what_a_policy_writes_is_found_without_changing_what_it_draws():
         batches = [collector.next() for _ in range(3)]
         return batches, int(module.calls)
 
-    known, calls = collected(init_random_frames=6)
+    data, calls = collected(init_random_frames=6)
 
     assert calls == 12
     torch.manual_seed(0)
     env = PendulumEnv()
     env.set_seed(0)
-    assert torch.equal(known[0]["action"], env.rollout(6)["action"])
+    assert torch.equal(data[0]["action"], env.rollout(6)["action"])

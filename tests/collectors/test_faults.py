@@ -153,16 +153,16 @@ def test_an_asynchronous_collector_goes_on_to_its_end_after_an_error(built, orde
     order_fault(orders[0], "step5", "raise")
     batches = []
 
-    told = []
+    messages = []
 
     while not collector.is_finished:
         try:
             batches.append(collector.next())
         except WorkerError as error:
-            told.append(str(error))
+            messages.append(str(error))
 
     assert len(batches) == 4 and collector.next() is None
-    assert len(told) <= 1 and all("step5" in text for text in told)
+    assert len(messages) <= 1 and all("step5" in text for text in messages)
 
 
 @pytest.mark.parametrize("cls", [SyncDataCollector, MultiSyncDataCollector])

@@ -331,9 +331,9 @@ class Remembers(torch.nn.Module):
         return tensordict.set("action", torch.zeros((*tensordict.batch_size, 1), **CHOICE))
 
 
-@pytest.mark.parametrize(("asked", "found"), [(None, True), (True, True), (False, False)])
+@pytest.mark.parametrize(("asked", "is_completed"), [(None, True), (True, True), (False, False)])
 @pytest.mark.parametrize("options", [{}, {"num_collectors": 1}], ids=["here", "worker"])
-def test_an_env_is_completed_for_a_policy_unless_that_is_refused(asked, found, options):
+def test_an_env_is_completed_for_a_policy_unless_that_is_refused(asked, is_completed, options):
     with Collector(
         one,
         Remembers(),
@@ -341,7 +341,7 @@ def test_an_env_is_completed_for_a_policy_unless_that_is_refused(asked, found, o
         auto_register_policy_transforms=asked,
         **options,
     ) as collector:
-        assert ("hidden" in collector.next().keys()) is found
+        assert ("hidden" in collector.next().keys()) is is_completed
 
 
 def test_compact_batches_of_workers_have_no_next_observation_and_whole_episodes():

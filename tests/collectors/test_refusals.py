@@ -233,7 +233,7 @@ def test_the_front_door_names_the_backends_that_there_are():
 
 @pytest.mark.parametrize("cls", WITH_WORKERS)
 @pytest.mark.parametrize(
-    ("made", "text"),
+    ("create_env_fn", "text"),
     [
         (unbuilt, r"a single function, so num_workers= must say"),
         ([], r"create_env_fn is \[\], but must be a function"),
@@ -241,9 +241,9 @@ def test_the_front_door_names_the_backends_that_there_are():
         ([Count, 5], r"create_env_fn has 5 for worker 1"),
     ],
 )
-def test_what_makes_no_env_is_refused(cls, made, text):
+def test_what_makes_no_env_is_refused(cls, create_env_fn, text):
     with pytest.raises(ArgumentTypeError, match=text):
-        cls(made, **ENOUGH)
+        cls(create_env_fn, **ENOUGH)
 
 
 def test_what_makes_no_env_here_is_refused():

@@ -197,7 +197,7 @@ def test_a_state_dict_leaves_the_collector_as_it_was():
 def test_workers_go_on_where_they_were():
     def build():
         torch.manual_seed(0)
-        made = MultiSyncDataCollector(
+        collector = MultiSyncDataCollector(
             lambda: SerialEnv(2, cartpole),
             Draws(),
             num_workers=2,
@@ -205,8 +205,8 @@ def test_workers_go_on_where_they_were():
             record_for_resume=True,
             track_policy_version=True,
         )
-        made.set_seed(3)
-        return made
+        collector.set_seed(3)
+        return collector
 
     first, second = build(), build()
     torch.nn.init.constant_(first._trained.net.bias, 0.7)
@@ -304,12 +304,12 @@ def test_asynchronous_workers_keep_what_they_have_made():
     data = torch.cat(seen)
     assert len(data) == 40
     for worker in range(2):
-        own = data[data["collector", "traj_ids"] % 2 == worker]
-        ids = own["collector", "traj_ids"]
+        of_worker = data[data["collector", "traj_ids"] % 2 == worker]
+        ids = of_worker["collector", "traj_ids"]
         goes_on = ids[1:] == ids[:-1]
-        assert goes_on.sum() > len(own) / 2
+        assert goes_on.sum() > len(of_worker) / 2
         assert torch.equal(
-            own["observation"][1:][goes_on], own["next", "observation"][:-1][goes_on]
+            of_worker["observation"][1:][goes_on], of_worker["next", "observation"][:-1][goes_on]
         )
     first.shutdown(), second.shutdown()
 

@@ -101,7 +101,7 @@ def test_it_shows_its_env_what_was_asked_for_and_how_far_it_is():
 def test_the_last_batch_is_whole_and_a_warning_tells_how_much_that_is(kind):
     makers = Count if kind is SyncDataCollector else [Count]
 
-    with pytest.warns(UserWarning, match=r"10, no multiple .* \(4\).* 12 frames") as told:
+    with pytest.warns(UserWarning, match=r"10, no multiple .* \(4\).* 12 frames") as caught:
         collector = kind(makers, frames_per_batch=4, total_frames=10)
     sizes = [batch.numel() for batch in collector]
     collector.shutdown()
@@ -112,7 +112,7 @@ def test_the_last_batch_is_whole_and_a_warning_tells_how_much_that_is(kind):
         12,
         True,
     )
-    assert [warning.filename for warning in told] == [__file__]
+    assert [warning.filename for warning in caught] == [__file__]
 
 
 def test_a_total_of_whole_batches_warns_of_nothing():
@@ -583,12 +583,12 @@ def test_a_seed_that_is_set_between_batches_decides_the_draws_that_follow():
 
 
 def test_an_env_that_was_left_as_it_was_or_keeps_nothing_is_gone_on_with():
-    told, stateless = Told(5), jax_rows(2)
-    collectors = [SyncDataCollector(env, frames_per_batch=4) for env in (told, stateless)]
+    stateful, stateless = Told(5), jax_rows(2)
+    collectors = [SyncDataCollector(env, frames_per_batch=4) for env in (stateful, stateless)]
     collectors[1].set_seed(0)  # with which neither row comes to its end in these steps
     first = [collector.next() for collector in collectors]
 
-    evaluate(told, still, 2)
+    evaluate(stateful, still, 2)
     stateless.rollout(3)
 
     for collector, before in zip(collectors, first, strict=True):

@@ -43,14 +43,14 @@ IDS = ("collector", "traj_ids")
 @pytest.fixture
 def built(request):
     """Build collectors that are shut down after the test."""
-    made = []
+    collectors = []
 
     def build(cls, *args, **kwargs):
-        made.append(cls(*args, **kwargs))
-        return made[-1]
+        collectors.append(cls(*args, **kwargs))
+        return collectors[-1]
 
     yield build
-    for collector in made:
+    for collector in collectors:
         collector.shutdown()
 
 
