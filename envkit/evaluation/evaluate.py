@@ -307,11 +307,11 @@ class _Playing:
     def _terminated(self, following: TensorDictBase) -> torch.Tensor:
         """Return which rows have ended by themselves: by the root's flag, or else by those of all agents."""
         levels = self.env.done_levels
-        found = []
+        ended = []
         for level in [()] if () in levels else list(levels):
             flag = following.get(as_key((*level, "terminated")))
-            found.append(flag.flatten(len(following.batch_size)).all(-1))
-        return torch.stack(found).all(0)
+            ended.append(flag.flatten(len(following.batch_size)).all(-1))
+        return torch.stack(ended).all(0)
 
     def _require_end(self, tally: Tally) -> None:
         longest = int(tally.elapsed[tally.open_rows].max()) if bool(tally.open_rows.any()) else 0
@@ -359,7 +359,7 @@ def _changes_of(env: EnvBase, reward: Key) -> dict[str, bool]:
     return dict(listed(env._visit_transforms(partial(_changing, reward), ALL)))
 
 
-def _changing(reward: Key, transform: Any, given: Any) -> dict[str, bool]:
+def _changing(reward: Key, transform: Any, earlier: Any) -> dict[str, bool]:
     """List the transforms of a chain that change a reward; see `envkit.env.learning` for visits."""
     path = as_path(reward)
     return {

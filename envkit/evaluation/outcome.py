@@ -181,21 +181,23 @@ class Evaluation:
         return value.reshape(len(self)) != 0
 
     def __repr__(self) -> str:
-        told = [f"{name} {value}" for name, value in self._told().items()]
-        return f"Evaluation({len(self)} episodes: {', '.join(told)})"
+        parts = [f"{name} {value}" for name, value in self._summary().items()]
+        return f"Evaluation({len(self)} episodes: {', '.join(parts)})"
 
     def _repr_html_(self) -> str:
-        return _table([{"episodes": str(len(self)), **self._told()}])
+        return _table([{"episodes": str(len(self)), **self._summary()}])
 
-    def _told(self) -> dict[str, str]:
-        told = {
+    def _summary(self) -> dict[str, str]:
+        summary = {
             "return": f"{self.mean:.4g} ± {self.std:.2g}",
             "95% interval of the mean": _interval(self.ci95),
             "length": f"{float(self.lengths.double().mean()):.4g}",
             "terminated": f"{float(self.terminated.double().mean()):.0%}",
         }
-        told |= {"cut": str(self.cut)} if self.cut else {}
-        return told | ({"reward changed by": ", ".join(self.changed_by)} if self.changed_by else {})
+        summary |= {"cut": str(self.cut)} if self.cut else {}
+        return summary | (
+            {"reward changed by": ", ".join(self.changed_by)} if self.changed_by else {}
+        )
 
 
 @dataclass(frozen=True)
@@ -295,8 +297,13 @@ class Comparison(Mapping[str, Evaluation]):
 
     def _repr_html_(self) -> str:
         rows = [
-            {"policy": name, "episodes": str(len(found)), **found._told(), "cut": str(found.cut)}
-            for name, found in self.items()
+            {
+                "policy": name,
+                "episodes": str(len(evaluation)),
+                **evaluation._summary(),
+                "cut": str(evaluation.cut),
+            }
+            for name, evaluation in self.items()
         ]
         return _table(rows)
 
@@ -337,15 +344,17 @@ def _studentised(values: torch.Tensor) -> tuple[float, float]:
     """Return the ends of the middle 95 % of t in samples drawn, with replacement, from values that are not all equal."""
     count = len(values)
     generator, at_once = torch.Generator().manual_seed(0), max(1, _AT_ONCE // count)
-    found = []
+    statistics = []
     for begun in range(0, _SAMPLES, at_once):
         shape = (min(at_once, _SAMPLES - begun), count)
         sample = values[torch.randint(count, shape, generator=generator)]
         spread = sample.std(1)
         varied = spread > 1e-9 * values.std()  # rounding leaves a little of no spread
         away = (sample.mean(1) - values.mean())[varied]
-        found.append(away / spread[varied] * math.sqrt(count))
-    low, high = torch.cat(found).quantile(torch.tensor([0.025, 0.975], dtype=values.dtype)).tolist()
+        statistics.append(away / spread[varied] * math.sqrt(count))
+    low, high = (
+        torch.cat(statistics).quantile(torch.tensor([0.025, 0.975], dtype=values.dtype)).tolist()
+    )
     return low, high
 
 
@@ -390,11 +399,11 @@ class EpisodeStats(NamedTuple):
 
     def __repr__(self) -> str:
         """Count the episodes, with mean return and length of those that ended."""
-        told = f"{len(self.returns)} episodes, {int(self.ended.sum())} ended"
+        text = f"{len(self.returns)} episodes, {int(self.ended.sum())} ended"
         if self.ended.any():
             returns, lengths = self.returns[self.ended], self.lengths[self.ended].double()
-            told += f": mean return {returns.mean():.6g}, mean length {lengths.mean():.6g}"
-        return f"{type(self).__name__}({told})"
+            text += f": mean return {returns.mean():.6g}, mean length {lengths.mean():.6g}"
+        return f"{type(self).__name__}({text})"
 
 
 def episode_stats(
@@ -433,18 +442,18 @@ def episode_stats(
     if not isinstance(data, Iterable):
         require_tensordict("data", data, wanted)
     checked_agents(agents)
-    numbers, found = EpisodeNumbers(), _Totals()
+    numbers, totals = EpisodeNumbers(), _Totals()
     for batch in [data] if isinstance(data, TensorDictBase) else data:
         require_tensordict("data", batch, wanted)
         steps = numbers.number(batch)
-        found.grow(numbers.count)
+        totals.grow(numbers.count)
         inside = steps.episode >= 0
         number = steps.episode[inside]
         reward = _by_step(batch, reward_key, inside.shape, agents)[inside]
-        found.returns.index_add_(0, number, reward)
-        found.lengths.index_add_(0, number, torch.ones_like(number))
-        found.mark_ends(steps.pieces, _flags(batch, inside.shape))
-    return EpisodeStats(found.returns, found.lengths, found.ended, found.terminated)
+        totals.returns.index_add_(0, number, reward)
+        totals.lengths.index_add_(0, number, torch.ones_like(number))
+        totals.mark_ends(steps.pieces, _flags(batch, inside.shape))
+    return EpisodeStats(totals.returns, totals.lengths, totals.ended, totals.terminated)
 
 
 class _Totals:

@@ -80,15 +80,15 @@ class ShownRollout:
         return facts
 
     def _entries(self) -> list[tuple[str, str, str, str]]:
-        found: list[tuple[str, str, str, str]] = []
+        entries: list[tuple[str, str, str, str]] = []
         for path, value in leaves(self.data):
             name = ".".join(path)
             if isinstance(value, torch.Tensor):
                 dtype = dtype_name(value.dtype)
-                found.append((name, str(tuple(value.shape)), dtype, str(value.device)))
+                entries.append((name, str(tuple(value.shape)), dtype, str(value.device)))
             else:
-                found.append((name, "", type(value).__name__, ""))
-        return found
+                entries.append((name, "", type(value).__name__, ""))
+        return entries
 
     def _plot(self) -> str:
         """Draw the returns of the episodes that ended, in order; nothing where they are fewer than two."""

@@ -39,7 +39,7 @@ def test_episodes_cut_by_batches_are_what_they_are_in_one(data):
     ended = [data.draw(flags) for _ in range(rows)]
     whole = recorded(ended)
 
-    found = episode_stats(whole.split(chunks, 1))
+    stats = episode_stats(whole.split(chunks, 1))
 
     expected = []
     for row, over in enumerate(ended):
@@ -49,10 +49,10 @@ def test_episodes_cut_by_batches_are_what_they_are_in_one(data):
             if is_last or at == len(over) - 1:
                 expected.append((paid, length, is_last))
                 paid, length = 0.0, 0
-    assert sorted(zip(*(value.tolist() for value in found[:3]), strict=True)) == sorted(expected)
-    assert torch.equal(found.terminated, found.ended)
+    assert sorted(zip(*(value.tolist() for value in stats[:3]), strict=True)) == sorted(expected)
+    assert torch.equal(stats.terminated, stats.ended)
     assert sorted(zip(*(v.tolist() for v in episode_stats(whole)), strict=True)) == sorted(
-        zip(*(v.tolist() for v in found), strict=True)
+        zip(*(v.tolist() for v in stats), strict=True)
     )
 
 
@@ -61,12 +61,12 @@ def test_episodes_of_a_collector_go_on_in_its_next_batch():
         SerialEnv(2, [Count, lambda: Count(7)]), None, frames_per_batch=6, total_frames=42
     )
 
-    found = episode_stats(collector)
+    stats = episode_stats(collector)
     collector.shutdown()
 
-    assert sorted(found.lengths[found.ended].tolist()) == [5] * 4 + [7] * 3
-    assert found.returns.tolist() == found.lengths.tolist()
-    assert found.lengths[~found.ended].tolist() == [1]
+    assert sorted(stats.lengths[stats.ended].tolist()) == [5] * 4 + [7] * 3
+    assert stats.returns.tolist() == stats.lengths.tolist()
+    assert stats.lengths[~stats.ended].tolist() == [1]
 
 
 def test_rows_that_a_rollout_froze_are_no_steps():
@@ -104,7 +104,7 @@ def test_no_data_is_no_episode():
 
 
 @pytest.mark.parametrize(
-    ("data", "error", "told"),
+    ("data", "error", "message"),
     [
         (
             recorded([[True]]).exclude(("next", "reward")),
@@ -126,8 +126,8 @@ def test_no_data_is_no_episode():
         ),
     ],
 )
-def test_data_that_does_not_tell_is_refused(data, error, told):
-    with pytest.raises(error, match=told):
+def test_data_that_does_not_tell_is_refused(data, error, message):
+    with pytest.raises(error, match=message):
         episode_stats(data)
 
 

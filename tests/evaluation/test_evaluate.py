@@ -112,14 +112,14 @@ def lean(tensordict):
 def test_short_episodes_are_not_counted_more_often_than_long_ones():
     env = SerialEnv(2, [partial(Scripted, 2), partial(Scripted, 90)])
 
-    found = evaluate(env, do(3), 3)
+    evaluation = evaluate(env, do(3), 3)
 
-    assert len(found) == 4  # two of each row
-    assert found.lengths.tolist() == [2, 2, 90, 90]
-    assert found.returns.tolist() == [6.0, 6.0, 270.0, 270.0]
-    assert found.terminated.all() and found.cut == 0
-    assert found.mean == 138.0
-    assert found.last["count"].flatten().tolist() == [2, 2, 90, 90]
+    assert len(evaluation) == 4  # two of each row
+    assert evaluation.lengths.tolist() == [2, 2, 90, 90]
+    assert evaluation.returns.tolist() == [6.0, 6.0, 270.0, 270.0]
+    assert evaluation.terminated.all() and evaluation.cut == 0
+    assert evaluation.mean == 138.0
+    assert evaluation.last["count"].flatten().tolist() == [2, 2, 90, 90]
 
 
 @pytest.mark.parametrize("lengths", [(3, 1, 70), (65, 64, 1), (1,)])
@@ -127,35 +127,35 @@ def test_short_episodes_are_not_counted_more_often_than_long_ones():
 def test_each_row_plays_its_own_first_episodes(lengths, max_steps):
     env = Scripted(*lengths)
 
-    found = evaluate(env, do(1), 5, max_steps=max_steps)
+    evaluation = evaluate(env, do(1), 5, max_steps=max_steps)
 
     whole = [lengths[i % len(lengths)] for i in range(5)]
     limit = max_steps or 1000
-    assert found.lengths.tolist() == [min(length, limit) for length in whole]
-    assert found.returns.tolist() == found.lengths.tolist()
-    assert found.is_cut.tolist() == [length > limit for length in whole]
-    assert found.terminated.tolist() == [length <= limit for length in whole]
-    assert found.cut == sum(length > limit for length in whole)
+    assert evaluation.lengths.tolist() == [min(length, limit) for length in whole]
+    assert evaluation.returns.tolist() == evaluation.lengths.tolist()
+    assert evaluation.is_cut.tolist() == [length > limit for length in whole]
+    assert evaluation.terminated.tolist() == [length <= limit for length in whole]
+    assert evaluation.cut == sum(length > limit for length in whole)
 
 
 def test_the_share_of_successes_is_read_at_the_last_step():
-    found = evaluate(Scripted(2, 4, 9, 1), do(1), 4)
+    evaluation = evaluate(Scripted(2, 4, 9, 1), do(1), 4)
 
-    assert found.success("success") == 0.5
+    assert evaluation.success("success") == 0.5
     with pytest.raises(MissingKeyError, match=r"have no 'won'; they have .*'success'"):
-        found.success("won")
+        evaluation.success("won")
 
 
 def test_the_interval_of_many_episodes_is_that_of_a_normal_mean():
     returns = torch.arange(100, dtype=torch.float64)
-    found = Evaluation(returns, *[returns] * 3, TensorDict({}, [100]), 1, 0)
+    evaluation = Evaluation(returns, *[returns] * 3, TensorDict({}, [100]), 1, 0)
 
-    low, high = found.ci95
+    low, high = evaluation.ci95
 
-    normal = 1.96 * found.std / 10
-    assert low == pytest.approx(found.mean - normal, rel=0.05)
-    assert high == pytest.approx(found.mean + normal, rel=0.05)
-    assert found.ci95 == Evaluation(returns, *[returns] * 3, TensorDict({}, [100]), 1, 0).ci95
+    normal = 1.96 * evaluation.std / 10
+    assert low == pytest.approx(evaluation.mean - normal, rel=0.05)
+    assert high == pytest.approx(evaluation.mean + normal, rel=0.05)
+    assert evaluation.ci95 == Evaluation(returns, *[returns] * 3, TensorDict({}, [100]), 1, 0).ci95
 
 
 def interval_of(returns):
@@ -212,13 +212,15 @@ def test_one_episode_has_no_interval():
 
 
 def test_it_is_shown_in_a_line_and_as_a_table():
-    found = evaluate(Scripted(4, 5, 9), do(1), 3, max_steps=6)
+    evaluation = evaluate(Scripted(4, 5, 9), do(1), 3, max_steps=6)
 
-    assert repr(found) == (
+    assert repr(evaluation) == (
         "Evaluation(3 episodes: return 5 ± 1, 95% interval of the mean [2.516, 7.484], length 5, "
         "terminated 67%, cut 1)"
     )
-    assert "<th>cut</th>" in found._repr_html_() and "<td>5 ± 1</td>" in found._repr_html_()
+    assert (
+        "<th>cut</th>" in evaluation._repr_html_() and "<td>5 ± 1</td>" in evaluation._repr_html_()
+    )
 
 
 # ------------------------------------------------------------------------- kinds of env and of policy
@@ -395,20 +397,20 @@ def test_an_env_is_put_back_when_the_policy_fails():
 def test_policies_are_compared_on_the_same_seeds():
     env = SerialEnv(2, [partial(Scripted, 2, 8), partial(Scripted, 5)])
 
-    found = evaluate(env, {"more": do(3), "less": do(1), "same": do(3)}, 4)
+    comparison = evaluate(env, {"more": do(3), "less": do(1), "same": do(3)}, 4)
 
-    assert isinstance(found, Comparison) and list(found) == ["more", "less", "same"]
-    difference = found.difference("more", "less")
-    assert difference.mean == 2 * found["less"].mean == 10.0
+    assert isinstance(comparison, Comparison) and list(comparison) == ["more", "less", "same"]
+    difference = comparison.difference("more", "less")
+    assert difference.mean == 2 * comparison["less"].mean == 10.0
     assert difference.ci95[0] <= 10.0 <= difference.ci95[1]
-    assert found.difference("more", "same").ci95 == (0.0, 0.0)
+    assert comparison.difference("more", "same").ci95 == (0.0, 0.0)
     assert repr(difference).startswith("Difference(more - less: return +10, 95% interval")
-    assert repr(found).count("Evaluation(4 episodes") == 3
-    assert found._repr_html_().count("<tr>") == 4
+    assert repr(comparison).count("Evaluation(4 episodes") == 3
+    assert comparison._repr_html_().count("<tr>") == 4
     with pytest.raises(MissingKeyError, match="there is no policy 'most'"):
-        found.difference("most", "less")
+        comparison.difference("most", "less")
     with pytest.raises(BatchSizeError, match="cannot be paired"):
-        Comparison({"a": found["more"], "b": evaluate(env, do(1), 1)}).difference("a", "b")
+        Comparison({"a": comparison["more"], "b": evaluate(env, do(1), 1)}).difference("a", "b")
     env.close()
 
 
@@ -427,7 +429,7 @@ class Rewarded(Count):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         ({"episodes": 0}, r"episodes is 0, but must be an int of at least 1"),
         ({"max_steps": 0}, r"max_steps is 0"),
@@ -443,8 +445,8 @@ class Rewarded(Count):
         ),
     ],
 )
-def test_what_cannot_be_evaluated_is_refused(arguments, told):
-    with pytest.raises(ArgumentError, match=told):
+def test_what_cannot_be_evaluated_is_refused(arguments, message):
+    with pytest.raises(ArgumentError, match=message):
         evaluate(**{"env": Count(), "policy": None, **arguments})
 
 
@@ -469,11 +471,11 @@ class Team(Count):
 @pytest.mark.filterwarnings("ignore:.*ends the episodes under way")
 @pytest.mark.parametrize(("agents", "paid"), [("sum", 4.0), ("mean", 2.0)])
 def test_what_agents_are_paid_becomes_one_number(agents, paid):
-    found = evaluate(Team(), None, 2, agents=agents)
+    evaluation = evaluate(Team(), None, 2, agents=agents)
     data = Team().rollout(5, break_when_any_done=False)
     recorded = episode_stats(data, agents=agents)
 
-    assert torch.equal(found.returns, paid * found.lengths)
+    assert torch.equal(evaluation.returns, paid * evaluation.lengths)
     assert torch.equal(recorded.returns, paid * recorded.lengths)
 
 
@@ -493,11 +495,11 @@ def test_a_reward_is_chosen_by_its_name():
 def test_the_interval_of_a_share_holds_it_and_is_no_point(count):
     last = TensorDict({"won": torch.ones(count, 1)}, [count])
     flags = torch.ones(count, dtype=torch.bool)
-    found = Evaluation(flags.double(), flags.long(), flags, ~flags, last, 1, 0)
+    evaluation = Evaluation(flags.double(), flags.long(), flags, ~flags, last, 1, 0)
 
-    low, high = found.success_ci95("won")
+    low, high = evaluation.success_ci95("won")
 
-    assert 0 < low < high == found.success("won") == 1.0
+    assert 0 < low < high == evaluation.success("won") == 1.0
     # Wilson's interval for n of n successes begins at n / (n + z ** 2).
     assert low == pytest.approx(count / (count + 1.959964**2), rel=1e-5)
 
@@ -530,17 +532,17 @@ def test_a_logger_is_told_numbers_by_name(tmp_path):
     returns = torch.tensor([1.0, 2.0, 6.0], dtype=torch.float64)
     flags = torch.tensor([True, False, False])
     lengths = torch.tensor([2, 4, 6])
-    found = Evaluation(returns, lengths, flags, ~flags, TensorDict({}, [3]), 1, 0)
+    evaluation = Evaluation(returns, lengths, flags, ~flags, TensorDict({}, [3]), 1, 0)
     logger = CSVLogger("run", log_dir=str(tmp_path))
 
     for step in (100, 200):
-        for name, value in found.scalars().items():
+        for name, value in evaluation.scalars().items():
             logger.log_scalar(f"eval-{name}", value, step=step)
 
-    scalars = found.scalars()
+    scalars = evaluation.scalars()
     assert (scalars["return"], scalars["length"], scalars["terminated"]) == (3.0, 4.0, 1 / 3)
     assert (scalars["episodes"], scalars["cut"]) == (3.0, 2.0)
-    assert (scalars["return_low"], scalars["return_high"]) == found.ci95
+    assert (scalars["return_low"], scalars["return_high"]) == evaluation.ci95
     (curve,) = tmp_path.rglob("eval-return.csv")
     assert curve.read_text().split() == ["100,3.0", "200,3.0"]
 

@@ -298,17 +298,17 @@ def test_trying_a_policy_out_leaves_counters_alone():
 
 def test_layers_that_get_their_size_meanwhile_keep_it_and_all_else_goes_back():
     lazy = TensorDictModule(torch.nn.LazyLinear(3), ["observation"], ["seen"])
-    known = TensorDictModule(torch.nn.Linear(3, 2), ["observation"], ["more"])
-    transforms = Compose(*(ModuleTransform(module=module) for module in (lazy, known)))
+    sized = TensorDictModule(torch.nn.Linear(3, 2), ["observation"], ["more"])
+    transforms = Compose(*(ModuleTransform(module=module) for module in (lazy, sized)))
     env = TransformedEnv(pendulum(), transforms)
-    before = known.module.weight.clone()
+    before = sized.module.weight.clone()
 
     with left_as_it_was(env), torch.no_grad():
         env.rollout(2)
-        known.module.weight.zero_()
+        sized.module.weight.zero_()
 
     assert lazy.module.weight.shape == (3, 3)
-    assert torch.equal(known.module.weight, before)
+    assert torch.equal(sized.module.weight, before)
 
 
 UNRECORDED = {

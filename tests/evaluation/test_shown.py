@@ -25,12 +25,12 @@ def test_a_rollout_shows_its_episodes_and_every_entry():
 
     shown = show_rollout(data)
 
-    found, written = episode_stats(data), texts(shown)
+    stats, written = episode_stats(data), texts(shown)
     assert shown.data is data
     for name, fact in {
         "batch size": "(3, 12)",
         "episodes": "6 ended, 3 cut by the end",
-        "mean return": f"{found.returns[found.ended].mean():.4g}",
+        "mean return": f"{stats.returns[stats.ended].mean():.4g}",
         "mean length": "5",
         "next.reward": "(3, 12, 1)",
         "next.done": "(3, 12, 1)",

@@ -12,7 +12,7 @@ from envkit.evaluation.evaluate import Tally
 
 def by_hand(rewards, ended, chunks, quota, max_steps):
     """Give (return, length, whether it ended) of a row's first episodes; one that is cut ends its chunk."""
-    found, paid, steps, stale, begins = (
+    episodes, paid, steps, stale, begins = (
         [],
         0.0,
         0,
@@ -27,9 +27,9 @@ def by_hand(rewards, ended, chunks, quota, max_steps):
         paid, steps = paid + reward, steps + 1
         stale = not is_last and steps == max_steps
         if is_last or stale:
-            found.append((paid, steps, is_last))
+            episodes.append((paid, steps, is_last))
             paid, steps = 0.0, 0
-    return found[:quota]
+    return episodes[:quota]
 
 
 @settings(max_examples=50)
@@ -50,13 +50,13 @@ def test_each_rows_first_episodes_count_however_the_steps_come(data):
         tally.begin_stale()
 
     for row in range(rows):
-        found = by_hand(rewards[row].tolist(), ended[row].tolist(), chunks, quota, max_steps)
-        count = len(found)
+        episodes = by_hand(rewards[row].tolist(), ended[row].tolist(), chunks, quota, max_steps)
+        count = len(episodes)
         assert int(tally.counted[row]) == count
-        assert tally.returns[row, :count].tolist() == [paid for paid, _, _ in found]
-        assert tally.lengths[row, :count].tolist() == [length for _, length, _ in found]
-        assert tally.terminated[row, :count].tolist() == [is_last for _, _, is_last in found]
-        assert tally.is_cut[row, :count].tolist() == [not is_last for _, _, is_last in found]
+        assert tally.returns[row, :count].tolist() == [paid for paid, _, _ in episodes]
+        assert tally.lengths[row, :count].tolist() == [length for _, length, _ in episodes]
+        assert tally.terminated[row, :count].tolist() == [is_last for _, _, is_last in episodes]
+        assert tally.is_cut[row, :count].tolist() == [not is_last for _, _, is_last in episodes]
 
 
 def test_the_last_steps_are_in_the_order_of_the_episodes():
