@@ -52,10 +52,13 @@ def pytest_collection_modifyitems(
 
 
 def mark_further_cases(items: list[pytest.Item]) -> None:
-    """Mark the quick cases of a test as further ones, but for two that a hash of their names chooses."""
+    """Mark the quick cases of a test as further ones, but for two that a hash of their names chooses.
+
+    Rows of a table of refusals ask different questions: all of them stay quick.
+    """
     cases = defaultdict[str, list[pytest.Item]](list)
     for item in items:
-        if not (item.get_closest_marker("slow") or item.get_closest_marker("more")):
+        if not any(map(item.get_closest_marker, ("slow", "more", "row"))):
             cases[item.nodeid.partition("[")[0]].append(item)
     for of_one in cases.values():
         of_one.sort(key=lambda item: crc32(item.nodeid.encode()))

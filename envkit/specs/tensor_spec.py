@@ -263,7 +263,7 @@ class _Reshapable:
 
     def _free_advice(self, new: int = 0) -> str:
         count = len(self._free_shape) + new
-        return f"Use the first {count} axes only." if count else "It has no other axis."
+        return f"Use the first {count} axes only." if count else "It has no other axis. Expand it first."
 
     def _without_encoding(self, sizes: object) -> torch.Size:
         """Check that the sizes asked for end in the encoding axes, and drop these."""
@@ -740,8 +740,8 @@ class TensorSpec(_Reshapable):
     def _no_choices(self) -> NoChoiceError:
         return NoChoiceError(
             f"{type(self).__name__} is no choice among n options. "
-            "Only Categorical, OneHot, MultiCategorical and MultiOneHot convert to each other and "
-            "index tensors."
+            "Use a Categorical, OneHot, MultiCategorical or MultiOneHot: these convert to each other "
+            "and index tensors."
         )
 
     # -- display -----------------------------------------------------------------------
