@@ -136,11 +136,6 @@ def test_what_cannot_be_is_refused_at_once(options, error, told):
         AsyncEnvPool([Count, Count], **options)
 
 
-def test_a_class_with_a_backend_takes_no_other():
-    with pytest.raises(ArgumentError, match="ThreadingAsyncEnvPool has another"):
-        ThreadingAsyncEnvPool([Count], backend="multiprocessing")
-
-
 def test_envs_have_keywords_of_their_own(new_pool):
     pool = new_pool([Count, Count], create_env_kwargs=[{"n": 2}, {"n": 4}])
 
@@ -1018,11 +1013,6 @@ def test_memory_that_envs_of_dynamic_size_cannot_use_is_refused(opened):
 
     with pytest.raises(ValueError, match=r"no fixed size .* exchange='auto'"):
         env.reset()
-
-
-def test_exchange_and_use_buffers_may_not_contradict_each_other():
-    with pytest.raises(ValueError, match="means use_buffers=True, but use_buffers is False"):
-        AsyncEnvPool([Count], backend="multiprocessing", exchange="shm", use_buffers=False)
 
 
 def test_the_time_from_a_result_to_the_next_action_is_told(opened):

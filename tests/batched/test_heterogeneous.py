@@ -29,7 +29,6 @@ from envkit.env.base import EnvBase
 from envkit.errors import InputError, OutOfSpecError, SpecError, WorkerError
 from envkit.specs import (
     Bounded,
-    Categorical,
     Composite,
     OneHot,
     Stacked,
@@ -427,19 +426,6 @@ def test_an_unlike_sub_env_that_raises_is_named(make):
     with pytest.raises(WorkerError, match=r"row 1\b.*broke"):
         env.rollout(2)
     env.close(raise_if_closed=False)
-
-
-class Apart(Count):
-    """Its done flags stand in a node of their own."""
-
-    def __init__(self, node: str):
-        super().__init__()
-        self.done_spec = Composite({node: {"done": Categorical(2, shape=(1,), dtype=torch.bool)}})
-
-
-def test_done_flags_in_different_places_need_one_at_the_root():
-    with pytest.raises(SpecError, match=r"\('left',\).*\('right',\).*at the root to each"):
-        SerialEnv(2, [partial(Apart, "left"), partial(Apart, "right")]).start()
 
 
 def test_sub_envs_of_one_task_among_others_share_its_metadata():

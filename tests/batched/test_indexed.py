@@ -265,11 +265,6 @@ def test_an_index_without_sub_envs_is_an_index_error(index):
     assert isinstance(caught.value, IndexError)
 
 
-def test_one_simulator_is_not_in_a_part_twice():
-    with pytest.raises(ArgumentError, match=r"chooses \[1, 1\].*Name each sub-env once"):
-        SerialEnv(3, Count)[[1, -2]]
-
-
 def test_closing_a_part_leaves_the_batched_env_running(new_env):
     env = new_env(Count)
     root = env.reset()

@@ -195,11 +195,6 @@ def test_memmap_and_shared_memory_exclude_each_other(batched):
         batched(2, make_count, memmap=True, shared_memory=True)
 
 
-def test_rows_without_memory_to_share_are_refused():
-    with pytest.raises(ArgumentError, match="shared_memory and memmap are both False"):
-        ParallelEnv(2, make_count, shared_memory=False, use_buffers=True)
-
-
 def test_a_workers_write_is_seen_without_a_message(opened):
     env = opened(ParallelEnv(2, make_count, num_processes=1))
     env.reset()

@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 
-from envkit import AsyncEnvPool, DMControlEnv, GymEnv, MultiThreadedEnv, ParallelEnv, SerialEnv
+from envkit import DMControlEnv, GymEnv, MultiThreadedEnv, ParallelEnv, SerialEnv
 from envkit.errors import OptionError
 from tests.zoo.envs import Count
 
@@ -31,11 +31,6 @@ def counting(limit=3):
 def test_an_unknown_keyword_is_told_when_the_pool_is_made(pool, maker, kwargs, told):
     with pytest.raises(OptionError, match=told):
         pool(2, maker, create_env_kwargs=kwargs)
-
-
-def test_a_pool_that_steps_asynchronously_looks_at_keywords_too():
-    with pytest.raises(OptionError, match="'foo'"):
-        AsyncEnvPool([partial(GymEnv, "CartPole-v1", foo=1)] * 2)
 
 
 def test_what_any_env_takes_and_what_takes_anything_is_let_through(opened):

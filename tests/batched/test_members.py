@@ -16,10 +16,10 @@ from envkit import (
     TransformedEnv,
     check_env_specs,
 )
-from envkit.errors import ArgumentError, ReadOnlyError, SpecError
+from envkit.errors import ReadOnlyError, SpecError
 from envkit.specs import Bounded, Unbounded
 from envkit_bridges.gym.gym_wrapper import GymWrapper
-from tests.zoo.drift import GymDrift, make_gym
+from tests.zoo.drift import make_gym
 from tests.zoo.envs import Count, StatelessCount
 from tests.zoo.jax_drift import jax_rows
 
@@ -59,13 +59,6 @@ def test_actions_of_unlike_choices_are_a_difference():
 
     with pytest.raises(SpecError, match=r"of 2, member 1 has .* of 3"):
         MixedEnv([SerialEnv(1, lambda: make(2)), SerialEnv(1, lambda: make(3))])
-
-
-def test_members_need_one_batch_axis():
-    with pytest.raises(SpecError, match=r"member 1 .*SerialEnv\(1"):
-        MixedEnv([jax_rows(), GymWrapper(GymDrift())])
-    with pytest.raises(ArgumentError, match=r"at least one env.*Pass envs with one batch axis"):
-        MixedEnv([])
 
 
 def test_done_flags_are_declared_by_the_members():

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
 
-import gymnasium
 import pytest
 import torch
 from tensordict import TensorDict
@@ -28,7 +27,6 @@ from envkit.env.base import EnvBase
 from envkit.env.seeding import next_seed
 from envkit.errors import (
     ArgumentError,
-    ArgumentTypeError,
     InputError,
     KeyCollisionError,
     MissingKeyError,
@@ -202,14 +200,6 @@ def test_preset_next_entries_decide_what_is_done(mixed):
     assert (following["observation"] >= 0).squeeze(-1).tolist() == [T, F, F, T, F]
 
 
-def test_a_partial_reset_before_the_first_full_one_is_refused():
-    env = MixedEnv([jax_rows(), jax_rows(2)])
-    mask = torch.tensor([[T], [F], [F], [F], [F]])
-
-    with pytest.raises(ResetMaskError, match="without a mask"):
-        env.reset(TensorDict({"_reset": mask}, [5]))
-
-
 @pytest.mark.parametrize("row", [0, 4], ids=["of jax", "of processes"])
 @pytest.mark.parametrize("call", ["step", "step_and_maybe_reset"])
 def test_an_action_that_is_refused_moves_no_row(mixed, row, call):
@@ -376,16 +366,6 @@ def test_rollouts_through_transforms_go_on_from_the_newest_data(stop):
     data = env.rollout(7, **stop)
 
     assert (data["next", "count"] == data["next", "step_count"] * 2.0 + 3.0).all()
-
-
-def test_an_env_of_another_library_is_no_member_before_it_is_wrapped():
-    with pytest.raises(ArgumentTypeError, match=r"SerialEnv\(1, lambda: GymWrapper\(env\)\)"):
-        MixedEnv([gymnasium.make("CartPole-v1")])
-
-
-def test_a_function_is_no_member():
-    with pytest.raises(ArgumentTypeError, match=r"member 0 is .*GymEnv.*Build it first"):
-        MixedEnv([partial(GymEnv, "CartPole-v1")])
 
 
 def test_members_must_leave_the_name_of_the_states_free():
@@ -568,15 +548,6 @@ def test_the_state_of_members_is_saved_and_loaded():
 
     assert list(state) == ["member0", "member1", "_state"]
     assert before != weights(env) == weights(other)
-
-
-def test_a_state_dict_names_every_member():
-    state = MixedEnv([normed()]).state_dict()
-
-    with pytest.raises(
-        MissingKeyError, match=r"\['member0', '_state'\].*'member0', 'member1'.*as many members"
-    ):
-        MixedEnv([normed(), normed()]).load_state_dict(state)
 
 
 def test_modes_and_locks_reach_the_members():

@@ -18,7 +18,7 @@ from tensordict.nn import TensorDictModule
 from envkit import GymEnv, ParallelEnv, SerialEnv, compile_policy
 from envkit.batched.batched_env import BatchedEnv
 from envkit.batched.exchange.shared_memory import BufferExchange
-from envkit.errors import InputError, OptionError, WorkerError
+from envkit.errors import InputError, WorkerError
 from envkit.specs import Bounded, Composite, Unbounded
 from tests.batched.test_faults import interrupt_at_random
 from tests.bridges.compare import assert_same
@@ -227,11 +227,6 @@ def test_a_policy_that_uses_the_env_changes_no_step_before(envs, name, use, call
         return rolled(env, policy, prepare)
 
     assert_same(played(envs[name]), played(envs["slow"]))
-
-
-def test_parts_of_the_rows_are_no_longer_made():
-    with pytest.raises(OptionError, match="Leave pipeline out"):
-        cart_pole().rollout(3, pipeline=2)
 
 
 # -------------------------------------------------------------------------------------- large rows

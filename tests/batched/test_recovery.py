@@ -719,13 +719,6 @@ def test_groups_may_be_truncated_each_on_its_own(opened):
         opened(SerialEnv(2, TwoTeams, **restarting)).reset()
 
 
-def test_policies_and_budgets_that_make_no_sense_are_refused():
-    with pytest.raises(ValueError, match=r"'ignore'.*'raise' or 'restart'"):
-        SerialEnv(2, Chaos, on_worker_failure="ignore")
-    with pytest.raises(ValueError, match=r"max_restarts is -1"):
-        SerialEnv(2, Chaos, max_restarts=-1)
-
-
 def test_a_pool_that_does_not_restart_speaks_of_no_budget(three):
     env = three(SerialEnv, on_worker_failure="raise", max_restarts=5)
 

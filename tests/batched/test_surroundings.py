@@ -20,7 +20,7 @@ from envkit.errors import ArgumentError, EnvkitError, MissingKeyError, WorkerErr
 from envkit.specs import Composite, Unbounded
 from envkit.transport.launch import choose_start_method
 from envkit_bridges.gym.backend import gym_backend, set_gym_backend
-from tests.zoo.envs import Chaos, Count
+from tests.zoo.envs import Count
 
 both = pytest.mark.parametrize(
     "batched", [SerialEnv, partial(ParallelEnv, num_processes=1)], ids=["serial", "parallel"]
@@ -314,17 +314,6 @@ def test_specs_of_a_start_that_failed_are_forgotten(tmp_path):
         with pytest.raises(EnvkitError, match="does not look like the first of its kind"):
             _ = env.observation_spec
     assert env.is_closed
-
-
-def test_truncated_keys_device_and_layout_errors_are_classes_of_envkit():
-    with pytest.raises(EnvkitError, match="num_workers is 0, but must be an int of at least 1"):
-        SerialEnv(0, Count)
-    with pytest.raises(EnvkitError, match="both True"):
-        SerialEnv(1, Count, memmap=True)
-    with pytest.raises(EnvkitError, match="Add them to the sub-envs"):
-        SerialEnv(1, Count).add_truncated_keys()
-    with pytest.raises(ArgumentError, match="asks for dense results"):
-        SerialEnv(2, [Count, Chaos], share_individual_td=False).start()
 
 
 # ------------------------------------------------------------------------------ states and keywords

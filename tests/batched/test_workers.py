@@ -143,11 +143,6 @@ def test_a_maker_that_returns_no_env_is_refused_with_advice(batched):
         batched(2, dict).reset()
 
 
-def test_fork_servers_are_for_parallel_env_only():
-    with pytest.raises(TypeError, match="mp_start_method"):
-        SerialEnv(2, make_count, mp_start_method="spawn")
-
-
 # ------------------------------------------------------------------------------------------ life
 
 

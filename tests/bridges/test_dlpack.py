@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from envkit.errors import DeviceNameError, HandoffError
+from envkit.errors import HandoffError
 from envkit_bridges import dlpack
 from envkit_bridges.dlpack import (
     adopted,
@@ -24,7 +24,6 @@ from envkit_bridges.dlpack import (
     to_jit,
     to_torch,
     torch_device_of,
-    torch_dtype_of,
 )
 
 INTEGERS = ["int8", "int16", "int32", "uint8", "uint16", "uint32"]
@@ -306,11 +305,6 @@ def test_what_is_no_dense_tensor_is_refused(value):
         to_jax(value)
 
 
-def test_numpy_that_holds_no_numbers_is_refused():
-    with pytest.raises(HandoffError, match="number type"):
-        to_jax(np.array(["a"]))
-
-
 @pytest.mark.parametrize("dtype", [torch.complex32, torch.bits8], ids=str)
 def test_a_dtype_that_jax_lacks_is_refused(dtype):
     tensor = torch.zeros(8, dtype=torch.uint8).view(dtype)
@@ -318,16 +312,6 @@ def test_a_dtype_that_jax_lacks_is_refused(dtype):
     for hand in WAYS.values():
         with pytest.raises(HandoffError, match=r"Cast"):
             hand(tensor)
-
-
-def test_int4_is_refused_with_advice():
-    with pytest.raises(HandoffError, match="int4 to int8"):
-        to_torch(jnp.zeros(2, jnp.int4))
-
-
-def test_a_tracer_is_refused_with_advice():
-    with pytest.raises(HandoffError, match="outside of it"):
-        jax.jit(to_torch)(jnp.ones(2))
 
 
 @pytest.mark.parametrize(
@@ -376,11 +360,6 @@ def test_a_program_that_fails_while_torch_waits_raises_its_own_error():
     assert done.stdout.split() == ["JaxRuntimeError", "True"]
 
 
-def test_a_dtype_torch_lacks_is_refused():
-    with pytest.raises(HandoffError, match="both libraries have"):
-        torch_dtype_of(jnp.float8_e4m3b11fnuz)
-
-
 # ------------------------------------------------------------------------------------- devices
 
 
@@ -406,11 +385,6 @@ def test_a_device_of_jax_is_named_by_platform_and_number(platform, number, expec
 def test_a_platform_that_torch_lacks_is_refused(platform):
     with pytest.raises(HandoffError, match=f"{platform}.*Use JAX on CPU or CUDA"):
         torch_device_of(SimpleNamespace(platform=platform, local_hardware_id=0))
-
-
-def test_a_device_that_jax_does_not_see_is_refused():
-    with pytest.raises(DeviceNameError, match="device='cpu'"):
-        jax_device_of("meta")
 
 
 # ----------------------------------------------------------------------------------- ownership

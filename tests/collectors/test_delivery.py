@@ -296,11 +296,6 @@ def test_frames_per_batch_beside_trajs_per_batch_says_how_many_steps_are_made_at
     assert collector.frames_per_batch == collector.requested_frames_per_batch == 3
 
 
-def test_a_layout_of_episodes_wants_batches_of_episodes():
-    with pytest.raises(ValueError, match="Pass trajs_per_batch="):
-        SyncDataCollector(lambda: Count(5), still, frames_per_batch=4, traj_format="cat")
-
-
 @pytest.mark.parametrize("layout", ["padded", "cat"])
 def test_episodes_that_begin_with_random_actions_go_on_with_those_of_a_policy(layout):
     """What the policy writes beside its action is zero in the random ones, and a mask says where."""

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 
+import envkit
 from envkit import (
     Collector,
     MultiaSyncDataCollector,
     MultiSyncDataCollector,
     ParallelEnv,
+    RandomPolicy,
     SerialEnv,
     SyncDataCollector,
 )
@@ -20,15 +24,21 @@ from envkit.errors import (
     ArgumentError,
     ArgumentTypeError,
     ClosedEnvError,
+    DeviceNameError,
     DoneError,
     InputError,
+    MissingFileError,
     MissingKeyError,
+    NoBufferError,
+    NotStartedError,
     OptionError,
     PolicyError,
     SpecError,
     WorkerError,
+    WriteError,
 )
 from tests.zoo.envs import Count
+from tests.zoo.refusals import assert_refused, each_row
 
 KINDS = [SyncDataCollector, MultiSyncDataCollector, MultiaSyncDataCollector]
 WITH_WORKERS = KINDS[1:]
@@ -224,13 +234,6 @@ def test_a_keyword_of_another_kind_is_told_as_such_and_not_as_misspelt(kind):
     assert "Did you mean" not in str(refusal.value)
 
 
-def test_the_front_door_names_the_backends_that_there_are():
-    with pytest.raises(ArgumentError, match=r"backend is 'cloud', but must be .*'process'"):
-        Collector(unbuilt, backend="cloud", **ENOUGH)
-    with pytest.raises(OptionError, match=r"'thread'.*SyncDataCollector collects in this process"):
-        SyncDataCollector(unbuilt, backend="thread", **ENOUGH)
-
-
 @pytest.mark.parametrize("cls", WITH_WORKERS)
 @pytest.mark.parametrize(
     ("create_env_fn", "text"),
@@ -246,29 +249,12 @@ def test_what_makes_no_env_is_refused(cls, create_env_fn, text):
         cls(create_env_fn, **ENOUGH)
 
 
-def test_what_makes_no_env_here_is_refused():
-    with pytest.raises(
-        ArgumentTypeError, match=r"is of type list.*Several envs.*are one SerialEnv"
-    ):
-        SyncDataCollector([Count, Count], **ENOUGH)
-    with pytest.raises(
-        ArgumentTypeError, match=r"result of create_env_fn is {}, of type dict.*wrap it: GymWrapper"
-    ):
-        SyncDataCollector(dict, **ENOUGH)
-    with pytest.raises(OptionError, match=r"create_env_fn is an env, which is built already"):
-        SyncDataCollector(Count(), create_env_kwargs={"n": 3}, **ENOUGH)
-
-
 # -------------------------------------------------------------------------------------- policies
 
 
 def module(out: str, size: int) -> TensorDictModule:
     net = torch.nn.Sequential(_ToFloat(), torch.nn.Linear(1, size))
     return TensorDictModule(net, ["count"], [out])
-
-
-def returns_three(td):
-    return TensorDict({"action": torch.zeros(3, 1, dtype=torch.int64)}, [3])
 
 
 class _ToFloat(torch.nn.Module):
@@ -291,18 +277,6 @@ class _ToFloat(torch.nn.Module):
 def test_a_module_that_does_not_fit_is_told_at_construction(policy, error, text):
     with pytest.raises(error, match=text):
         SyncDataCollector(Count, policy, **ENOUGH)
-
-
-def test_a_policy_that_returns_rows_of_another_number_is_told():
-    collector = SyncDataCollector(lambda: SerialEnv(2, Count), returns_three, **ENOUGH)
-
-    with pytest.raises(PolicyError, match=r"batch size \(3,\), but was called with one of \(2,\)"):
-        collector.next()
-
-
-def test_a_function_whose_arguments_are_not_observations_is_told_at_construction():
-    with pytest.raises(TypeError, match=r"count"):
-        SyncDataCollector(Count, lambda first, second: first, **ENOUGH)
 
 
 @pytest.mark.slow
@@ -435,3 +409,62 @@ def test_a_buffer_of_other_entries_is_told_before_it_is_written_to():
         collector.next()
 
     assert len(held) == 1
+
+
+def collected(**options: Any) -> Collector:
+    given: dict[str, Any] = {"frames_per_batch": 4, "total_frames": 8}
+    return Collector(Count, None, **{**given, **options})
+
+
+REFUSALS = [
+    # -- arguments and files
+    ("collected: frames_per_batch is 0", lambda: collected(frames_per_batch=0), ArgumentError, "frames_per_batch is 0"),
+    ("collected: 'many'", lambda: collected(frames_per_batch="many"), ArgumentTypeError, "'many'"),
+    ("collected: both None", lambda: collected(frames_per_batch=None), OptionError, "both None"),
+    ("collected: total_frames is 'all'", lambda: collected(total_frames="all"),
+     ArgumentTypeError, "total_frames is 'all'"),
+    ("collected: exploration_type is", lambda: collected(exploration_type="wild"),
+     ArgumentTypeError, "exploration_type is"),
+    ("collected: prefetch is 3", lambda: collected(prefetch=3), ArgumentError, "prefetch is 3"),
+    ("collected: traj_format is 'pile'", lambda: collected(traj_format="pile"), ArgumentError, "traj_format is 'pile'"),
+    ("collected: 'cat'", lambda: collected(traj_format="cat"), ArgumentError, "'cat'"),
+    ("collected: track_traj_ids=False", lambda: collected(track_traj_ids=False, split_trajs=True),
+     ArgumentError, "track_traj_ids=False"),
+    ("collected: interruptor", lambda: collected(interruptor=3), ArgumentTypeError, "interruptor"),
+    ("collected: reset_when_done=False", lambda: collected(reset_when_done=False, split_trajs=True),
+     OptionError, "reset_when_done=False"),
+    ("Collector: policy_factory", lambda: Collector(Count, RandomPolicy(Count().full_action_spec), policy_factory=lambda: None, frames_per_batch=4, total_frames=8),
+     OptionError, "policy_factory"),
+    ("collected: replay_buffer_chunk=False", lambda: collected(replay_buffer_chunk=False),
+     OptionError, "replay_buffer_chunk=False"),
+    ("collected: postproc is 3", lambda: collected(postproc=3), ArgumentTypeError, "postproc is 3"),
+    ("collected: replay_buffer is 3", lambda: collected(replay_buffer=3), ArgumentTypeError, "replay_buffer is 3"),
+    ("Collector: policy is 3", lambda: Collector(Count, 3, frames_per_batch=4, total_frames=8),
+     PolicyError, "policy is 3"),
+    ("collected: max_frames_per_traj is -3", lambda: collected(max_frames_per_traj=-3),
+     ArgumentError, "max_frames_per_traj is -3"),
+    ("collected: init_random_frames is -3", lambda: collected(init_random_frames=-3),
+     ArgumentError, "init_random_frames is -3"),
+    ("collected: split_trajs is 'yes'", lambda: collected(split_trajs="yes"),
+     ArgumentTypeError, "split_trajs is 'yes'"),
+    ("collected: storing_device is 'warp'", lambda: collected(storing_device="warp"),
+     DeviceNameError, "storing_device is 'warp'"),
+    ("collected: 'frames_per_bath'", lambda: collected(frames_per_bath=3), OptionError, "'frames_per_bath'"),
+    ("SyncDataCollector: replay buffer", lambda: SyncDataCollector(Count, None, frames_per_batch=4, total_frames=8).start(),
+     NoBufferError, "replay buffer"),
+    ("SyncDataCollector: in the background", lambda: (SyncDataCollector(Count, None, frames_per_batch=4, total_frames=8).pause().__enter__()),
+     NotStartedError, "in the background"),
+    ("load: /no/such/file", lambda: envkit.load("/no/such/file.pt", env=Count()), MissingFileError, "/no/such/file"),
+    ("save: path is 3", lambda: envkit.save(3, env=Count()), ArgumentTypeError, "path is 3"),
+    ("save: /no/such", lambda: envkit.save("/no/such/folder/run.pt", policy=torch.nn.Linear(1, 1)),
+     WriteError, "/no/such"),
+    ("save: path is ''", lambda: envkit.save("", policy=torch.nn.Linear(1, 1)), ArgumentError, "path is ''"),
+    # -- others
+    ("an env that cannot be truncated is refused where it is to be", lambda: SyncDataCollector(Count, frames_per_batch=3, set_truncated=True),
+     DoneError, "add_truncated_keys"),
+]  # fmt: skip
+
+
+@each_row(REFUSALS)
+def test_it_is_refused_with_a_way_out(call, error, words):
+    assert_refused(call, error, words)

@@ -39,8 +39,6 @@ from envkit.errors import (
     ArgumentTypeError,
     BusyError,
     ClosedEnvError,
-    DoneError,
-    OptionError,
     ResumeError,
 )
 from tests.collectors.slow_model import assert_same, collected
@@ -290,11 +288,6 @@ def test_the_last_step_is_marked_where_that_is_asked_for():
     assert first[DONE].flatten().tolist() == [False, False, True]
     assert not first["next", "terminated"].any()
     assert second["count"].flatten().tolist() == [3, 4, 5] and (second[IDS] == 0).all()
-
-
-def test_an_env_that_cannot_be_truncated_is_refused_where_it_is_to_be():
-    with pytest.raises(DoneError, match="add_truncated_keys"):
-        SyncDataCollector(Count, frames_per_batch=3, set_truncated=True)
 
 
 def test_batches_are_split_then_post_processed_then_shown_to_a_hook():
@@ -1021,11 +1014,6 @@ def test_prefetch_gives_the_batches_that_come_without_it():
         return torch.cat([collector.next() for _ in range(3)], -1)
 
     assert_same(run(1), run(0))
-
-
-def test_envs_that_step_one_by_one_here_are_not_made_ahead():
-    with pytest.raises(OptionError, match=r"prefetch=1 needs.*backend='process'"):
-        SyncDataCollector(Count, frames_per_batch=2, prefetch=1)
 
 
 def test_split_batches_are_those_of_split_trajectories():

@@ -15,13 +15,12 @@ from envkit import (
     MixedEnv,
     ParallelEnv,
     PendulumEnv,
-    PendulumJaxEnv,
     SerialEnv,
     StepCounter,
     TransformedEnv,
 )
 from envkit.env.facts import Facts
-from envkit.errors import OptionError, SetStateError
+from envkit.errors import SetStateError
 from envkit_bridges.gym.gym_wrapper import GymWrapper
 from envkit_bridges.gym.info import default_info_dict_reader
 from tests.zoo.gym_envs import Informed
@@ -179,15 +178,3 @@ def test_a_mixed_env_that_draws_by_the_base_class_draws_the_same():
         drawn.append(env.rand_action(env.reset())["action"])
 
     assert torch.equal(*drawn)
-
-
-class Noisy(PendulumJaxEnv):
-    def step(self, tensordict):
-        return super().step(tensordict)
-
-
-def test_steps_that_may_not_be_dropped_name_the_class_that_makes_them():
-    env = TransformedEnv(Noisy(batch_size=[2]), StepCounter())
-
-    with pytest.raises(OptionError, match="Noisy changes with each step"):
-        env.rollout(4, check_every=2)

@@ -10,7 +10,7 @@ from tensordict import TensorDict
 
 from envkit import Compose, InitTracker, RewardSum, SerialEnv, StepCounter, TransformedEnv
 from envkit.env.base import EnvBase
-from envkit.errors import BatchSizeError, DoneError, ResetMaskError, StepMaskError
+from envkit.errors import BatchSizeError, DoneError
 from envkit.specs import Categorical, Composite, Unbounded
 from tests.zoo.envs import Count, StatelessCount
 
@@ -262,11 +262,6 @@ def test_a_mask_beside_no_done_leaf_is_ignored():
     assert not has_private(out)
 
 
-def test_a_mask_of_another_shape_is_refused():
-    with pytest.raises(ResetMaskError, match=r"shape \(3,\)"):
-        Zeros().reset(td_of(val=[1, 1], _reset=[F, T, T]))
-
-
 def test_done_right_after_reset_is_refused_unless_allowed():
     class Ended(Count):
         def _reset(self, td, **kwargs):
@@ -380,11 +375,6 @@ def test_a_custom_batched_env_gets_the_mask_and_is_trusted():
 
     assert env.seen.tolist() == [T, F, T]
     assert out["next", "x"].tolist() == [[1.0], [1.0], [1.0]]
-
-
-def test_a_step_mask_of_another_shape_is_refused():
-    with pytest.raises(StepMaskError, match=r"shape \(3, 2\)"):
-        StatelessCount(99).step(stateless_input(_step=[[T, F]] * 3))
 
 
 def test_a_locked_env_refuses_another_batch_size():

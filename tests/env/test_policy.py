@@ -210,15 +210,6 @@ def test_an_output_without_the_batch_axes_or_that_is_no_tensor_is_refused():
         env.rollout(2, actions=[(torch.zeros(2, 1), torch.zeros(2))] * 2)
 
 
-def test_an_output_named_as_an_entry_of_the_env_is_refused():
-    env = TransformedEnv(
-        GymEnv("Pendulum-v1"), RenameTransform(["observation"], ["output1"], create_copy=True)
-    )
-
-    with pytest.raises(PolicyError, match=r"an entry of this name.*TensorDictModule"):
-        env.rollout(2, lambda one, other: (one[..., :1], other))
-
-
 # ----------------------------------------------------------------------------------- advice in errors
 
 

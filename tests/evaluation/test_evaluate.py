@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from functools import partial
 
-import gymnasium
 import jax.numpy as jnp
 import pytest
 import torch
@@ -39,7 +38,6 @@ from envkit import (
 from envkit.env.base import EnvBase
 from envkit.errors import (
     ArgumentError,
-    ArgumentTypeError,
     BatchSizeError,
     MissingKeyError,
     RolloutError,
@@ -512,13 +510,6 @@ def test_one_of_several_rewards_counts_where_the_others_are_left_out():
     found = evaluate(TransformedEnv(env, ExcludeTransform(*others)), None, 2)
 
     assert len(found) == 2 and first in found.last.keys(True, True)
-
-
-def test_what_is_no_env_is_refused():
-    with pytest.raises(ArgumentTypeError, match=r"env is 'CartPole-v1', of type str"):
-        evaluate("CartPole-v1", None)  # type: ignore[arg-type]
-    with pytest.raises(ArgumentTypeError, match=r"of type TimeLimit.*Wrap it: GymWrapper\(env\)"):
-        evaluate(gymnasium.make("CartPole-v1"), None)  # type: ignore[arg-type]
 
 
 def test_an_episode_without_an_end_is_told_with_the_cure(monkeypatch):

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-import pytest
 import torch
 from IPython.core.formatters import DisplayFormatter
 from tensordict import TensorDict, lazy_stack
 
 import envkit
 from envkit import episode_stats, show_rollout
-from envkit.errors import DataTypeError
 from tests.env.test_html import Page
 from tests.zoo.envs import Count, StatelessCount
 
@@ -63,11 +61,6 @@ def test_steps_in_another_order_show_no_episodes():
     shown = show_rollout(data[torch.randperm(9, generator=torch.Generator().manual_seed(0))])
 
     assert shown.episodes is None and "ended" not in repr(shown)
-
-
-def test_what_is_no_tensordict_is_refused():
-    with pytest.raises(DataTypeError, match="td is of type list, but must be a TensorDict"):
-        show_rollout([1, 2])
 
 
 def test_a_notebook_that_asks_for_it_shows_every_tensordict_as_a_table_until_it_asks_no_more():

@@ -32,7 +32,7 @@ from envkit.specs import (
     make_composite_from_td,
 )
 from envkit.specs.inputs import ActionInput
-from tests.zoo.refusals import assert_refused, rows
+from tests.zoo.refusals import assert_refused, each_row
 
 NO_OPTION = torch.zeros(3, dtype=torch.bool)
 
@@ -235,7 +235,7 @@ REFUSALS = [
 ]  # fmt: skip
 
 
-@rows(REFUSALS)
+@each_row(REFUSALS)
 def test_it_is_refused_with_a_way_out(call, error, words):
     assert_refused(call, error, words)
 

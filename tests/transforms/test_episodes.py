@@ -270,13 +270,6 @@ def test_a_sum_at_the_root_says_which_reset_it_obeys():
     assert values(env.rollout(5, **NONSTOP), "total") == [0, 1, 2, 0, 1]
 
 
-def test_as_many_sums_as_rewards():
-    env = TransformedEnv(TwoTeams(), RewardSum(None, ["one"]))
-
-    with pytest.raises(ValueError, match=r"1 out_keys .*for the rewards"):
-        env.reset()
-
-
 def test_recorded_rewards_are_added_up_along_time():
     data = Count(5).rollout(4)
 

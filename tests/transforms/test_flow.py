@@ -113,11 +113,6 @@ def test_a_condition_that_gives_no_bool_is_refused(answer):
         env.rand_step(env.reset())
 
 
-def test_a_skip_cannot_be_called_on_data():
-    with pytest.raises(NotImplementedError, match="TransformedEnv"):
-        ConditionalSkip(lambda td: True)(TensorDict())
-
-
 # -------------------------------------------------------------------------------- FrameSkipTransform
 
 

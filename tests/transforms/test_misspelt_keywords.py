@@ -9,20 +9,11 @@ import pickle
 import pytest
 
 from envkit import (
-    CatFrames,
-    Compose,
-    NoopResetEnv,
     StepCounter,
     TensorDictPrimer,
     Transform,
-    VecNorm,
 )
-from envkit.errors import OptionError
 from envkit.specs import Unbounded
-
-
-class Plain(Transform):
-    """Takes what every transform takes."""
 
 
 class Open(Transform):
@@ -31,27 +22,6 @@ class Open(Transform):
     def __init__(self, **kwargs):
         super().__init__()
         self.given = kwargs
-
-
-CALLS = {
-    "max_steps": lambda: StepCounter(max_step=3),
-    "dim": lambda: CatFrames(2, dims=-1),
-    "noops": lambda: NoopResetEnv(noop=3),
-    "in_keys": lambda: Plain(in_kys=["a"]),
-    "decay": lambda: VecNorm(decays=0.9),
-    "eps": lambda: VecNorm(["a"], ep=0.9, new_api=True),
-}
-
-
-@pytest.mark.parametrize("name", CALLS)
-def test_a_misspelt_keyword_of_a_transform_is_told_with_the_nearest(name):
-    with pytest.raises(OptionError, match=rf"takes no keyword .*Did you mean '{name}'\?"):
-        CALLS[name]()
-
-
-def test_a_keyword_that_resembles_none_is_told_with_all():
-    with pytest.raises(TypeError, match=r"^Compose takes no keyword 'zeal'\. Leave it out\."):
-        Compose(StepCounter(), zeal=1)
 
 
 def test_a_transform_that_takes_any_keyword_is_left_to_itself():

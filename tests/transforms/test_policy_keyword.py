@@ -49,13 +49,6 @@ class Memory(nn.Module):
         return tensordict.set(("next", self.name), new)
 
 
-class Other(Memory):
-    """A module that makes something else than a primer of ours."""
-
-    def make_tensordict_primer(self):
-        return nn.Linear(1, 1)
-
-
 def kinds(env) -> list[str]:
     return [type(transform).__name__ for transform in env.transform.flat()]
 
@@ -194,11 +187,3 @@ def test_recurrent_modules_of_the_reference_are_primed(kind):
         later = ~begins[:, 1:]
         assert data[name][:, 1:][later].equal(data["next", name][:, :-1][later])
         assert data["next", name].any(-1).all()
-
-
-def test_what_is_no_primer_is_refused_by_name():
-    with pytest.raises(
-        ValueError,
-        match=r"Linear, but must return a primer\. Return an envkit.TensorDictPrimer, or",
-    ):
-        Count(5, policy=Other())

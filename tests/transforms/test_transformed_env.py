@@ -9,7 +9,6 @@ import copy
 import pickle
 from functools import partial
 
-import gymnasium
 import pytest
 import torch
 from tensordict import TensorDict
@@ -367,11 +366,6 @@ def test_a_compose_is_a_list():
 def test_what_is_no_env_cannot_be_wrapped(base, fix):
     with pytest.raises(ArgumentError, match=rf"base_env is .*must be an env of envkit\. .*{fix}"):
         TransformedEnv(base)
-
-
-def test_an_env_of_another_library_is_named_with_its_wrapper():
-    with pytest.raises(ArgumentError, match=r"of type TimeLimit.*Wrap it: GymWrapper\(env\)"):
-        TransformedEnv(gymnasium.make("CartPole-v1"))
 
 
 def test_a_compose_names_what_is_wrong():

@@ -16,18 +16,18 @@ from envkit.errors import EnvkitError
 FIX = re.compile(
     r"(?:^|\n|[.:;,] (?:or |and )?|or )(?:Pass|Call|Use|Leave|Give|Name|Set|Put|Add|Choose|Build|Make|Reset|Return|Write|Say|Wrap"
     r"|Take|Keep|Assign|Append|Record|Copy|Exchange|Expand|Enumerate|Stack|Turn|Convert|Receive|Send|Start|Let|Correct"
-    r"|Allocate|Delete|Bring|Declare|Step|Render|Sample|Index|Select|Reshape|Mark|Allow|Repeat|End|Edit|Unlock"
+    r"|Allocate|Delete|Bring|Declare|Step|Render|Sample|Index|Select|Reshape|Mark|Allow|Repeat|End|Edit|Unlock|Cast|Have|Hand|Draw"
     r"|Did you mean|pass|call|put|choose|leave|say|use|take|keep)\b"
     r"|must be (?:one of|'\w+' or|'\w+', )|There are: |spec\.project|shows what it takes|TransformedEnv\(env"
 )
 # Masks and hooks that a user writes have an underscore; all else with one, modules and files are our own.
 PRIVATE = re.compile(
-    r"(?<![\w.'\"])_(?!reset\b|step\b|set_seed\b)[a-z]\w+|envkit_bridges|\.py\b|\.md\b"
+    r"(?<![\w.'\"])_(?!reset\b|step\b|set_seed\b|make_specs\b)[a-z]\w+|envkit_bridges|\.py\b|\.md\b"
     r"|\benvkit\.(batched|collectors|data|env|specs|transforms|transport|functional|arrays|evaluation|cli)\b"
 )
 
 
-def rows(table: list[tuple[str, Callable[[], Any], Any, str]]) -> pytest.MarkDecorator:
+def each_row(table: list[tuple[str, Callable[[], Any], Any, str]]) -> pytest.MarkDecorator:
     """Parametrise a test over a table; each row is a question of its own, so that all are quick."""
     cases = [pytest.param(*row, id=name, marks=pytest.mark.row) for name, *row in table]
     return pytest.mark.parametrize(("call", "error", "words"), cases)

@@ -73,8 +73,8 @@ def _rebuilt(spec: Any, library: ModuleType) -> Any:
         if kind.__name__ in _BUILDERS:
             return _BUILDERS[kind.__name__](spec, library)
     raise SpecError(
-        f"{type(spec).__module__}.{type(spec).__name__} has no counterpart: what can be converted is "
-        f"{', '.join(_BUILDERS)}, and stacks of them."
+        f"{type(spec).__module__}.{type(spec).__name__} has no counterpart. Pass a "
+        f"{', '.join(_BUILDERS)}, or a stack of them."
     )
 
 

@@ -206,26 +206,6 @@ def test_a_wrong_keyword_of_a_pool_is_told_before_it_starts(id, wrong, told, bac
         make(id, 2, backend=backend, **wrong)
 
 
-def test_a_wrong_render_mode_of_a_pool_is_told_before_it_starts():
-    with pytest.raises(ArgumentError, match="render_mode of 'CartPole-v1' is 'rgb'"):
-        make("gym/CartPole-v1", 2, render_mode="rgb")
-
-
-def test_a_kind_of_pool_is_no_physics_of_brax():
-    with pytest.raises(ArgumentError, match=r"'async'.*names the physics: 'generalized'.*no pool"):
-        make("brax/fast", 2, backend="async")
-
-
-def test_a_wrong_keyword_of_envpools_own_pool_is_told_before_it_starts():
-    with pytest.raises(OptionError, match="CartPole-v1 of EnvPool takes no keyword 'foo'"):
-        make("envpool/CartPole-v1", 2, backend="async", foo=1)
-
-
-def test_a_game_of_turns_has_no_parallel_form_in_a_pool_either():
-    with pytest.raises(ArgumentError, match=r"take turns.*Pass parallel=False"):
-        make("pettingzoo/classic/tictactoe_v3", 2, parallel=True)
-
-
 def test_a_world_that_is_not_installed_names_its_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "brax", None)
     monkeypatch.setitem(sys.modules, "brax.envs", None)
@@ -391,11 +371,6 @@ def test_envs_of_three_libraries_need_the_network():
 
     assert {"gymnax/MNISTBandit-bsuite", "jumanji/Sokoban-v0"} <= set(fetching)
     assert {id.partition("/")[0] for id in fetching} <= {"gymnax", "jumanji", "playground"}
-
-
-def test_an_unknown_world_is_told_with_the_closest():
-    with pytest.raises(ArgumentError, match=r"no library 'bra'.*'brax'"):
-        list_envs(world="bra")
 
 
 @pytest.mark.parametrize("options", [{"world": 3}, {"pattern": 3}, {"pattern": ["gym"]}])

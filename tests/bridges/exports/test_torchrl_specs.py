@@ -5,12 +5,10 @@ from __future__ import annotations
 import warnings
 
 import pytest
-import torch
 from hypothesis import given, settings
 from tensordict import TensorDict
 
 from envkit import Composite, SerialEnv
-from envkit.errors import SpecError
 from envkit_bridges.exports.torchrl_specs import from_torchrl_spec, to_torchrl_spec
 from tests.specs.kinds import KINDS, TENSOR_KINDS
 from tests.specs.strategies import leaves
@@ -75,11 +73,6 @@ def test_specs_of_an_env_say_of_its_data_what_they_said():
         assert theirs.is_in(data.select(*theirs.keys(True, True)))
 
     env.close()
-
-
-def test_what_has_no_counterpart_is_told():
-    with pytest.raises(SpecError, match=r"torch\.Size has no counterpart"):
-        from_torchrl_spec(torch.Size([1]))  # type: ignore[arg-type]
 
 
 def test_a_tree_keeps_its_class_of_data_its_gaps_and_its_device():

@@ -59,10 +59,3 @@ def test_a_folder_that_cannot_be_made_is_an_error(tmp_path):
 
     with pytest.raises(ArgumentError, match=r"cache_dir\(path\)"):
         cache_dir(tmp_path / "file" / "folder")
-
-
-def test_what_names_no_folder_is_refused():
-    with pytest.raises(
-        ArgumentError, match=r"path is 3, of type int, but must be a path.*Pass path="
-    ):
-        cache_dir(3)

@@ -8,8 +8,6 @@ import pytest
 import torch
 
 from envkit import GymnaxEnv, JumanjiEnv, StepCounter, TransformedEnv, compile_policy
-from envkit.errors import DoneError
-from envkit.functional import Box, Timestep
 from envkit_bridges.jax.jax_env import JaxEnv
 from tests.bridges.compare import assert_same
 from tests.bridges.jax.test_groups import Race
@@ -104,23 +102,6 @@ def test_a_compiled_policy_begins_with_it():
     data = env.rollout(3, policy, break_when_any_done=False)
 
     assert (data["action"] != 0).any() and env.traces == {"unroll": 1}
-
-
-class BornDone:
-    action_space = Box(-1.0, 1.0, (1,))
-
-    def reset(self, key):
-        return key, Timestep(key[:1] * 0.0, terminated=True)
-
-    def step(self, state, action):
-        return state, Timestep(action)
-
-
-def test_an_episode_that_begins_with_its_end_is_refused_as_a_reset_does():
-    env = JaxEnv(BornDone(), batch_size=[2], device="cpu")
-
-    with pytest.raises(DoneError, match="set right after a reset"):
-        env.rollout(3, break_when_any_done=False)
 
 
 def test_what_resets_in_its_own_way_is_reset_by_it():

@@ -887,11 +887,6 @@ def test_an_action_of_the_wrong_shape_is_refused(walker, shape):
         walker.step(td)
 
 
-def test_an_unknown_state_layout_is_refused():
-    with pytest.raises(ArgumentError, match="'packed' or 'nested'"):
-        JaxEnv(Pendulum(), state_layout="flat")
-
-
 def test_an_action_space_that_is_none_is_refused():
     env = Pendulum()
     env.action_space = (Box(-1.0, 1.0), Box(-1.0, 1.0))

@@ -88,11 +88,6 @@ def test_episodes_are_the_same_whichever_rows_are_reset(rows, run):
     assert run == "until one ends" or (ends > 1).all()
 
 
-def test_rows_are_reset_where_they_are_done_or_all_of_them():
-    with pytest.raises(ArgumentError, match="reset_rows is 'most', but must be 'done' or 'all'"):
-        JaxEnv(Pendulum(), batch_size=[3], reset_rows="most")
-
-
 @pytest.mark.parametrize(
     ("frequency", "clears"),
     [pytest.param(False, 0, marks=pytest.mark.slow), (3, 3), (5, 2), (100, 0)],

@@ -309,8 +309,3 @@ def test_numbers_and_devices_of_other_processes_are_refused(monkeypatch):
 def test_devices_are_a_list(devices):
     with pytest.raises(ArgumentError, match=r"devices is .*must be a list.*jax\.local_devices\(\)"):
         JaxEnv(Pendulum(), batch_size=[8], devices=devices)
-
-
-def test_data_is_on_the_first_of_the_devices():
-    with pytest.raises(ArgumentError, match="Leave device= out"):
-        JaxEnv(Pendulum(), batch_size=[2], devices=jax.devices()[:1], device="meta")

@@ -299,16 +299,6 @@ def test_a_wrapped_object_is_the_env_of_that_name(fast):
     assert_same(env.reset(), fast.reset())
 
 
-def test_an_unknown_name_lists_the_known_ones():
-    with pytest.raises(ArgumentError, match=r"'no_such_env'.* ant, "):
-        BraxEnv("no_such_env", device="cpu")
-
-
-def test_an_unknown_layout_is_refused():
-    with pytest.raises(ArgumentError, match="'packed' or 'nested'"):
-        BraxEnv("fast", device="cpu", state_layout="flat")
-
-
 def test_a_wrapper_of_brax_is_refused():
     from brax.envs.wrappers.training import EpisodeWrapper
 
@@ -334,11 +324,6 @@ def test_rows_are_spread_over_the_devices_that_are_named():
     assert env.rollout(3).shape == (4 * jax.device_count(), 3)
     with pytest.raises(ArgumentTypeError, match=r"devices is 'cpu'.*must be a list"):
         BraxEnv("fast", batch_size=[4], devices="cpu")
-
-
-def test_pixels_are_refused():
-    with pytest.raises(NotImplementedError, match="pixels"):
-        BraxEnv("fast", device="cpu", from_pixels=True)
 
 
 # ------------------------------------------------------------------ what all stateless worlds share

@@ -8,7 +8,6 @@ import torch
 from gymnasium import spaces
 
 from envkit.env.groups import complete_group_map
-from envkit.errors import ArgumentTypeError
 from envkit_bridges.gym.codecs import codec_of
 from envkit_bridges.worlds.pettingzoo.games import game_of
 from envkit_bridges.worlds.pettingzoo.groups import Agent, Group, Moment
@@ -36,11 +35,6 @@ def test_agents_of_one_name_share_a_group_where_all_act_at_once(make):
     found = complete_group_map(game.names, None, takes_turns=not game.parallel)
 
     assert [*found.values()] == ([game.names] if game.parallel else [[name] for name in game.names])
-
-
-def test_a_string_is_no_list_of_agents():
-    with pytest.raises(ArgumentTypeError, match=r"Pass \['agent_0'\]"):
-        complete_group_map(["agent_0"], {"team": "agent_0"})
 
 
 def test_a_moment_lies_in_rows_as_in_a_tensordict():

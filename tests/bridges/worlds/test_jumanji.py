@@ -15,7 +15,7 @@ from tensordict.nn import TensorDictModule
 
 from envkit import Categorical, JaxPolicy, MultiCategorical, OneHot, compile_policy
 from envkit.env.checks import check_env_specs
-from envkit.errors import ArgumentError, ArgumentTypeError, FetchError, InputError, OptionError
+from envkit.errors import ArgumentError, FetchError, InputError
 from envkit_bridges.worlds.jumanji import JumanjiEnv, JumanjiWrapper, env_names, fetching_names
 from tests.bridges.compare import assert_same
 from tests.bridges.worlds.bare import assert_equals_bare, own_states
@@ -233,15 +233,6 @@ def test_a_stored_state_is_drawn(snake):
 
 
 # --------------------------------------------------------------------------------- names and errors
-
-
-def test_wrong_names_keywords_and_objects_are_told():
-    with pytest.raises(ArgumentError, match=r"no env called 'Snak-v1'\. Did you mean 'Snake-v1'"):
-        JumanjiEnv("Snak-v1")
-    with pytest.raises(OptionError, match=r"'num_envs'"):
-        JumanjiEnv("Snake-v1", num_envs=3)
-    with pytest.raises(ArgumentTypeError, match="JumanjiEnv\\('Snake-v1'\\)"):
-        JumanjiWrapper("Snake-v1")
 
 
 def test_wrappers_of_jumanji_that_reset_by_themselves_are_refused(snake):

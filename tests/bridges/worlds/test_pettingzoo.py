@@ -367,11 +367,6 @@ def test_turns_of_dead_agents_are_no_steps():
     assert seen[-1]["agent_0", "terminated"].all()
 
 
-def test_agents_that_take_turns_need_a_mask():
-    with pytest.raises(ValueError, match=r"take turns.*use_mask=True"):
-        PettingZooEnv("classic/tictactoe_v3", parallel=False)
-
-
 @pytest.mark.parametrize("make", [Fading, fading_in_turns])
 def test_a_game_that_is_over_takes_no_step(make):
     env = make_fading(make((1,)), group_map=MarlGroupMapType.ONE_GROUP_PER_AGENT)
@@ -631,13 +626,6 @@ def test_games_step_on_rows_unless_something_else_must_be_done():
     assert make_tictactoe().row_core() is not None
     assert Doubled("mpe/simple_v3").row_core() is None
     assert make_spread(return_state=True).row_core() is None
-
-
-def test_games_on_rows_refuse_agents_that_die_without_a_mask():
-    env = SerialEnv(2, lambda: PettingZooWrapper(Fading((1, 3)), done_on_any=False))
-
-    with pytest.raises(RuntimeError, match="Pass use_mask=True"):
-        env.rollout(4, break_when_any_done=False)
 
 
 @pytest.mark.slow

@@ -558,11 +558,6 @@ def test_a_module_that_returns_no_tensordict_is_refused():
         compile_policy(Wrong()).translation(PLACE, 3, in_jax)
 
 
-def test_a_function_is_not_a_module():
-    with pytest.raises(TypeError, match=r"of type function, but must be .*JaxPolicy"):
-        compile_policy(lambda x: x)
-
-
 def test_entries_that_a_module_only_reshapes_to_and_fro_are_not_written():
     class Reshaping(nn.Module):
         def forward(self, tensordict):

@@ -14,11 +14,9 @@ from tensordict import TensorDict
 import envkit
 from envkit import Collector, ParallelEnv, PendulumEnv, check_env_specs
 from envkit.errors import (
-    ArgumentError,
     InputError,
     MissingKeyError,
     MissingLibraryError,
-    OptionError,
 )
 from envkit_bridges.worlds import native
 
@@ -36,17 +34,6 @@ def test_names_are_sorted():
     names = native.env_names()
 
     assert names == sorted(names) and "Pendulum" in names
-
-
-def test_an_unknown_name_or_keyword_is_told_with_the_nearest():
-    with pytest.raises(ArgumentError, match=r"no env called 'Pendulun'.* 'Pendulum'"):
-        native.build("Pendulun")
-    with pytest.raises(
-        OptionError, match=r"envkit/Pendulum takes no keyword 'sed'. Did you mean 'seed'"
-    ):
-        native.build("Pendulum", sed=3)
-    with pytest.raises(OptionError, match=r"no keyword 'max_torq'. Did you mean 'max_torque'"):
-        native.build("PendulumJax", params={"max_torq": 1.0})
 
 
 def test_a_library_that_is_missing_is_told_with_its_extra(monkeypatch):

@@ -133,11 +133,6 @@ def test_a_cell_that_is_taken_or_not_there_is_refused():
         env.step(env.reset().set("action", torch.tensor(9)))
 
 
-def test_a_string_chooses_no_number_of_players():
-    with pytest.raises(TypeError, match="single_player is 'no', but must be a bool"):
-        TicTacToeEnv(single_player="no")  # type: ignore[arg-type]
-
-
 def test_games_not_stepped_or_reset_stay():
     env = TicTacToeEnv()
     root = env.reset(TensorDict(batch_size=[3])).set("action", torch.tensor([0, 0, 0]))
