@@ -266,14 +266,10 @@ class _ToFloat(torch.nn.Module):
     ("policy", "error", "text"),
     [
         (module("move", 1), PolicyError, r"wrote.*'move'.*no \['action'\], which the env takes"),
-        (
-            TensorDictModule(torch.nn.Identity(), ["counts"], ["action"]),
-            MissingKeyError,
-            r"the policy reads \['counts'\], but the env gives \['count', 'done', 'terminated'\]\. Name its inputs",
-        ),
+        (TensorDictModule(torch.nn.Identity(), ["counts"], ["action"]), MissingKeyError, r"the policy reads \['counts'\], but the env gives \['count', 'done', 'terminated'\]\. Name its inputs"),
         (module("action", 3), InputError, r"'action' with shape \(3,\), but the env takes \(1,\)"),
     ],
-)
+)  # fmt: skip
 def test_a_module_that_does_not_fit_is_told_at_construction(policy, error, text):
     with pytest.raises(error, match=text):
         SyncDataCollector(Count, policy, **ENOUGH)

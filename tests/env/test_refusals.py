@@ -137,25 +137,13 @@ class Passing(Count):
 @pytest.mark.parametrize(
     ("build", "told"),
     [
-        (
-            lambda: JaxEnv(Countdown(3), batchsize=[4]),
-            "JaxEnv takes no keyword 'batchsize'. Did you mean 'batch_size'",
-        ),
-        (
-            lambda: JaxEnv(Countdown(3), requires_grads=True),
-            "JaxEnv takes no keyword 'requires_grads'. Did you mean 'requires_grad'",
-        ),
-        (
-            lambda: GymWrapper(gymnasium.make("CartPole-v1"), frameskip=2),
-            "GymWrapper takes no keyword 'frameskip'. Did you mean 'frame_skip'",
-        ),
-        (
-            lambda: Passing(devices="cpu"),
-            "Passing takes no keyword 'devices'. Did you mean 'device'",
-        ),
+        (lambda: JaxEnv(Countdown(3), batchsize=[4]), "JaxEnv takes no keyword 'batchsize'. Did you mean 'batch_size'"),
+        (lambda: JaxEnv(Countdown(3), requires_grads=True), "JaxEnv takes no keyword 'requires_grads'. Did you mean 'requires_grad'"),
+        (lambda: GymWrapper(gymnasium.make("CartPole-v1"), frameskip=2), "GymWrapper takes no keyword 'frameskip'. Did you mean 'frame_skip'"),
+        (lambda: Passing(devices="cpu"), "Passing takes no keyword 'devices'. Did you mean 'device'"),
         (lambda: Passing(colour="red"), "takes no keyword 'colour'. Leave it out. It takes device"),
     ],
-)
+)  # fmt: skip
 def test_a_keyword_that_no_env_has_is_refused_with_the_nearest_one(build, told):
     with pytest.raises(OptionError, match=told):
         build()

@@ -190,17 +190,13 @@ def test_an_unknown_id_is_told_with_the_closest(id, told):
     ("id", "wrong", "told"),
     [
         ("gym/CartPole-v1", {"foo": 1}, r"GymEnv\('CartPole-v1'\) takes no keyword 'foo'"),
-        (
-            "gym/CartPole-v1",
-            {"timeout": 2},
-            r"ParallelEnv\(2, lambda: make\('gym/CartPole-v1'\), timeout=2",
-        ),
+        ("gym/CartPole-v1", {"timeout": 2}, r"ParallelEnv\(2, lambda: make\('gym/CartPole-v1'\), timeout=2"),
         ("dm_control/cartpole/swingup", {"foo": 1}, "DMControlEnv takes no keyword 'foo'"),
         ("dm_control/cartpole/swingup", {"task_kwargs": {"limit": 1}}, "Did you mean 'time_limit'"),
         ("pettingzoo/classic/tictactoe_v3", {"foo": 1}, "'classic/tictactoe_v3' takes no keyword"),
         ("pettingzoo/butterfly/pistonball_v6", {"n_piston": 1}, "Did you mean 'n_pistons'"),
     ],
-)
+)  # fmt: skip
 def test_a_wrong_keyword_of_a_pool_is_told_before_it_starts(id, wrong, told, backend):
     with pytest.raises(OptionError, match=told):
         make(id, 2, backend=backend, **wrong)
