@@ -33,8 +33,8 @@ from envkit.batched.makers import as_own_kwargs
 from envkit.batched.pool_owner import PoolOwner
 from envkit.data.arguments import as_bool, require_state_dict
 from envkit.data.paths import Path, as_path
-from envkit.data.resets import collect_reset_masks, merge_reset
-from envkit.data.transition import keep_unstepped
+from envkit.data.merging import merge_reset, merge_rows
+from envkit.data.resets import collect_reset_masks
 from envkit.env.base import EnvBase
 from envkit.env.input_checks import in_functorch, require_values
 from envkit.env.learning import ALL
@@ -176,7 +176,7 @@ class BatchedEnv(AttributeLookup, PoolOwner):
             if exchange.lost:
                 mask = mask.clone()
                 mask[sorted(exchange.lost)] = True
-            following = keep_unstepped(following, self._skipped_next(td), mask)
+            following = merge_rows(self._skipped_next(td), following, {(): mask})
         if self._share_individual_td:
             following = by_row(following)
         if self._entries is not None:

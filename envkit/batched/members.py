@@ -27,8 +27,8 @@ import torch
 from tensordict import TensorDictBase
 
 from envkit import rules
+from envkit.data.merging import merge_rows
 from envkit.data.paths import Key, Path, as_key, as_path
-from envkit.data.transition import choose_leaf, leaves
 from envkit.env.base import EnvBase
 from envkit.errors import ArgumentError, KeyCollisionError, SpecError, StaleDataError
 from envkit.specs import Bounded, Composite, TensorSpec, Unbounded
@@ -82,10 +82,7 @@ class Member:
         table = self.env._declared.table or self.env._table
         newest = told.select(*table.shown, strict=False)
         if rows is not None and self.newest is not None:
-            for path, value in leaves(newest):
-                before = self.newest.get(as_key(path), None)
-                if before is not None:
-                    newest.set(as_key(path), choose_leaf(rows.to(value.device), value, before))
+            newest = merge_rows(self.newest.copy(), newest, {(): rows})
         self.newest = newest
 
     def shown(self, told: TensorDictBase, members: Sequence[Member]) -> TensorDictBase:

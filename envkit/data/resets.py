@@ -1,4 +1,4 @@
-"""Which episodes begin again, by the done flags and `_reset` masks of a TensorDict, and what is written then.
+"""Which episodes begin again, by the done flags and `_reset` masks of a TensorDict.
 
 Every decision is taken in `rules`; this module only visits leaves, as `transition` does for steps.
 
@@ -11,14 +11,13 @@ Conventions
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any
 
 import torch
-from tensordict import LazyStackedTensorDict, TensorDictBase, is_non_tensor
+from tensordict import LazyStackedTensorDict, TensorDictBase
 
 from envkit import rules
 from envkit.data.paths import Key, Path, as_key, as_path
-from envkit.data.transition import choose_leaf, drop_private, leaves
+from envkit.data.transition import leaves
 from envkit.errors import PrimerError
 from envkit.specs import Composite
 from envkit.specs.annotations import reading_waits
@@ -64,91 +63,6 @@ def shape_masks_like_done(
         shape = (*batch, *event)
         if td.get(key).shape == rules.bare_mask_shape(shape, len(batch)) != shape:
             td.set(key, mask[..., None])
-
-
-def merge_reset(
-    td: TensorDictBase,
-    fresh: TensorDictBase,
-    masks: Mapping[Path, torch.Tensor],
-    *,
-    keeps_last: bool,
-) -> TensorDictBase:
-    """Write ``fresh`` into ``td`` where the masks select it, in place; `_reset` entries go.
-
-    Args:
-        td: current data; what it holds of the parts that are not reset stays.
-        fresh: output of ``_reset``; ignored where nothing was selected.
-        masks: from `collect_reset_masks`.
-        keeps_last: ``fresh`` holds the last known values of parts that are not selected, which
-            serve where ``td`` lacks the key. Otherwise zeros do.
-    """
-    if isinstance(td, LazyStackedTensorDict) and isinstance(fresh, LazyStackedTensorDict):
-        for row, (part, new) in enumerate(zip(td.unbind(0), fresh.unbind(0), strict=True)):
-            own = {level: mask[row] for level, mask in masks.items()}
-            merge_reset(part, new, own, keeps_last=keeps_last)
-        return drop_private(td, rules.RESET)
-    for path, value in leaves(fresh):
-        if path[-1] == rules.RESET:
-            continue
-        level = rules.governing_level(path[:-1], masks)
-        if isinstance(value, LazyStackedTensorDict) and not is_non_tensor(value):
-            mask = None if level is None else masks[level]
-            value = _merged_parts(td, td.get(as_key(path), None), value, mask, keeps_last)
-        elif level is not None:
-            value = _selected(td.get(as_key(path), None), value, masks[level], td, keeps_last)
-        if len(path) > 1:
-            _make_nodes(td, fresh, path)
-        td.set(as_key(path), value)
-    return drop_private(td, rules.RESET)
-
-
-def _make_nodes(td: TensorDictBase, fresh: TensorDictBase, path: Path) -> None:
-    """Make the nodes above an entry that ``td`` lacks, with the batch axes that they have in ``fresh``."""
-    for name in path[:-1]:
-        fresh = fresh.get(name)
-        if td.get(name, None) is None:
-            td.set(name, fresh.empty())
-        td = td.get(name)
-
-
-def _merged_parts(
-    td: TensorDictBase,
-    kept: TensorDictBase | None,
-    fresh: LazyStackedTensorDict,
-    mask: torch.Tensor | None,
-    keeps_last: bool,
-) -> LazyStackedTensorDict:
-    """Merge an uneven stack part by part into what ``td`` holds of it; without a mask all is fresh."""
-    if kept is None:
-        return fresh
-    parts = kept.unbind(fresh.stack_dim)
-    for part, new in zip(parts, fresh.tensordicts, strict=True):
-        for path, value in leaves(new):
-            if mask is not None:
-                value = _selected(part.get(as_key(path), None), value, mask, td, keeps_last)
-            part.set(as_key(path), value)
-    return LazyStackedTensorDict(*parts, stack_dim=fresh.stack_dim)
-
-
-def _selected(
-    kept: Any, fresh: Any, mask: torch.Tensor, td: TensorDictBase, keeps_last: bool
-) -> Any:
-    if kept is None:
-        if keeps_last or is_non_tensor(fresh):
-            return fresh
-        kept = torch.zeros_like(fresh)
-    if len(td.batch_size) or not isinstance(fresh, torch.Tensor):
-        return choose_leaf(rules.reduce_mask(mask, fresh.shape, len(td.batch_size)), fresh, kept)
-    if _is_alike(fresh, kept):
-        return rules.choose(rules.reduce_mask(mask, fresh.shape, 0), fresh, kept)
-    return fresh if bool(mask.any()) else kept  # one env, and an entry that changes its shape
-
-
-def _is_alike(fresh: torch.Tensor, kept: object) -> bool:
-    """Check whether two tensors have one shape; nested ones tell none."""
-    if not isinstance(kept, torch.Tensor) or fresh.is_nested or kept.is_nested:
-        return False
-    return fresh.shape == kept.shape
 
 
 def undeclared(following: TensorDictBase | None, declared: Collection[Path]) -> list[Path]:

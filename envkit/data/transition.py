@@ -1,11 +1,10 @@
-"""How data of one step is merged and skipped, and becomes the root of the next one: the walk over TensorDicts for `rules`.
+"""What a row shows that is not stepped, and how a step becomes the root of the next one: the walk over TensorDicts for `rules`.
 
 Every decision is taken in `rules`; this module only visits leaves. It knows TensorDict and
 neither envs nor simulators.
 
 Conventions
     td        root of a transition: what was known before the action; ``td["next"]`` what it made.
-    masks     dict level -> bool mask without trailing singleton, as `collect_reset_masks` gives it.
     path      leaf key as a tuple of strings.
     uneven    a lazy stack below a name whose parts differ in keys or shapes; its entries are no tensors.
 """
@@ -22,7 +21,6 @@ from typing import Any, cast
 import torch
 from tensordict import (
     LazyStackedTensorDict,
-    NonTensorStack,
     TensorDict,
     TensorDictBase,
     is_non_tensor,
@@ -137,7 +135,7 @@ def _take_forms(following: TensorDictBase, root: TensorDictBase) -> None:
     """Set, in place, the batch size and the tensor class of nodes of ``following`` to those that they have in ``root``."""
     for name, node in list(following.items()):
         like = root.get(name, None) if isinstance(node, TensorDictBase) else None
-        if _is_object(like):
+        if is_object(like):
             following.set(name, type(cast(Any, like)).from_tensordict(node))
         elif isinstance(like, TensorDictBase) and isinstance(node, TensorDict):
             _take_forms(node, like)
@@ -145,7 +143,7 @@ def _take_forms(following: TensorDictBase, root: TensorDictBase) -> None:
                 cast(Any, node).batch_size = like.batch_size
 
 
-def _is_object(value: object) -> bool:
+def is_object(value: object) -> bool:
     return is_tensorclass(value) and not is_non_tensor(value)
 
 
@@ -164,38 +162,6 @@ def _of_part(
     """Describe the outputs of one part of a stack."""
     place = (*(slice(None),) * stack.stack_dim, part)
     return [(path, kind, spec[place]) for path, kind, spec in outputs]
-
-
-def keep_unstepped(
-    stepped: TensorDictBase, skipped: TensorDictBase, mask: torch.Tensor
-) -> TensorDictBase:
-    """Merge rows that were stepped or reset with those that were not, which keep their values.
-
-    Args:
-        stepped: ``next``, or a root; where ``mask`` is False it may hold anything. Written to and returned.
-        skipped: what it would be if nothing had been made.
-        mask: bool, shape of their batch size.
-    """
-    if isinstance(stepped, LazyStackedTensorDict) and not stepped.stack_dim:
-        parts = zip(stepped.unbind(0), skipped.unbind(0), mask, strict=True)
-        return LazyStackedTensorDict(*(keep_unstepped(*part) for part in parts), stack_dim=0)
-    for path, value in leaves(stepped):
-        kept = skipped.get(as_key(path), None)
-        if kept is not None:
-            stepped.set(as_key(path), choose_leaf(mask, value, kept))
-    return stepped
-
-
-def choose_leaf(mask: torch.Tensor, fresh: Any, kept: Any) -> Any:
-    """Choose as `rules.choose` does, for leaves that are no tensors as well, and for a mask on another device."""
-    if isinstance(fresh, torch.Tensor) and isinstance(kept, torch.Tensor):
-        return rules.choose(mask.to(fresh.device), fresh, kept)
-    if mask.ndim == 0:
-        return fresh if bool(mask) else kept
-    if _is_object(fresh):
-        return cast(Any, fresh).apply(partial(choose_leaf, mask), kept)
-    rows = zip(mask.unbind(0), fresh.unbind(0), kept.unbind(0), strict=True)
-    return NonTensorStack(*(choose_leaf(*row) for row in rows))  # type: ignore[abstract]
 
 
 def drop_private(td: TensorDictBase, name: str) -> TensorDictBase:

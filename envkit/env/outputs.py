@@ -32,8 +32,6 @@ from envkit.data.transition import (
     Carrying,
     OutputLeaf,
     drop_private,
-    empty_like,
-    leaves,
     skipped_next,
 )
 from envkit.errors import (
@@ -357,24 +355,6 @@ class OutputChecks:
             state_keys=table.states,
             partial_keys=table.partial,
         )
-
-    @staticmethod
-    def scatter(
-        mask: torch.Tensor, stepped: TensorDictBase, skipped: TensorDictBase
-    ) -> TensorDictBase:
-        """Put the outputs of the rows that ``mask`` selects among those that were skipped."""
-        following = empty_like(skipped)
-        for path, value in leaves(stepped):
-            key = as_key(path)
-            kept = skipped.get(key, None)
-            if kept is None:
-                kept = torch.zeros(
-                    *mask.shape, *value.shape[1:], dtype=value.dtype, device=value.device
-                )
-            full = kept.clone()
-            full[mask] = value
-            following.set(key, full)
-        return following
 
     def rows_done(self, following: TensorDictBase) -> torch.Tensor:
         """Return which rows have ended, shape ``(*batch,)``: by the root's flags when it has some."""

@@ -24,6 +24,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 from envkit import rules
+from envkit.data.merging import merge_reset, merge_rows, spread_rows
 from envkit.data.arguments import require_tensordict
 from envkit.data.outcomes import Noted, callers_part, noted
 from envkit.data.paths import Path, as_path, infos_in
@@ -32,7 +33,6 @@ from envkit.data.resets import (
     collect_reset_masks,
     done_outside,
     forget,
-    merge_reset,
     shape_masks_like_done,
     undeclared,
 )
@@ -379,7 +379,7 @@ class Stepping(SpecNames, ABC):
         if not bool(mask.any()):
             return skipped
         stepped = self._computed_next(td.exclude(rules.STEP)[mask])
-        return self._checks.scatter(mask, stepped, skipped)
+        return merge_rows(skipped, spread_rows(stepped, mask), {(): mask}, keeps_last=False)
 
     def _check_batch(self, td: TensorDictBase) -> None:
         if self.is_closed:

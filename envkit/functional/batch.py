@@ -26,13 +26,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, Literal, TypeVar, get_args
 
 import jax
 import jax.numpy as jnp
 
-from envkit import rules
 from envkit.arrays.integers import as_int
 from envkit.errors import ArgumentError
 from envkit.functional.core import (
@@ -42,6 +41,7 @@ from envkit.functional.core import (
     StatelessEnv,
     Timestep,
     WrapperState,
+    choose_rows,
     normalize,
     outcome_of,
 )
@@ -201,7 +201,7 @@ def restart_where(
     # The loop sees constants, so reverse-mode differentiation has nothing to do in it.
     values = jax.lax.stop_gradient(kept)
     restarted = reset_rows(reset, mask, state.origin, values, chunks)
-    return jax.tree.map(lambda fresh, old: rules.choose(mask, fresh, old), restarted, kept)
+    return choose_rows(mask, restarted, kept)
 
 
 def reset_rows(
@@ -218,7 +218,7 @@ def reset_rows(
     if chunk == num_rows:
         # Of a loop over one chunk XLA would take the reset out, and make it at every step.
         def begun() -> PyTree:
-            return jax.tree.map(partial(rules.choose, mask), reset(origins), values)
+            return choose_rows(mask, reset(origins), values)
 
         return jax.lax.cond(mask.any(), begun, lambda: values) if chunks.branches else begun()
 
@@ -384,8 +384,7 @@ class BatchedEnv:
         self, mask: jax.Array, state: EpisodeState, timestep: Timestep, action: PyTree
     ) -> tuple[EpisodeState, Timestep]:
         """Advance the rows of ``mask``; the others keep every bit."""
-        stepped, kept = self.step(state, action), (state, timestep)
-        return jax.tree.map(lambda new, old: rules.choose(mask, new, old), stepped, kept)
+        return choose_rows(mask, self.step(state, action), (state, timestep))
 
     def restart_where(
         self, mask: jax.Array, state: EpisodeState, timestep: Timestep

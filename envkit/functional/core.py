@@ -202,6 +202,11 @@ def outcome_of(outcome: Any, method: str) -> tuple[Any, Timestep]:
     )
 
 
+def choose_rows(mask: jax.Array, fresh: PyTree, kept: PyTree) -> PyTree:
+    """Take the rows of ``mask`` from one tree and the others from another of the same form, see `rules.choose`."""
+    return jax.tree.map(lambda new, old: rules.choose(mask, new, old), fresh, kept)
+
+
 def done_of(timestep: Timestep) -> jax.Array:
     """Return whether the episode is over for any reason, bool of the shape of ``terminated``."""
     return rules.done_from(timestep.terminated, timestep.truncated)

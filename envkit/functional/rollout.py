@@ -28,8 +28,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import jax
 import jax.numpy as jnp
 
-from envkit import rules
-from envkit.functional.core import Timestep, done_of
+from envkit.functional.core import Timestep, choose_rows, done_of
 
 if TYPE_CHECKING:
     from envkit.functional.structure import PyTree
@@ -329,8 +328,7 @@ def _if(condition: jax.Array, fresh: PyTree, kept: PyTree) -> PyTree:
 
 def _frozen(moving: jax.Array, latest: Transition, last: Transition) -> Transition:
     """Take the transition of rows that move; the others repeat their last one with reward 0."""
-    shown = jax.tree.map(lambda new, old: rules.choose(moving, new, old), latest, last)
-    paid = jax.tree.map(
-        lambda paid: rules.choose(moving, paid, jnp.zeros_like(paid)), shown.next.reward
-    )
+    shown = choose_rows(moving, latest, last)
+    reward = shown.next.reward
+    paid = choose_rows(moving, reward, jax.tree.map(jnp.zeros_like, reward))
     return replace(shown, next=replace(shown.next, reward=paid))

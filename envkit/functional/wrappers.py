@@ -23,6 +23,7 @@ from envkit.functional.core import (
     EnvWrapper,
     Timestep,
     WrapperState,
+    choose_rows,
     done_of,
     normalize,
     outcome_of,
@@ -153,10 +154,7 @@ class FrameSkip(EnvWrapper):
             over = done_of(timestep)
             paid = jax.tree.map(jnp.add, timestep.reward, new.reward)
             new = replace(new, reward=paid)
-            kept = jax.tree.map(
-                lambda old, fresh: rules.choose(over, old, fresh), carry, (after, new)
-            )
-            return kept, None
+            return choose_rows(over, carry, (after, new)), None
 
         return jax.lax.scan(advance, first, None, length=self.frames - 1)[0]
 

@@ -20,9 +20,10 @@ from tensordict import LazyStackedTensorDict, TensorDictBase, is_non_tensor
 from envkit import rules
 from envkit.arrays.integers import as_int
 from envkit.data.arguments import as_bool
+from envkit.data.merging import merge_rows
 from envkit.data.paths import Key, Path, as_key, as_path
 from envkit.data.resets import collect_reset_masks
-from envkit.data.transition import choose_leaf, leaves
+from envkit.data.transition import leaves
 from envkit.env.base import EnvBase
 from envkit.errors import (
     ArgumentError,
@@ -75,9 +76,7 @@ class _AutoReset(Transform):
         for key in self._base().done_keys:
             first.set(key, torch.zeros_like(next_td.get(key)))
         if self._first is not None and self._rows is not None:
-            for path, value in leaves(self._first):
-                key = as_key(path)
-                first.set(key, choose_leaf(rows, first.get(key), value))
+            first = merge_rows(self._first, first, {(): rows})
             rows = rows | self._rows
         self._rows, self._first = rows, first
 

@@ -21,9 +21,10 @@ from envkit import rules
 from envkit.arrays import episode_counters
 from envkit.arrays.integers import as_int
 from envkit.data.arguments import as_bool, require_callable
+from envkit.data.merging import merge_rows
 from envkit.data.paths import Key, as_key, as_path
 from envkit.data.timeline import seams
-from envkit.data.transition import empty_like, keep_unstepped
+from envkit.data.transition import empty_like
 from envkit.env.base import EnvBase
 from envkit.errors import ArgumentError, ArgumentTypeError, MissingKeyError, NotCallableError
 from envkit.specs import (
@@ -249,7 +250,7 @@ class ConditionalPolicySwitch(SteppingTransform):
             return next_td
         root = env.step_mdp(td.exclude(rules.STEP).set("next", next_td))
         following = self._acted(root, moves).get("next")
-        return following if bool(moves.all()) else keep_unstepped(following, next_td, moves)
+        return following if bool(moves.all()) else merge_rows(next_td, following, {(): moves})
 
     def _reset(self, td: TensorDictBase, td_reset: TensorDictBase) -> TensorDictBase:
         env = self._env()

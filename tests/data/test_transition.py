@@ -6,7 +6,8 @@ import pytest
 import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 
-from envkit.data.transition import choose_leaf, stepped_rows
+from envkit.data.merging import choose_leaf
+from envkit.data.transition import stepped_rows
 from envkit.errors import StepMaskError
 
 T, F = True, False

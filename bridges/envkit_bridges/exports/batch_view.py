@@ -40,6 +40,7 @@ from envkit.batched.attributes import (
 )
 from envkit.batched.batched_env import BatchedEnv
 from envkit.batched.mixed import MixedEnv
+from envkit.data.merging import choose_arrays
 from envkit.data.paths import Key, Path, as_key, as_path, info_names, leaf_paths
 from envkit.env.base import EnvBase
 from envkit.env.runs import InPlace, Moment
@@ -545,8 +546,8 @@ class BatchView:
     ) -> torch.Tensor:
         """Convert values of the simulator's space; those of rows that are not stepped may be anything."""
         if mask is not None:
-            valid = leaf.decode_array(leaf.spec.zero((1,)))
-            values = _chosen(mask, values, valid)
+            valid = leaf.decode_array(leaf.spec.zero(mask.shape))
+            values = choose_arrays(mask, values, valid)
         require_whole(values, key, space)
         try:
             found = leaf.encode_array(values)
@@ -706,13 +707,6 @@ class _Form(NamedTuple):
         shape = (count, *space.shape)
         starts_at_0 = not np.any(leaf.decode_array(leaf.spec.zero((1,))))
         return cls(spec, shape, spec.shape == shape and starts_at_0)
-
-
-def _chosen(mask: np.ndarray, values: Any, others: Any) -> Any:
-    """Return values with others in the rows that a mask leaves out."""
-    if isinstance(values, tuple):
-        return tuple(_chosen(mask, *pair) for pair in zip(values, others, strict=True))
-    return np.where(mask.reshape(-1, *[1] * (values.ndim - 1)), values, others)
 
 
 def _tensors(tree: Any, device: torch.device | None) -> Any:

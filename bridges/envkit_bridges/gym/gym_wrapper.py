@@ -23,8 +23,8 @@ from tensordict import TensorDict, TensorDictBase
 from envkit import rules
 from envkit.batched.exchange.one_env import OneRow
 from envkit.data.arguments import as_batch_size, as_bool
+from envkit.data.merging import merge_rows
 from envkit.data.paths import Key, Path, as_key, as_path, nest
-from envkit.data.transition import keep_unstepped
 from envkit.env.base import EnvBase
 from envkit.env.facts import Facts
 from envkit.env.on_row import OnRow
@@ -271,7 +271,7 @@ class GymWrapper(OnRow, GymLikeEnv):
         with self._vector.freezing(~mask.cpu().numpy()):
             row = self._row
             stepped = self._computed_next(acted) if row is None else row.step(acted)
-        return keep_unstepped(stepped, skipped, mask)
+        return merge_rows(skipped, stepped, {(): mask})
 
     def set_seed(self, seed: int | None = None, static_seed: bool = False) -> int | None:
         """Seed the simulator; see `EnvBase.set_seed`.

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from envkit.data.merging import choose_arrays
 from envkit.data.paths import Path, as_key
 from envkit.data.plain import from_plain, plain
 from envkit.env.seeding import seed_chain
@@ -211,7 +212,7 @@ class VectorCore:
 
     def _note_ended(self, result: Stepped) -> None:
         frozen, over = self._frozen, np.logical_or(*map(np.asarray, result[2:4]))
-        self._ended = over if frozen is None else np.where(frozen, self._ended, over)
+        self._ended = over if frozen is None else choose_arrays(frozen, self._ended, over)
         if self._keeps_first:
             stood = np.zeros_like(over) if frozen is None else frozen
             self._went_on = stood & (not self._has_stand_ins)
@@ -237,9 +238,8 @@ class VectorCore:
             self._first[row] = copy.deepcopy(rows[row])
             rows[row] = last[row]
         hidden = ("_final_obs", "_final_info")
-        return _merged(
-            {name: value for name, value in infos.items() if name not in hidden}, last_infos, over
-        )
+        shown = {name: value for name, value in infos.items() if name not in hidden}
+        return choose_arrays(over, last_infos, shown)
 
     def _blank(self) -> list[Any]:
         """Return an observation for each row that its space holds: zeros, and the first of discrete options."""
@@ -289,7 +289,7 @@ class VectorCore:
             for row in given.nonzero()[0].tolist():
                 observations[row] = self._first[row]
             observations = _filled(observations)
-            infos = _merged(infos, self._first_infos, given)
+            infos = choose_arrays(given, self._first_infos, infos)
         self._note_reset(rows)
         self._first = {row: value for row, value in self._first.items() if not rows[row]}
         return observations, infos
@@ -546,23 +546,6 @@ def frame_skipping(library: ModuleType, repeats: int) -> Any:
             return repeated(self.env.step, repeats, action)
 
     return FrameSkip
-
-
-def _merged(infos: dict[str, Any], others: dict[str, Any], rows: np.ndarray) -> dict[str, Any]:
-    """Return infos in which some rows are those of ``others``; what those lack is zero there."""
-    merged = {}
-    for name in {**infos, **others}:
-        mine, theirs = infos.get(name), others.get(name)
-        known = theirs if mine is None else mine
-        if isinstance(known, dict):
-            merged[name] = _merged(mine or {}, theirs or {}, rows)
-        elif isinstance(known, np.ndarray):
-            value = np.zeros_like(known) if mine is None else mine.copy()
-            value[rows] = 0 if theirs is None else theirs[rows]
-            merged[name] = value
-        else:
-            merged[name] = known
-    return merged
 
 
 def _mode_of(env: Simulator) -> Any:

@@ -32,6 +32,7 @@ from envkit import rules
 from envkit.arrays.leaves import Changes, Leaves, nest, with_changes
 from envkit.errors import KeyCollisionError
 from envkit.functional import BatchedEnv, Origin, Timestep, done_of, name_of, sample_space
+from envkit.functional.core import choose_rows
 from envkit.functional.structure import PyTree
 from envkit.transforms.core.kept_memory import KeptMemory, inwards, memory_of
 
@@ -129,13 +130,10 @@ class NamedRows:
         self, mask: jax.Array, state: RowState, timestep: Timestep, action: object
     ) -> tuple[RowState, Timestep]:
         """Advance the rows of ``mask``; the others keep every bit."""
-
-        def kept(new: PyTree, old: PyTree) -> PyTree:
-            return jax.tree.map(lambda leaf, before: rules.choose(mask, leaf, before), new, old)
-
         after, shown = self._step(state, action, self._counted_in(mask))
-        inner, memory = kept((after.inner, after.memory), (state.inner, state.memory))
-        return RowState(inner, memory, after.shared), kept(shown, timestep)
+        made, kept = (after.inner, after.memory, shown), (state.inner, state.memory, timestep)
+        inner, memory, shown = choose_rows(mask, made, kept)
+        return RowState(inner, memory, after.shared), shown
 
     def restart_where(
         self, mask: jax.Array, state: RowState, timestep: Timestep
@@ -168,8 +166,7 @@ class NamedRows:
         def begun() -> tuple[Any, ByPath, Shared]:
             inner, fresh, shared = self._restarted(mask, origins, state, write)
             fresh |= {path: jnp.zeros_like(kept[path]) for path in self._remembered}
-            chosen = {path: rules.choose(mask, leaf, kept[path]) for path, leaf in fresh.items()}
-            return inner, chosen, shared
+            return inner, choose_rows(mask, fresh, {path: kept[path] for path in fresh}), shared
 
         def unchanged() -> tuple[Any, ByPath, Shared]:
             shown = self._shown_by_reset | self._remembered

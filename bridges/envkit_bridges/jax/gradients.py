@@ -27,8 +27,8 @@ import jax
 import jax.numpy as jnp
 import torch
 
-from envkit import rules
 from envkit.errors import GradientError
+from envkit.functional.core import choose_rows
 from envkit.functional.structure import PyTree
 from envkit_bridges.dlpack import to_jit, to_torch
 
@@ -84,7 +84,7 @@ def vjp_of(function: Callable[..., PyTree]) -> Callable[..., list[jax.Array]]:
                 "torch.no_grad()."
             ) from error
         used = _rows_with_any(cotangents)
-        return [rules.choose(used, leaf, jnp.zeros_like(leaf)) for leaf in gradients]
+        return choose_rows(used, gradients, jax.tree.map(jnp.zeros_like, gradients))
 
     return pull_back
 

@@ -31,9 +31,10 @@ from tensordict import TensorDict, TensorDictBase
 from envkit import rules
 from envkit.arrays.integers import as_int
 from envkit.data.arguments import require_tensordict
+from envkit.data.merging import merge_rows
 from envkit.data.paths import Key, Path, as_key, as_path, leaf_paths, tensordict_of
 from envkit.data.resets import collect_reset_masks
-from envkit.data.transition import carry, keep_unstepped, leaves
+from envkit.data.transition import carry, leaves
 from envkit.env.base import EnvBase
 from envkit.env.facts import Facts
 from envkit.env.input_checks import require_actions
@@ -351,8 +352,7 @@ class JaxEnv(EnvBase):
         fresh = ticket.work.fresh
         if ticket.mask is None:
             return carry(data, (self._declared.table or self._table).carrying, fresh)
-        root = self.step_mdp(data)
-        return root.update(self._kept_where_skipped(root, ticket.mask, fresh))
+        return merge_rows(self.step_mdp(data), fresh, {(): ticket.mask})
 
     def _step(self, td: TensorDictBase) -> TensorDictBase:
         mask = td.get(rules.STEP, None)
@@ -377,7 +377,7 @@ class JaxEnv(EnvBase):
         """Keep what was there in rows that ``mask`` leaves out; their reward is 0."""
         if bool(mask.all()):
             return following
-        return keep_unstepped(following, self._skipped_next(td), mask)
+        return merge_rows(self._skipped_next(td), following, {(): mask})
 
     def _step_last(self, td: TensorDictBase) -> TensorDictBase:
         """Step by the program that has made the steps before, so that none is compiled for this one."""

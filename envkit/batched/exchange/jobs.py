@@ -26,8 +26,8 @@ from envkit.batched.env_host import ADVANCE, RESET, RESTART, STEP
 from envkit.batched.exchange.shared_memory import BufferExchange, Input
 from envkit.batched.exchange.tensordicts import TensorDictExchange
 from envkit.batched.metadata import EnvMetaData
+from envkit.data.merging import merge_rows
 from envkit.data.paths import Path, as_key, tensordict_of
-from envkit.data.transition import keep_unstepped
 from envkit.errors import WorkerError
 from envkit.specs.inputs import require_input
 from envkit.transport import Job, Pool
@@ -96,7 +96,7 @@ class SentJob:
         if mask is None:
             return following
         moved = rules.step_mask(mask, root.batch_size)
-        return keep_unstepped(following, metadata.skipped_next(root), moved)
+        return merge_rows(metadata.skipped_next(root), following, {(): moved})
 
 
 Results = tuple[TensorDictBase | None, TensorDictBase | None]

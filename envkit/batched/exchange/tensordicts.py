@@ -24,9 +24,9 @@ from envkit.batched.exchange.memory import can_wait
 from envkit.batched.lazy_stacks import stack_rows, with_objects_like
 from envkit.batched.metadata import EnvMetaData
 from envkit.batched.recovery import Recovery
+from envkit.data.merging import merge_rows
 from envkit.data.paths import Path, as_key
 from envkit.data.plain import from_plain, plain
-from envkit.data.transition import keep_unstepped
 from envkit.errors import WorkerError
 from envkit.specs.inputs import require_input
 from envkit.transport import Pool
@@ -198,7 +198,7 @@ class TensorDictExchange:
             if row in self.lost:
                 complete[row] = nexts[row]
             elif row in nexts:
-                complete[row] = keep_unstepped(nexts[row].copy(), skipped, mask[row])
+                complete[row] = merge_rows(skipped, nexts[row], {(): mask[row]})
             else:
                 stepped = next(iter(nexts.values()), skipped)
                 complete[row] = with_objects_like(skipped, stepped)

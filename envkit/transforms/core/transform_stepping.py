@@ -23,9 +23,10 @@ import torch
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 
 from envkit import rules
+from envkit.data.merging import merge_reset, merge_rows, spread_rows
 from envkit.data.paths import Key, as_key, as_path, leaf_paths
-from envkit.data.resets import collect_reset_masks, mark_done, merge_reset
-from envkit.data.transition import OutputLeaf, keep_unstepped, leaves
+from envkit.data.resets import collect_reset_masks, mark_done
+from envkit.data.transition import OutputLeaf, leaves
 from envkit.env.base import EnvBase
 from envkit.env.policy import PolicyLike
 from envkit.env.runs import Record, Run, Runs
@@ -232,11 +233,7 @@ class TransformStepping(TransformHolder):
         if not any(bool(mask.any()) for mask in rest.values()):
             return begun
         given.update(rest)
-        root = stepper.reset(given, **kwargs)
-        for path, value in leaves(begun):
-            key = as_key(path)
-            root.set(key, rules.choose(rows, value, root.get(key)))
-        return root
+        return merge_rows(stepper.reset(given, **kwargs), begun, {(): rows})
 
     def _shown_root(self, td: TensorDictBase, root: TensorDictBase) -> TensorDictBase:
         """Show what the stepper says after a reset, which was asked for with ``td``."""
@@ -341,9 +338,10 @@ class TransformStepping(TransformHolder):
         shown = mask.reshape(td.batch_size).to(skipped.device)  # which transforms may change
         if not self.batch_locked and given.batch_size == td.batch_size:
             stepped = route.shown_next(given[mask], done[mask])
-            return self._checks.scatter(shown, stepped, skipped)
+            stepped = spread_rows(stepped, shown)
+            return merge_rows(skipped, stepped, {(): shown}, keeps_last=False)
         stepped = route.shown_next(given.set(rules.STEP, mask), done)
-        return keep_unstepped(stepped, skipped, shown)
+        return merge_rows(skipped, stepped, {(): shown})
 
     def _fresh_root(self, ticket: Ticket, data: TensorDictBase) -> TensorDictBase:
         """Show the root that the stepper gave, which has reset what is done; reset the rest."""
