@@ -43,7 +43,7 @@ from envkit.data.resets import collect_reset_masks
 from envkit.env.base import EnvBase
 from envkit.env.declared import OUTPUTS
 from envkit.env.facts import Facts
-from envkit.env.html import Told
+from envkit.env.html import EnvReport
 from envkit.env.learning import ALL
 from envkit.env.own_state import OWN, loading
 from envkit.env.runs import Record, Run, Runs
@@ -456,17 +456,17 @@ class MixedEnv(EnvBase):
     def _set_seed(self, seed: int | None) -> None:
         self.set_seed(seed)
 
-    def _told_first(self) -> list[str]:
+    def _repr_arguments(self) -> list[str]:
         return [f"[{', '.join(repr(member.env) for member in self.members)}]"]
 
-    def _told(self) -> Told:
-        facts, specs, _ = super()._told()
+    def _report(self) -> EnvReport:
+        facts, specs, _ = super()._report()
         facts = {name: fact for name, fact in facts.items() if name != "env"}
         inside = {
             f"rows {member.rows.start} to {member.rows.stop - 1}": member.env
             for member in self.members
         }
-        return Told({**facts, "kind": f"{len(inside)} envs side by side"}, specs, inside)
+        return EnvReport({**facts, "kind": f"{len(inside)} envs side by side"}, specs, inside)
 
     def close(self, *, raise_if_closed: bool = False) -> None:
         """Close every member."""

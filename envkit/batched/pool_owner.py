@@ -42,7 +42,7 @@ from envkit.data.keywords import known_to, refuse_unknown
 from envkit.env.base import EnvBase
 from envkit.env.declared import OUTPUTS
 from envkit.env.facts import Facts
-from envkit.env.html import Told
+from envkit.env.html import EnvReport
 from envkit.env.spec_names import SpecNames
 from envkit.errors import ArgumentError, ClosedEnvError, ReadOnlyError, StartedError
 from envkit.specs import Composite
@@ -454,13 +454,13 @@ class PoolOwner(EnvBase):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(self._described())})"
 
-    def _told(self) -> Told:
+    def _report(self) -> EnvReport:
         """Return what a notebook shows; what is not started is not started for that."""
         if self._pool is None:
-            return Told({"workers": f"{self.num_workers}, not started"}, {}, {})
-        facts, specs, inside = super()._told()
+            return EnvReport({"workers": f"{self.num_workers}, not started"}, {}, {})
+        facts, specs, inside = super()._report()
         kinds = " | ".join(dict.fromkeys(found.env_str for found in self._metadata))
-        return Told({"env": kinds, **facts, "workers": str(self.num_workers)}, specs, inside)
+        return EnvReport({"env": kinds, **facts, "workers": str(self.num_workers)}, specs, inside)
 
     def _described(self) -> list[str]:
         """Return what it is, item by item."""

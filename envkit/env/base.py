@@ -32,7 +32,7 @@ from envkit.env.declared import Declared
 from envkit.env.drawing import allow_options, fake_step
 from envkit.env.facts import Facts
 from envkit.env.from_data import Keys, specs_of_a_step
-from envkit.env.html import Told, html, told_of
+from envkit.env.html import EnvReport, html, report_of
 from envkit.env.options import TAKEN_HERE, EnvMeta, EnvOptions
 from envkit.env.own_state import LOADED, WITHOUT_EPISODE
 from envkit.env.policy import PolicyLike
@@ -479,21 +479,21 @@ class EnvBase(Stepping, metaclass=EnvMeta):
             self._seed_actions(self._action_seed)  # a generator cannot be moved
         return super().to(*args, **kwargs)  # type: ignore[return-value]
 
-    def _told_first(self) -> list[str]:
+    def _repr_arguments(self) -> list[str]:
         """Return which simulator this is, as arguments of the constructor, for ``repr``."""
         return []
 
     def __repr__(self) -> str:
         told = [
-            *self._told_first(),
+            *self._repr_arguments(),
             f"batch_size={tuple(self.batch_size)}",
             f"device={self.device}",
         ]
         return f"{type(self).__name__}({', '.join(told)})"
 
-    def _told(self) -> Told:
+    def _report(self) -> EnvReport:
         """Return what a notebook shows."""
-        return told_of(self)
+        return report_of(self)
 
     def _repr_html_(self) -> str:
         return html(self)

@@ -1,6 +1,6 @@
 """How an env shows itself in a notebook: what it is, its specs folded below, and the envs inside it.
 
-This module decides the layout. The facts about an env come from the env itself, see `Told`; how a spec is shown, from
+This module decides the layout. The facts about an env come from the env itself, see `EnvReport`; how a spec is shown, from
 the spec.
 """
 
@@ -14,7 +14,7 @@ _SPECS = ("observation", "action", "reward", "done")
 """Specs that are shown; that of the state of a stateless env is not for people."""
 
 
-class Told(NamedTuple):
+class EnvReport(NamedTuple):
     """The facts about an env that a notebook shows.
 
     Attributes:
@@ -28,21 +28,21 @@ class Told(NamedTuple):
     inside: Mapping[str, Any]
 
 
-def told_of(env: Any) -> Told:
+def report_of(env: Any) -> EnvReport:
     """Return what all envs have."""
     facts = {
-        "env": ", ".join(env._told_first()),
+        "env": ", ".join(env._repr_arguments()),
         "kind": "simulator with a fixed batch" if env.batch_locked else "stateless",
         "batch size": str(tuple(env.batch_size)),
         "device": str(env.device),
     }
     specs = {name: getattr(env, f"full_{name}_spec") for name in _SPECS}
-    return Told({name: fact for name, fact in facts.items() if fact}, specs, {})
+    return EnvReport({name: fact for name, fact in facts.items() if fact}, specs, {})
 
 
 def html(env: Any) -> str:
     """Make a light table, with the specs and the envs inside to be unfolded; no scripts, no files."""
-    told = env._told()
+    told = env._report()
     rows = "".join(
         f"<tr><th style='text-align: left'>{escape(name)}</th>"
         f"<td style='text-align: left'>{escape(value)}</td></tr>"

@@ -49,7 +49,7 @@ def test_an_env_shows_its_batch_device_and_specs():
 
 def test_names_are_escaped():
     class Named(Count):
-        def _told_first(self):
+        def _repr_arguments(self):
             return ["'<script>alert(1)</script>'"]
 
     assert "'<script>alert(1)</script>'" in shown(Named(3))

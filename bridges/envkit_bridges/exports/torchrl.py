@@ -259,7 +259,7 @@ class TorchRLWrapper(EnvBase):
         unsaved = type(self.torchrl_env).__name__ if self.batch_locked else None
         return replace(super()._find_facts(), unsaved_state=unsaved)
 
-    def _told_first(self) -> list[str]:
+    def _repr_arguments(self) -> list[str]:
         return [type(self.torchrl_env).__name__]
 
     def to(self, *args: Destination, **kwargs: Destination) -> TorchRLWrapper:

@@ -186,7 +186,7 @@ class GymWrapper(OnRow, GymLikeEnv):
             return Composite(reward=reward, device=self.device)
         return codec_of(space, categorical=True, key="reward").spec(self.device)
 
-    def _told_first(self) -> list[str]:
+    def _repr_arguments(self) -> list[str]:
         id = getattr(getattr(self._env, "spec", None), "id", None)
         told = [repr(id) if id else str(self._env)]
         return told if self.frame_skip == 1 else [*told, f"frame_skip={self.frame_skip}"]

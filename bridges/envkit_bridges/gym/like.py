@@ -438,7 +438,7 @@ class GymLikeEnv(InfoReading):
         simulator = self._simulator_state()
         own = {**super()._own_state(), "records": self._records, "simulator": simulator}
         if is_without_episode(simulator):
-            own[WITHOUT_EPISODE] = f"{type(self).__name__}({', '.join(self._told_first())})"
+            own[WITHOUT_EPISODE] = f"{type(self).__name__}({', '.join(self._repr_arguments())})"
         return own
 
     def _simulator_state(self) -> dict[str, Any]:

@@ -232,7 +232,7 @@ class JaxEnv(EnvBase):
         env = self._engine.programs.env
         return [*unkeyed_draws(env), *frozen_values(env)]
 
-    def _told_first(self) -> list[str]:
+    def _repr_arguments(self) -> list[str]:
         return [simulator_name(self._engine.programs.env)]
 
     # ---------------------------------------------------------------------------------- declaration

@@ -338,9 +338,9 @@ class SimulatorEnv(JaxEnv):
     def _env(self) -> Simulator:
         return self._core.env
 
-    def _told_first(self) -> list[str]:
+    def _repr_arguments(self) -> list[str]:
         if self.env_name is None:
-            return super()._told_first()
+            return super()._repr_arguments()
         return [
             repr(self.env_name),
             *(f"{key}={value!r}" for key, value in self._made_with.items()),

@@ -510,7 +510,7 @@ class DMControlEnv(MaybeInWorkers, DMControlWrapper):
         )
         self.env_name, self.task_name = env_name, task_name
 
-    def _told_first(self) -> list[str]:
+    def _repr_arguments(self) -> list[str]:
         skipped = [] if self.frame_skip == 1 else [f"frame_skip={self.frame_skip}"]
         return [repr(self.env_name), repr(self.task_name), *skipped]
 

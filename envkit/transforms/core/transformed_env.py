@@ -21,7 +21,7 @@ from envkit.env.base import EnvBase
 from envkit.env.declared import OUTPUTS, require_names
 from envkit.env.drawing import fake_step
 from envkit.env.facts import Facts
-from envkit.env.html import Told
+from envkit.env.html import EnvReport
 from envkit.env.input_checks import in_functorch
 from envkit.env.learning import ALL
 from envkit.env.on_row import OnRow, Row
@@ -515,11 +515,11 @@ class TransformedEnv(OnRow, TransformStepping):
     def __repr__(self) -> str:
         return f"TransformedEnv(\n    env={self.base_env!r},\n    transform={self._transform!r})"
 
-    def _told(self) -> Told:
-        if not self.base_env._told().specs:  # a pool that is not started; to ask would start it
-            return Told({"transform": repr(self._transform)}, {}, {"base env": self.base_env})
-        facts, specs, _ = super()._told()
-        return Told(
+    def _report(self) -> EnvReport:
+        if not self.base_env._report().specs:  # a pool that is not started; to ask would start it
+            return EnvReport({"transform": repr(self._transform)}, {}, {"base env": self.base_env})
+        facts, specs, _ = super()._report()
+        return EnvReport(
             {**facts, "transform": repr(self._transform)}, specs, {"base env": self.base_env}
         )
 

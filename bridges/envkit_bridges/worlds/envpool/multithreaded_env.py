@@ -107,7 +107,7 @@ class MultiThreadedEnvWrapper(GymWrapper):
         dtype = torch.from_numpy(np.empty(0, reward.dtype)).dtype
         return Composite(reward=Unbounded((1,), dtype=dtype, device=self.device))
 
-    def _told_first(self) -> list[str]:
+    def _repr_arguments(self) -> list[str]:
         return [] if self.frame_skip == 1 else [f"frame_skip={self.frame_skip}"]
 
     def _repeated_step(self, action: SpaceValue) -> Outcome:
@@ -213,8 +213,8 @@ class MultiThreadedEnv(MultiThreadedEnvWrapper):
         )
         self.env_name = env_name
 
-    def _told_first(self) -> list[str]:
-        return [str(self.num_workers), repr(self.env_name), *super()._told_first()]
+    def _repr_arguments(self) -> list[str]:
+        return [str(self.num_workers), repr(self.env_name), *super()._repr_arguments()]
 
 
 def build(name: str, *, num_workers: int, **kwargs: Any) -> MultiThreadedEnv:

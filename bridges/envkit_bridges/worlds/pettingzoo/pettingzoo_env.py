@@ -231,7 +231,7 @@ class PettingZooEnv(PettingZooWrapper):
             parallel = as_bool("parallel", given.arguments.get("parallel", True))
             require_known(given.arguments["task"], parallel=parallel, kwargs=of_env)
 
-    def _told_first(self) -> list[str]:
+    def _repr_arguments(self) -> list[str]:
         return [repr(self.task_name), f"parallel={self.parallel}"]
 
 

@@ -205,7 +205,7 @@ class PettingZooWrapper(GymLikeEnv):
             spec if device is None else spec.to(device) for spec in (observed, acts, paid, done)
         )
 
-    def _told_first(self) -> list[str]:
+    def _repr_arguments(self) -> list[str]:
         return [str(self._env)]
 
     @property
