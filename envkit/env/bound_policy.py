@@ -193,7 +193,7 @@ def _require_room(policy: Callable[..., Any], inputs: list[Key]) -> None:
 def on_device(
     act: BoundPolicy, there: torch.device | None, back: torch.device | None
 ) -> BoundPolicy:
-    """Have a policy act on data moved ``there``, and move the data ``back``; None: an env of no device gets data of none."""
+    """Wrap a policy: it acts on data moved ``there``, and the data is moved ``back``; None: an env of no device gets data of none."""
     if there is None or there == back:
         return act
 
@@ -217,8 +217,8 @@ class _OnTensorDict(BoundPolicy):
         self._why = why
 
     def __call__(self, tensordict: TensorDictBase) -> TensorDictBase:
-        given = tensors_in(tensordict)
-        tensors = given.values()
+        tensors_before = tensors_in(tensordict)
+        tensors = tensors_before.values()
         versions = versions_of(tensors)
         try:
             acted = self._act(tensordict)
@@ -231,12 +231,12 @@ class _OnTensorDict(BoundPolicy):
                 )
             raise
         if versions_of(tensors) != versions:
-            raise changed_in_place(given, tensors, versions)
+            raise changed_in_place(tensors_before, tensors, versions)
         if acted is not tensordict:
             self._merge(tensordict, acted)
         if (calls := calls_of_run()) is not None:
-            calls.called(given, tensors, versions)
-            calls.own_entries(tensordict, given)
+            calls.called(tensors_before, tensors, versions)
+            calls.own_entries(tensordict, tensors_before)
         return tensordict
 
     def _merge(self, tensordict: TensorDictBase, acted: Any) -> None:
@@ -273,9 +273,9 @@ class _OnLeaves(BoundPolicy):
         given = [tensordict.get(key) for key in self._in_keys]
         return self._write(tensordict, self._called(given))
 
-    def _called(self, given: Sequence[Any]) -> Any:
+    def _called(self, inputs: Sequence[Any]) -> Any:
         try:
-            return _called(self._act, self._in_keys, given)
+            return _called(self._act, self._in_keys, inputs)
         except WRONG_FORM as error:
             if not isinstance(error, PolicyError):
                 error.add_note(
@@ -287,8 +287,8 @@ class _OnLeaves(BoundPolicy):
         named, batch = self._write.named, root.batch_size
         paths = {key: as_path(key) for key in self._write.actions}
 
-        def act(given: Sequence[Tensor]) -> dict[Path, Any]:
-            written = named(self._called(given), batch)
+        def act(inputs: Sequence[Tensor]) -> dict[Path, Any]:
+            written = named(self._called(inputs), batch)
             return {paths.get(key) or as_path(key): value for key, value in written.items()}
 
         return LeavesPolicy(tuple(map(as_path, self._in_keys)), tuple(paths.values()), act)
@@ -331,20 +331,20 @@ class ActionWriter:
                 f"{self.given_by} {len(actions)} values, but the env has the action keys "
                 f"{list(self.actions)}. {self.cure} one tensor for each of them."
             )
-        found = {}
+        by_key = {}
         for key, action in zip(self.actions, actions, strict=False):
             if not isinstance(action, torch.Tensor) and self.actions[key].dtype is not None:
                 action = self._as_tensor(action, key)
             if self._checks_each or not self._was_called:
                 self._check_size(action, key, batch)
-            found[key] = action
+            by_key[key] = action
         for number, value in enumerate(further, 1):
-            found[f"output{number}"] = self._further(value, number, batch)
+            by_key[f"output{number}"] = self._further(value, number, batch)
         self._was_called = True
         if (calls := calls_of_run()) is not None:
-            for key, value in found.items():
-                found[key] = calls.own(key, value)
-        return found
+            for key, value in by_key.items():
+                by_key[key] = calls.recordable(key, value)
+        return by_key
 
     def _further(self, value: Any, number: int, batch: torch.Size) -> torch.Tensor:
         """Check one that comes after the actions."""
@@ -364,7 +364,7 @@ class ActionWriter:
         return value
 
     def _as_tensor(self, action: Any, key: Key) -> Any:
-        """Take numbers and arrays for tensors."""
+        """Convert numbers and arrays to tensors."""
         try:
             return torch.as_tensor(action)
         except (TypeError, ValueError, RuntimeError) as error:
@@ -396,23 +396,23 @@ class ActionWriter:
         return f"{self.cure} one value for each element."
 
 
-def _called(function: Callable[..., Any], keys: Sequence[Any], given: Sequence[Any]) -> Any:
-    versions = versions_of(given)
+def _called(function: Callable[..., Any], keys: Sequence[Any], inputs: Sequence[Any]) -> Any:
+    versions = versions_of(inputs)
     try:
-        out = function(*given)
+        out = function(*inputs)
     except Exception as error:
-        _add_advice(error, given)
+        _add_advice(error, inputs)
         raise
-    if versions_of(given) != versions:
-        raise changed_in_place(keys, given, versions)
+    if versions_of(inputs) != versions:
+        raise changed_in_place(keys, inputs, versions)
     if (calls := calls_of_run()) is not None:
-        calls.called(keys, given, versions)
+        calls.called(keys, inputs, versions)
     return out
 
 
-def _add_advice(error: Exception, given: Iterable[Any]) -> None:
+def _add_advice(error: Exception, inputs: Iterable[Any]) -> None:
     """Add to an error of a policy how to cast what it was given, where float64 met a network of another dtype."""
-    is_double = any(isinstance(one, Tensor) and one.dtype == torch.float64 for one in given)
+    is_double = any(isinstance(one, Tensor) and one.dtype == torch.float64 for one in inputs)
     if is_double and isinstance(error, RuntimeError) and "dtype" in str(error):
         error.add_note(
             "The policy was given float64 observations, and its parameters have another dtype. Cast them: "
@@ -461,8 +461,8 @@ class _OnModule(_OnTensorDict):
         paths = [as_path(key) for key in module.out_keys]
         dims = len(batch)
 
-        def act(given: Sequence[Tensor]) -> dict[Path, Any]:
-            out = _called(module.module, module.in_keys, given)
+        def act(inputs: Sequence[Tensor]) -> dict[Path, Any]:
+            out = _called(module.module, module.in_keys, inputs)
             values = _own_tensors(out, paths)
             if values is not None and all(value.shape[:dims] == batch for value in values):
                 return {
@@ -488,11 +488,11 @@ def _is_plain(module: TensorDictModule) -> bool:
     hooks (``select_out_keys`` is one), keywords, strictness or replaced methods, is not compiled, and writes into the
     TensorDict that it is called with. Where entries that are there already are not computed, it is not plain.
     """
-    own = vars(module)
-    if skip_existing() or _has_any_global_hook() or not own.keys() <= _NAMES_IN_PLAIN:
+    attributes = vars(module)
+    if skip_existing() or _has_any_global_hook() or not attributes.keys() <= _NAMES_IN_PLAIN:
         return False
     for name, value in _ALIKE_IN_PLAIN.items():
-        if name not in own or own[name] != value:
+        if name not in attributes or attributes[name] != value:
             return False
     return True
 
@@ -517,7 +517,7 @@ def _own_tensors(out: Any, keys: Sequence[Any]) -> Sequence[Tensor] | None:
         return None
     if (calls := calls_of_run()) is None:
         return values
-    return [calls.own(key, value) for key, value in zip(keys, values, strict=True)]
+    return [calls.recordable(key, value) for key, value in zip(keys, values, strict=True)]
 
 
 def _given_out(module: TensorDictModule, out: Any) -> TensorDictModule:

@@ -107,7 +107,7 @@ class RandomPolicy:
         self._follows_env = action_spec is None
 
     def set_action_spec_from_env(self, env: Stepping) -> None:
-        """Take the ``full_action_spec`` of an env over as ``action_spec``, where there is none.
+        """Set ``action_spec`` to the ``full_action_spec`` of an env, where there is none.
 
         Collectors call this with their env. In another env such a policy goes on to draw actions of that one.
 

@@ -32,20 +32,20 @@ class PolicyCalls:
         """Begin again, where no recorded step holds a tensor of the policy."""
         # flat, since each further container that stays is work for the garbage collector
         self._keys: list[Any] = []
-        self._given: list[Any] = []
+        self._tensors: list[Any] = []
         self._versions: list[int | None] = []
         self._returned: list[Tensor] = []
         self._addresses: dict[Any, dict[int, int | None] | None] = {}
 
     def called(
-        self, keys: Iterable[Any], given: Iterable[Any], versions: Iterable[int | None]
+        self, keys: Iterable[Any], tensors: Iterable[Any], versions: Iterable[int | None]
     ) -> None:
-        """Note what a policy was called with, and how often each tensor had been written to."""
+        """Record what a policy was called with, and how often each tensor had been written to."""
         self._keys += keys
-        self._given += given
+        self._tensors += tensors
         self._versions += versions
 
-    def own(self, key: Any, result: Any) -> Any:
+    def recordable(self, key: Any, result: Any) -> Any:
         """Return a result as it may be recorded: a copy, if a later one may be written to its memory.
 
         The first result is copied in any case. So are all where that one does not count all writes: where it shares
@@ -62,17 +62,17 @@ class PolicyCalls:
                 self._addresses[key] = None if uncounted else {result.data_ptr(): None}
                 self._returned.append(result)
                 return result.clone()
-            known = self._addresses[key]
-            if known is None:
+            versions = self._addresses[key]
+            if versions is None:
                 return result.clone()
             address = result.data_ptr()
-            if address not in known:
-                known[address] = result._version
+            if address not in versions:
+                versions[address] = result._version
                 self._returned.append(result)
                 return result
         except RuntimeError:  # under functorch there is no memory to look at
             return result
-        version = known[address]
+        version = versions[address]
         if version is None:
             return result.clone()
         if version == result._version:
@@ -83,19 +83,19 @@ class PolicyCalls:
         )
 
     def own_entries(
-        self, td: TensorDictBase, given: Mapping[Key, Tensor], prefix: Path = ()
+        self, td: TensorDictBase, tensors_before: Mapping[Key, Tensor], prefix: Path = ()
     ) -> None:
-        """Do what `own` does for the entries that a policy has written into a TensorDict; others are ``given``."""
+        """Replace entries that a policy has written into a TensorDict as `recordable` does; others are ``tensors_before``."""
         for place, node in _parts(td, prefix):
             for name, value in node.items():
                 key = (*place, name) if place else name
-                if value is given.get(key):
+                if value is tensors_before.get(key):
                     continue
                 if isinstance(value, Tensor):
-                    if (own := self.own(key, value)) is not value:
-                        node.set(name, own)
+                    if (recorded := self.recordable(key, value)) is not value:
+                        node.set(name, recorded)
                 elif _is_node(value):
-                    self.own_entries(value, given, (*place, name))
+                    self.own_entries(value, tensors_before, (*place, name))
 
     def require_unchanged(self) -> None:
         """Check that all that the policy was called with is as it was.
@@ -103,8 +103,8 @@ class PolicyCalls:
         Raises:
             PolicyError: (a TypeError) it is not.
         """
-        if versions_of(self._given) != self._versions:
-            raise changed_in_place(self._keys, self._given, self._versions, " after the call")
+        if versions_of(self._tensors) != self._versions:
+            raise changed_in_place(self._keys, self._tensors, self._versions, " after the call")
 
 
 _CALLS: ContextVar[PolicyCalls | None] = ContextVar("calls of a run", default=None)
@@ -129,14 +129,14 @@ def recorded_calls() -> Generator[PolicyCalls]:
 
 def tensors_in(td: TensorDictBase, prefix: Path = ()) -> dict[Key, Tensor]:
     """Return the tensors of a TensorDict by key, those of the parts of a lazy stack below their number."""
-    found: dict[Key, Tensor] = {}
+    tensors: dict[Key, Tensor] = {}
     for place, node in _parts(td, prefix):
         for name, value in node.items():
             if isinstance(value, Tensor):
-                found[(*place, name) if place else name] = value
+                tensors[(*place, name) if place else name] = value
             elif _is_node(value):
-                found.update(tensors_in(value, (*place, name)))
-    return found
+                tensors.update(tensors_in(value, (*place, name)))
+    return tensors
 
 
 def _parts(td: TensorDictBase, place: Path) -> Iterable[tuple[Path, TensorDictBase]]:
@@ -150,19 +150,19 @@ def _is_node(value: object) -> bool:
     return isinstance(value, TensorDictBase) and not is_non_tensor(value)
 
 
-def versions_of(given: Collection[Any]) -> list[int | None]:
+def versions_of(tensors: Collection[Any]) -> list[int | None]:
     """Return how often each tensor was written to; None of what does not tell."""
     try:
-        return [one._version for one in given]
+        return [one._version for one in tensors]
     except (AttributeError, RuntimeError):  # other objects, and tensors made in inference mode
         return [
             one._version if isinstance(one, Tensor) and not one.is_inference() else None
-            for one in given
+            for one in tensors
         ]
 
 
 def changed_in_place(
-    keys: Iterable[Any], given: Collection[Any], versions: Sequence[int | None], when: str = ""
+    keys: Iterable[Any], tensors: Collection[Any], versions: Sequence[int | None], when: str = ""
 ) -> PolicyError:
     """Make the error of a policy that wrote to tensors that it was called with.
 
@@ -170,13 +170,13 @@ def changed_in_place(
 
     Args:
         keys: names of the tensors.
-        given: the tensors.
+        tensors: the tensors.
         versions: what `versions_of` gave before the call.
         when: they were changed, if not in that call.
     """
-    pairs = zip(keys, versions, versions_of(given), strict=True)
-    found = [as_key(as_path(key)) for key, before, after in pairs if before != after]
-    changed = [*dict.fromkeys(found)]
+    pairs = zip(keys, versions, versions_of(tensors), strict=True)
+    keys_changed = [as_key(as_path(key)) for key, before, after in pairs if before != after]
+    changed = [*dict.fromkeys(keys_changed)]
     return PolicyError(
         f"the policy changed {changed} in place{when}, but what it is called with must stay as it is: recorded data "
         "holds the same tensors. Compute new ones, x = x / 255 and not x /= 255, or change a clone()."

@@ -173,11 +173,11 @@ def test_what_is_there_is_not_computed_where_that_is_asked_for():
 
     with set_skip_existing(True):
         kept = act(root.copy())["action"]
-    made = act(root.copy())["action"]
+    computed = act(root.copy())["action"]
     env.close(raise_if_closed=False)
 
     assert (kept == 1).all()
-    assert not (made == 1).any()
+    assert not (computed == 1).any()
 
 
 def test_gradients_flow_through_what_a_module_writes():
@@ -199,23 +199,23 @@ def test_gradients_flow_through_what_a_module_writes():
     ],
 )
 def test_what_does_not_fit_is_told_as_the_module_itself_tells_it(way, out_keys, more, error):
-    told = []
+    messages = []
     for cls in (AsItIs, TensorDictModule):
         with pytest.raises(error) as info:
             ran(module(cls, out_keys, more), ENVS[way])
-        told.append(str(info.value))
+        messages.append(str(info.value))
 
-    assert told[0] == told[1]
+    assert messages[0] == messages[1]
 
 
 def test_an_entry_that_lacks_the_rows_is_refused_as_the_module_itself_refuses_it():
-    told = []
+    messages = []
     for cls in (AsItIs, TensorDictModule):
         with pytest.raises(RuntimeError) as info:
             ran(module(cls, ["action", "loc"], lambda o, a: (a, a.sum())))
-        told.append(str(info.value))
+        messages.append(str(info.value))
 
-    assert told[0] == told[1]
+    assert messages[0] == messages[1]
 
 
 def test_a_release_of_tensordict_that_keeps_something_else_is_left_to_itself(monkeypatch):
@@ -233,16 +233,16 @@ def test_a_release_of_tensordict_that_keeps_something_else_is_left_to_itself(mon
 
 
 @pytest.mark.parametrize(
-    ("given", "encoding", "advice"),
+    ("action", "encoding", "advice"),
     [
         (torch.ones(2, dtype=torch.int64), False, r"categorical_action_encoding=True\. Return torch"),
         (torch.zeros(2, 2), True, r"If these are scores of the options, return scores\.argmax\(-1\)"),
         (torch.zeros(2, 5), True, "Return one value for each element"),
     ],
 )  # fmt: skip
-def test_the_shape_of_an_action_tells_what_to_return_instead(given, encoding, advice):
+def test_the_shape_of_an_action_tells_what_to_return_instead(action, encoding, advice):
     with (
         SerialEnv(2, lambda: GymEnv("CartPole-v1", categorical_action_encoding=encoding)) as env,
         pytest.raises(PolicyError, match=advice),
     ):
-        env.rollout(2, lambda observation: given)
+        env.rollout(2, lambda observation: action)

@@ -40,18 +40,20 @@ from tests.zoo.jax_envs import Pendulum
 from tests.zoo.shaped_envs import Groups
 
 
-def books():
+def counters():
     return Compose(StepCounter(), RewardSum(), InitTracker(), TrajCounter())
 
 
 def counted_pendulum():
-    return TransformedEnv(GymEnv("Pendulum-v1"), books())
+    return TransformedEnv(GymEnv("Pendulum-v1"), counters())
 
 
 WAYS = {
     "single": counted_pendulum,
     "twice": lambda: TransformedEnv(counted_pendulum(), StepCounter(step_count_key="again")),
-    "around a batch": lambda: TransformedEnv(SerialEnv(2, partial(GymEnv, "Pendulum-v1")), books()),
+    "around a batch": lambda: TransformedEnv(
+        SerialEnv(2, partial(GymEnv, "Pendulum-v1")), counters()
+    ),
     "inside a batch": lambda: SerialEnv(2, counted_pendulum),
     "mixed": lambda: MixedEnv([SerialEnv(2, counted_pendulum)]),
     "in a program": lambda: TransformedEnv(
@@ -126,11 +128,11 @@ def test_random_actions_of_the_env_are_a_policy_like_any_other():
 def test_a_random_policy_with_the_spec_of_another_batch_says_which_to_pass(name, rows):
     env, other = SerialEnv(3, Count), SerialEnv(rows, Count)
     policy = RandomPolicy(getattr(other, name))
-    told = rf"shape \({rows},.* batch size \(3,\)\. .*RandomPolicy\(env.full_action_spec\)"
+    message = rf"shape \({rows},.* batch size \(3,\)\. .*RandomPolicy\(env.full_action_spec\)"
 
-    with pytest.raises(BatchSizeError, match=told):
+    with pytest.raises(BatchSizeError, match=message):
         env.rollout(2, policy)
-    with pytest.raises(BatchSizeError, match=told):
+    with pytest.raises(BatchSizeError, match=message):
         next(iter(Collector(env, policy, frames_per_batch=6, total_frames=6)))
     env.rollout(2, RandomPolicy(getattr(env, name)))
 
@@ -364,11 +366,11 @@ USES = {
 )
 @pytest.mark.parametrize("policy", IN_PLACE)
 def test_a_policy_that_writes_to_what_it_is_called_with_is_refused(policy, env, use):
-    made = PENDULUMS[env]()
+    env_used = PENDULUMS[env]()
 
     with pytest.raises(PolicyError, match=r"changed \['observation'\] in place.*clone"):
-        USES[use](made, IN_PLACE[policy])
-    made.close(raise_if_closed=False)
+        USES[use](env_used, IN_PLACE[policy])
+    env_used.close(raise_if_closed=False)
 
 
 def test_what_a_policy_carries_is_not_written_to_either():
@@ -389,8 +391,8 @@ def test_a_policy_may_change_copies_and_put_new_tensors(env):
         td["observation"] = td["observation"].clone().div_(2)
         return td.set("action", td["observation"][..., :1])
 
-    with PENDULUMS[env]() as made, torch.inference_mode():
-        data = made.rollout(3, policy)
+    with PENDULUMS[env]() as opened, torch.inference_mode():
+        data = opened.rollout(3, policy)
 
     assert (data["observation"] != 0).any()
     assert not torch.equal(
