@@ -6,7 +6,7 @@ what it returns from ``get_extra_state``, are put back. That is the whole declar
 Conventions
     visit   function of the transforms of an env, and of what is given for them, to an answer.
             `EnvBase._visit_transforms` calls it for each env behind transforms, in workers too.
-    given   `ALL`, or what an earlier visit answered, of the same form.
+    earlier `ALL`, or what an earlier visit answered, of the same form.
 """
 
 from __future__ import annotations
@@ -164,33 +164,33 @@ def _learners(transform: Any) -> list[Any]:
     return [one for one in transform.modules() if getattr(one, "learns", False)]
 
 
-def _freeze(transform: Any, given: Any) -> list[bool]:
+def _freeze(transform: Any, earlier: Any) -> list[bool]:
     """Freeze the transforms that learn, or bring them to where they were; gives how they were before."""
     learners = _learners(transform)
     before = [one.frozen for one in learners]
     for number, one in enumerate(learners):
-        one.frozen = True if given == ALL else given[number]
+        one.frozen = True if earlier == ALL else earlier[number]
     return before
 
 
-def _count(transform: Any, given: Any) -> int:
+def _count(transform: Any, earlier: Any) -> int:
     """Count the transforms that learn."""
     return len(_learners(transform))
 
 
-def _learnt(transform: Any, given: Any) -> list[Any]:
+def _learnt(transform: Any, earlier: Any) -> list[Any]:
     """Return the states of the transforms that learn, or load them."""
     learners = _learners(transform)
-    if given == ALL:
+    if earlier == ALL:
         return [deepcopy(dict(one.state_dict())) for one in learners]
-    for one, state in zip(learners, given, strict=True):
+    for one, state in zip(learners, earlier, strict=True):
         one.load_state_dict(state)
     return []
 
 
-def _states(transform: Any, given: Any) -> Any:
+def _states(transform: Any, earlier: Any) -> Any:
     """Return the states of all transforms, or load them."""
-    if given == ALL:
+    if earlier == ALL:
         return deepcopy(dict(transform.state_dict()))
-    transform.load_state_dict(given)
+    transform.load_state_dict(earlier)
     return None

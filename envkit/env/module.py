@@ -153,12 +153,12 @@ class EnvModule(OwnState):
         if cast(Any, self).batch_locked:
             yield self
 
-    def _visit_transforms(self, visit: Callable[[Any, Any], Any], given: Any) -> Any:
+    def _visit_transforms(self, visit: Callable[[Any, Any], Any], earlier: Any) -> Any:
         """Call a function with the transforms around each env there is in this one, where it lives; gives the answers.
 
         Args:
             visit: see `envkit.env.learning`; worker processes are sent it.
-            given: its second argument: `ALL`, or what an earlier call answered, each part to where it came from.
+            earlier: its second argument: `ALL`, or what an earlier call answered, each part to where it came from.
         """
         return None
 
@@ -209,7 +209,7 @@ _OURS = ("torch", "envkit", "envkit_bridges")
 
 
 def _shown(cls: type, names: Iterable[str]) -> list[str]:
-    """Leave out of the names that an env of this class has what only modules need.
+    """Return the names that an env of this class has, without those that only modules need.
 
     A name that a user's class defines stays, whatever torch means by it.
     """

@@ -489,7 +489,7 @@ class Stepping(SpecNames, ABC):
         return root
 
     def _step_last(self, td: TensorDictBase) -> TensorDictBase:
-        """Do what `step` does, after calls of `step_and_maybe_reset` and before none."""
+        """Step as `step` does, after calls of `step_and_maybe_reset` and before none."""
         return self.step(td)
 
     # ------------------------------------------------------------------------ steps as values
@@ -509,12 +509,12 @@ class Stepping(SpecNames, ABC):
         return self._make_step(td, advance=advance, is_ahead=is_ahead)
 
     def _after_seed(self) -> None:
-        """Note that a seed has reset simulators in the middle of their episodes."""
+        """Record that a seed has reset simulators in the middle of their episodes."""
         if self._has_begun and self._facts.keeps_state is not None:
             self._leave_episodes("set_seed()")
 
     def _leave_episodes(self, call: str) -> None:
-        """Have simulators be reset before their next step, because a call has led them out of their episodes."""
+        """Require a reset of simulators before their next step: a call has led them out of their episodes."""
         if self.batch_locked:
             self._unshown = torch.ones(self.batch_size, dtype=torch.bool, device="cpu")
             self._left_by = call
@@ -540,7 +540,7 @@ class Stepping(SpecNames, ABC):
         return Runs()
 
     def _check_begun(self, root: TensorDictBase) -> None:
-        """Do for the first root of a run that began its episodes itself what `reset` does for its own."""
+        """Check the first root of a run that began its episodes itself, as `reset` checks its own."""
         if not self.allow_done_after_reset:
             self._checks.refuse_done(root, None, {}, self)
         self._has_begun, self._unshown = True, None
@@ -549,7 +549,7 @@ class Stepping(SpecNames, ABC):
 def _still_unshown(
     rows: torch.Tensor, masks: Mapping[tuple[str, ...], torch.Tensor]
 ) -> torch.Tensor | None:
-    """Take the rows that a reset has shown out of those that it has not."""
+    """Return the rows that no reset has shown yet."""
     if masks:
         root = masks.get(())
         rows = rows if root is None else rows & ~root.reshape(rows.shape).cpu()

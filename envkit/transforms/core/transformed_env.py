@@ -411,8 +411,8 @@ class TransformedEnv(OnRow, TransformStepping):
                 "device", lambda: self._transform.transform_env_device(self.base_env.device)
             )
 
-    def _visit_transforms(self, visit: Any, given: Any) -> Any:
-        own, inner = (ALL, ALL) if given == ALL else given
+    def _visit_transforms(self, visit: Any, earlier: Any) -> Any:
+        own, inner = (ALL, ALL) if earlier == ALL else earlier
         return visit(self._transform, own), self.base_env._visit_transforms(visit, inner)
 
     # -------------------------------------------------------------------------------- seed and place

@@ -92,8 +92,8 @@ class Wrapper(EnvBase):
     def _movable_objects(self) -> Iterator[object]:
         yield from self.base_env._movable_objects()
 
-    def _visit_transforms(self, visit: Any, given: Any) -> Any:
-        return self.base_env._visit_transforms(visit, given)
+    def _visit_transforms(self, visit: Any, earlier: Any) -> Any:
+        return self.base_env._visit_transforms(visit, earlier)
 
     def record_for_resume(self, mode: bool = True) -> Self:
         """Have the base env record its episodes, see `EnvBase.record_for_resume`."""
