@@ -433,12 +433,12 @@ class EnvBase(Stepping, metaclass=EnvMeta):
 
     def _own_state(self) -> dict[str, Any]:
         """Return where the random actions of this env are, if it was seeded; classes add what else they hold."""
-        own: dict[str, Any] = {}
+        state: dict[str, Any] = {}
         if self._action_seed is not None or self._action_generator is not None:
-            own |= {"seed": self._action_seed, "actions": plain(self._action_generator)}
+            state |= {"seed": self._action_seed, "actions": plain(self._action_generator)}
         if self._unshown is not None:
-            own |= {"unshown": plain(self._unshown), "left_by": self._left_by}
-        return own
+            state |= {"unshown": plain(self._unshown), "left_by": self._left_by}
+        return state
 
     def _take_own_state(self, state: Mapping[str, Any], *, strict: bool) -> None:
         self._action_seed = state.get("seed")
@@ -484,12 +484,12 @@ class EnvBase(Stepping, metaclass=EnvMeta):
         return []
 
     def __repr__(self) -> str:
-        told = [
+        parts = [
             *self._repr_arguments(),
             f"batch_size={tuple(self.batch_size)}",
             f"device={self.device}",
         ]
-        return f"{type(self).__name__}({', '.join(told)})"
+        return f"{type(self).__name__}({', '.join(parts)})"
 
     def _report(self) -> EnvReport:
         """Return what a notebook shows."""

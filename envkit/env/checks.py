@@ -82,7 +82,7 @@ def check_env_specs(
     require_env("env", env)
     as_bool("strict", strict)
     with left_as_it_was(env):
-        wrong, unusual = _found(
+        wrong, unusual = _problems_of(
             env, return_contiguous, check_dtype, seed, tensordict, break_when_any_done
         )
     if strict:
@@ -104,7 +104,7 @@ def _listed(lines: list[str]) -> str:
     return "\n".join(f"  - {line}" for line in distinct(lines))
 
 
-def _found(
+def _problems_of(
     env: EnvBase,
     return_contiguous: bool | None,
     check_dtype: bool,
@@ -156,11 +156,11 @@ def _by_hand(env: EnvBase, tensordict: TensorDictBase | None, find: partial) -> 
     """Reset and step until the env is refused, and list what deviates up to there."""
     fake = env.fake_tensordict()
     bare = fake.exclude("next", *env.action_keys)
-    given = None if tensordict is None else tensordict.copy()
+    start = None if tensordict is None else tensordict.copy()
     try:
-        root = env.reset(given)
+        root = env.reset(start)
     except EnvkitError as error:
-        return [f"reset: {error}", *_unrefused(env, "_reset", given, bare, find)]
+        return [f"reset: {error}", *_unrefused(env, "_reset", start, bare, find)]
     lines = find(bare, root)
     for _ in range(3):
         td = env.rand_action(root)
@@ -174,15 +174,15 @@ def _by_hand(env: EnvBase, tensordict: TensorDictBase | None, find: partial) -> 
 def _unrefused(
     env: EnvBase,
     method: str,
-    given: TensorDictBase | None,
+    td: TensorDictBase | None,
     wanted: TensorDictBase,
     find: partial,
 ) -> list[str]:
-    """Look at what a hook returns without the checks of the env; done flags may still be missing."""
+    """List what deviates in what a hook returns, without the checks of the env; done flags may still be missing."""
     with suppress(NotImplementedError, EnvkitError):  # envs of several parts have other ways
-        out = getattr(env, method)(given)
-        expected = env.batch_size if given is None else given.batch_size
-        if isinstance(out, TensorDictBase) and out is not given and out.batch_size == expected:
+        out = getattr(env, method)(td)
+        expected = env.batch_size if td is None else td.batch_size
+        if isinstance(out, TensorDictBase) and out is not td and out.batch_size == expected:
             scalars = (*env.done_keys, *env.reward_keys)
             sides = wanted.exclude(*scalars), out.exclude(*scalars)
             if method == "_step":
@@ -320,7 +320,7 @@ def _seeded_too(env: EnvBase, seed: int) -> set[str]:
 
 
 def _drawn_elsewhere(env: EnvBase, start: TensorDictBase | None, seeded: set[str]) -> Iterator[str]:
-    """Look whether global generators have moved that the seed of the env does not decide."""
+    """Check whether global generators have moved that the seed of the env does not decide."""
     before = _states()
     env.step(_begun(env, start))
     for name, state in _states().items():
@@ -332,7 +332,7 @@ def _drawn_elsewhere(env: EnvBase, start: TensorDictBase | None, seeded: set[str
 
 
 def _unseeded(env: EnvBase, start: TensorDictBase | None, seed: int) -> Iterator[str]:
-    """Look whether the same seed gives the same reset and step again."""
+    """Check whether the same seed gives the same reset and step again."""
     runs = []
     for _ in range(2):
         env.set_seed(seed)
@@ -357,7 +357,7 @@ def _differ(one: TensorDictBase, other: TensorDictBase) -> bool:
 
 
 def _of_reset_masks(env: EnvBase, start: TensorDictBase | None, seed: int) -> Iterator[str]:
-    """Look whether a batch-locked env leaves the rows in their episodes that a `_reset` mask leaves out.
+    """Check whether a batch-locked env leaves the rows in their episodes that a `_reset` mask leaves out.
 
     That shows in the next step of these rows, unless steps draw random numbers: a reset may shift those.
     """
@@ -395,7 +395,7 @@ def _of_reset_masks(env: EnvBase, start: TensorDictBase | None, seed: int) -> It
 
 
 def _of_shared_state(env: EnvBase, start: TensorDictBase | None, seed: int) -> Iterator[str]:
-    """Look whether steps and resets of some sub-envs move the others, as state of their class does.
+    """Check whether steps and resets of some sub-envs move the others, as state of their class does.
 
     Only entries count that are the same with another seed: sub-envs may share a generator of random numbers.
     """
@@ -457,7 +457,7 @@ def _is_same(one: Any, other: Any) -> bool:
 
 
 def _of_a_step(env: EnvBase, start: TensorDictBase | None) -> list[str]:
-    """Look at what `_step` does to its input, and at what it gives before it is completed."""
+    """Check what `_step` does to its input, and what it gives before it is completed."""
     lines: list[str] = []
     td = _begun(env, start)
     with _watched(env, lines):
@@ -515,7 +515,7 @@ def _undone(env: EnvBase, out: TensorDictBase) -> Iterator[str]:
 
 
 def _of_masks(env: EnvBase, start: TensorDictBase | None) -> Iterator[str]:
-    """Look whether a batch-locked env leaves the rows alone that a `_step` mask leaves out."""
+    """Check whether a batch-locked env leaves the rows alone that a `_step` mask leaves out."""
     if not (env.batch_locked and env.batch_dims and env.numel() > 1):
         return
     for _ in range(_DRAWS):

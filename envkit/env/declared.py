@@ -65,17 +65,17 @@ class Declared:
         return self.sides[side]
 
     def hold(self, inputs: Composite, outputs: Composite) -> None:
-        """Take these specs in the place of all others."""
+        """Store these specs in the place of all others."""
         self.put({INPUTS: inputs, OUTPUTS: outputs})
 
     def put(self, sides: Mapping[str, Composite]) -> None:
-        """Hold these sides and no other; those that are missing will be declared again."""
+        """Store these sides and no other; those that are missing will be declared again."""
         self.sides = sides
         self.forget_what_was_read()
 
-    def take(self, side: str, given: Composite) -> None:
-        """Hold one side as it was declared."""
-        self.sides = {**self.sides, side: given}
+    def take(self, side: str, spec: Composite) -> None:
+        """Store one side as it was declared."""
+        self.sides = {**self.sides, side: spec}
         self.forget_what_was_read()
 
     def complete(self, side: str, batch: torch.Size, device: torch.device | None) -> Composite:
@@ -122,15 +122,15 @@ class Declared:
             SpecError, SpecTypeError: see `as_declared`; or an entry has an unknown name.
         """
         held = self.complete(side, batch, device)
-        known = [f"full_{kind}_spec" for kind in SIDES[side]]
-        unknown = sorted(name for name in held.keys() if name not in known)
+        names = [f"full_{kind}_spec" for kind in SIDES[side]]
+        unknown = sorted(name for name in held.keys() if name not in names)
         if unknown:
             raise SpecError(
-                f"{side} of {owner} holds {unknown}, but its entries are {known}. "
+                f"{side} of {owner} holds {unknown}, but its entries are {names}. "
                 "Declare each spec under one of these."
             )
         if held.shape != batch or held.device != device:
-            parts = {name: _placed(held[name], name, batch, device) for name in known}
+            parts = {name: _placed(held[name], name, batch, device) for name in names}
             self.sides = {**self.sides, side: Composite(parts, shape=batch, device=device)}
 
     def full(self) -> dict[str, Composite]:
@@ -257,8 +257,8 @@ def require_names(specs: Mapping[str, Composite], primed: Collection[Path] = ())
         KeyCollisionError: a name is taken, or declared twice.
     """
     paths = {kind: dict.fromkeys(leaf_paths(spec)) for kind, spec in specs.items()}
-    for kind, own in paths.items():
-        for path in own:
+    for kind, of_kind in paths.items():
+        for path in of_kind:
             _refuse_reserved(path, kind)
     for first, second in combinations(paths, 2):
         if {first, second} in _SHOWN_TWICE:
@@ -270,7 +270,7 @@ def require_names(specs: Mapping[str, Composite], primed: Collection[Path] = ())
                     f"{as_key(path)!r} is declared both in the {first} spec and in "
                     f"the {second} spec. Give one of them another name."
                 )
-    of_leaf = {path: kind for kind, own in paths.items() for path in own}
+    of_leaf = {path: kind for kind, of_kind in paths.items() for path in of_kind}
     for path, kind in of_leaf.items():
         for node in (path[:end] for end in range(1, len(path))):
             if node in of_leaf:

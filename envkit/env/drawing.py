@@ -50,7 +50,7 @@ def make_tensordict(env: Stepping, policy: PolicyLike = None) -> TensorDict:
 
 
 def allow_options(actions: Composite, td: TensorDictBase, masks: Iterable[tuple[Key, Key]]) -> None:
-    """Let specs of actions draw those options only that the data allows, in place.
+    """Restrict specs of actions, in place, to the options that the data allows.
 
     Args:
         actions: full action spec of the env.

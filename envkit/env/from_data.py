@@ -40,15 +40,15 @@ def specs_of_a_step(
         root = env._reset(None) if start is None else start.copy()
         root = bind_policy(env, policy, trust=True)(root)
         following = env._step(root)
-    given = [path for path, _ in leaves(following)]
+    written = [path for path, _ in leaves(following)]
     paths = {
         kind: [as_path(key) for key in (keys if isinstance(keys, list) else [keys])]
         for kind, keys in kinds.items()
         if keys is not None
     }
-    paths.setdefault("done", [path for path in given if path[-1] in rules.DONE_LEAVES])
-    known = {path for kind in ("done", "observation", "reward") for path in paths[kind]}
-    if others := [as_key(path) for path in given if path not in known]:
+    paths.setdefault("done", [path for path in written if path[-1] in rules.DONE_LEAVES])
+    with_role = {path for kind in ("done", "observation", "reward") for path in paths[kind]}
+    if others := [as_key(path) for path in written if path not in with_role]:
         raise ResetOutputError(
             f"the step gave {others}, which have no declared role. Name them with observation_key=, "
             "reward_key= or done_key=, each a key or a list of keys."

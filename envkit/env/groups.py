@@ -87,33 +87,33 @@ GroupMap = MarlGroupMapType | Mapping[str, Sequence[str]]
 
 
 def complete_group_map(
-    names: Sequence[str], given: GroupMap | None, *, takes_turns: bool = False
+    names: Sequence[str], group_map: GroupMap | None, *, takes_turns: bool = False
 ) -> dict[str, list[str]]:
     """Complete and check a group map.
 
     Args:
         names: of all agents.
-        given: None for groups by name: ``name_<int>`` is in the group ``name``.
+        group_map: None for groups by name: ``name_<int>`` is in the group ``name``.
         takes_turns: agents are alone where no map is given.
 
     Raises:
         ArgumentTypeError: it is no group map.
         ArgumentError: see `check_marl_grouping`.
     """
-    if given is None:
+    if group_map is None:
         each_alone = MarlGroupMapType.ONE_GROUP_PER_AGENT
-        found = each_alone.get_group_map(names) if takes_turns else _by_name(names)
-    elif isinstance(given, MarlGroupMapType):
-        found = given.get_group_map(names)
-    elif isinstance(given, Mapping):
-        found = {group: _agents_of(group, agents) for group, agents in given.items()}
+        complete = each_alone.get_group_map(names) if takes_turns else _by_name(names)
+    elif isinstance(group_map, MarlGroupMapType):
+        complete = group_map.get_group_map(names)
+    elif isinstance(group_map, Mapping):
+        complete = {group: _agents_of(group, agents) for group, agents in group_map.items()}
     else:
         raise ArgumentTypeError(
-            f"group_map is {given!r}, of type {type(given).__name__}, but must be a dict of groups to the names of "
+            f"group_map is {group_map!r}, of type {type(group_map).__name__}, but must be a dict of groups to the names of "
             "their agents, or a MarlGroupMapType. Leave it out for groups by name."
         )
-    check_marl_grouping(found, names)
-    return found
+    check_marl_grouping(complete, names)
+    return complete
 
 
 def _agents_of(group: str, agents: Any) -> list[str]:

@@ -42,19 +42,19 @@ def report_of(env: Any) -> EnvReport:
 
 def html(env: Any) -> str:
     """Make a light table, with the specs and the envs inside to be unfolded; no scripts, no files."""
-    told = env._report()
+    report = env._report()
     rows = "".join(
         f"<tr><th style='text-align: left'>{escape(name)}</th>"
         f"<td style='text-align: left'>{escape(value)}</td></tr>"
-        for name, value in told.facts.items()
+        for name, value in report.facts.items()
     )
     specs = "".join(
         f"<tr><th style='text-align: left' colspan='6'>{escape(name)}</th></tr><tr><td colspan='6'>{spec._repr_html_()}</td></tr>"
-        for name, spec in told.specs.items()
+        for name, spec in report.specs.items()
     )
     folded = _folded("specs", f"<table>{specs}</table>") if specs else ""
     inside = "".join(
-        _folded(f"{label}: {type(one).__name__}", html(one)) for label, one in told.inside.items()
+        _folded(f"{label}: {type(one).__name__}", html(one)) for label, one in report.inside.items()
     )
     return f"<div><b>{escape(type(env).__name__)}</b><table>{rows}</table>{folded}{inside}</div>"
 

@@ -25,15 +25,15 @@ from envkit.specs.lasting import is_traced, lasting
 class Row(Protocol):
     """The memory that one env is stepped on."""
 
-    def fits(self, given: TensorDictBase) -> bool:
+    def fits(self, inputs: TensorDictBase) -> bool:
         """Check whether a row holds all that a step is given."""
         ...
 
-    def check(self, given: TensorDictBase) -> None:
+    def check(self, inputs: TensorDictBase) -> None:
         """Refuse what a step would refuse."""
         ...
 
-    def step(self, given: TensorDictBase, *, advance: bool = False) -> TensorDictBase:
+    def step(self, inputs: TensorDictBase, *, advance: bool = False) -> TensorDictBase:
         """Step with what `fits`, and return the ``next``; with ``advance`` reset what has ended."""
         ...
 
@@ -104,7 +104,7 @@ class OnRow(Stepping):
         return None if core is None else self._row_on(core, self)
 
     def _begin_on_row(self) -> None:
-        """Note that a reset begins an episode on a row."""
+        """Record that a reset begins an episode on a row."""
         self._has_begun = True
 
     def _reset(self, td: TensorDictBase | None, **kwargs: Any) -> TensorDictBase:

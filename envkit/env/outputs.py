@@ -219,7 +219,7 @@ class OutputChecks:
     # ----------------------------------------------------------------------------------- a reset
 
     def kept_root(self, td: TensorDictBase) -> TensorDictBase:
-        """Leave a root as it is where nothing is reset; what it lacks becomes zeros, in place."""
+        """Complete a root, in place, where nothing is reset: what it lacks becomes zeros, all else stays."""
         held = set(td.keys(True))
         for path, kind, spec in self.table.outputs:
             if kind != "reward" and as_key(path) not in held:

@@ -87,7 +87,7 @@ class OwnState(nn.Module):
         return {name: plain(value, f"{type(self).__name__}.{name}") for name, value in held.items()}
 
     def _take_own_state(self, state: Mapping[str, Any], *, strict: bool) -> None:
-        """Take over what `_own_state` gave.
+        """Load what `_own_state` returned.
 
         With ``strict``, raise `ResumeError` where that cannot be; without, do as much as can be done.
         """
@@ -100,7 +100,7 @@ class OwnState(nn.Module):
             setattr(self, name, type(value)() if isinstance(value, int | list | dict) else None)
 
     def _resume(self, state: Any, *, strict: bool) -> None:
-        """Take over what `_own_state` gave, if it is of this kind.
+        """Load what `_own_state` returned, if it is of this kind.
 
         Raises:
             ResumeError: a module of another kind gave it; or see `_take_own_state`.
@@ -156,12 +156,12 @@ class OwnState(nn.Module):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
-        own = state_dict.pop(prefix + OWN, None)
+        state = state_dict.pop(prefix + OWN, None)
         super()._load_from_state_dict(
             state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
         )
-        if own is not None:
-            self._resume(own, strict=loads_strictly())
+        if state is not None:
+            self._resume(state, strict=loads_strictly())
         elif self._own_state_is_needed:
             missing_keys.append(prefix + OWN)
         elif loads_strictly():

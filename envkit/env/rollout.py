@@ -386,7 +386,7 @@ def _checked_now_and_then(
 
     Only for envs whose steps change nothing but data. Frozen rows are stepped too, and shown as if they were not.
     """
-    made: list[TensorDictBase] = []
+    steps_made: list[TensorDictBase] = []
     ends: list[torch.Tensor] = []
     last, ended = td, None
     for index in range(steps):
@@ -394,15 +394,15 @@ def _checked_now_and_then(
         if stop == "all" and ended is not None and ended.ndim:
             td = _repeat_frozen(~ended, td, last, env.full_reward_spec, env.state_keys)
         ended = env._rows_done(td.get("next"))
-        made.append(td)
+        steps_made.append(td)
         ends.append(ended.all() if stop == "all" else ended.any())
-        if len(made) == every or index == steps - 1:
+        if len(steps_made) == every or index == steps - 1:
             flags = torch.stack(ends).cpu().tolist()
             if True in flags:
-                yield from made[: flags.index(True) + 1]
+                yield from steps_made[: flags.index(True) + 1]
                 return
-            yield from made
-            made, ends = [], []
+            yield from steps_made
+            steps_made, ends = [], []
         last, td = td, env.step_mdp(td)
 
 
@@ -413,7 +413,7 @@ def _repeat_frozen(
     specs: Composite,
     states: Collection[Key],
 ) -> TensorDictBase:
-    """Let rows of finished envs repeat their last transition, but for its reward: that is 0 now.
+    """Replace the transition of finished rows by their last one, with reward 0.
 
     Args:
         running: rows that were stepped.

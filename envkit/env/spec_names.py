@@ -226,12 +226,14 @@ class SpecNames(EnvModule):
         if side in held.cache and side not in self.__dict__:
             return held.cache[side]
         batch, device = self.batch_size, self.device
-        given = self.__dict__.pop(side, None)  # as older code declares it
-        if given is None and side not in held:
+        declared = self.__dict__.pop(side, None)  # as older code declares it
+        if declared is None and side not in held:
             of_class = getattr(type(self), side, None)  # which is shared; what is held is not
-            given = Composite(shape=batch, device=device) if of_class is None else of_class.clone()
-        if given is not None:
-            held.take(side, given)
+            declared = (
+                Composite(shape=batch, device=device) if of_class is None else of_class.clone()
+            )
+        if declared is not None:
+            held.take(side, declared)
         complete = held.complete(side, batch, device)
         if held.remembers and not torch.compiler.is_compiling():
             held.cache[side] = complete

@@ -105,7 +105,7 @@ def _alone(method: Callable[..., Any], *, moves: bool) -> Callable[..., Any]:
 
 
 def hold_calls(cls: type) -> None:
-    """Have the calls that a class defines hold the env while they run."""
+    """Wrap the calls that a class defines so that they hold the env while they run."""
     for name in CALLS & vars(cls).keys():
         method = vars(cls)[name]
         if inspect.isfunction(method) and not hasattr(method, "holds_env"):

@@ -78,7 +78,7 @@ class OverriddenTicket(Ticket):
     """A step that a subclass makes in its own way, when it is received: only the subclass can begin any of it."""
 
     def begin(self) -> Self:
-        """Leave all of it to `recv`."""
+        """Do nothing: `recv` does all of it."""
         return self
 
     def _received(self) -> Any:

@@ -36,13 +36,13 @@ def require_env(name: str, env: object, fix: str = "") -> None:
     """
     if isinstance(env, EnvBase):
         return
-    given, wrapping = f"{env!r}, of type {type(env).__name__}", known_wrapping_of(env)
+    description, wrapping = f"{env!r}, of type {type(env).__name__}", known_wrapping_of(env)
     fix = fix or "Pass GymEnv('CartPole-v1'), for example."
     if isinstance(env, type):
-        given, fix = f"the class {env.__name__}", f"Build one: {env.__name__}(...)."
+        description, fix = f"the class {env.__name__}", f"Build one: {env.__name__}(...)."
     elif wrapping is not None:
         fix = f"Wrap it: {wrapping}."
-    raise ArgumentTypeError(f"{name} is {given}, but must be an env of envkit. {fix}")
+    raise ArgumentTypeError(f"{name} is {description}, but must be an env of envkit. {fix}")
 
 
 def known_wrapping_of(env: object) -> str | None:

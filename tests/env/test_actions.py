@@ -64,21 +64,21 @@ FORCE = kinds_of(pendulum, ("vector", partial(pendulum, num_envs=2)), ("jax", sw
 def steps(make: Callable[[], EnvBase], *actions: torch.Tensor) -> list[TensorDictBase]:
     """Give what follows from each action: all begin at the same root; the last row of each acts alone."""
     env = make()
-    found = []
+    outcomes = []
     for action in actions:
         env.set_seed(0)
         root = env.reset()
-        given = action if env.batch_dims else action[-1]
-        data, _ = env.step_and_maybe_reset(root.set("action", given))
-        assert data["action"] is given or torch.equal(data["action"], given)
-        found.append(data["next"])
+        passed = action if env.batch_dims else action[-1]
+        data, _ = env.step_and_maybe_reset(root.set("action", passed))
+        assert data["action"] is passed or torch.equal(data["action"], passed)
+        outcomes.append(data["next"])
     env.close()
-    return found
+    return outcomes
 
 
-def assert_alike(found: list[TensorDictBase]) -> None:
-    for other in found[1:]:
-        assert (found[0] == other).all()
+def assert_alike(outcomes: list[TensorDictBase]) -> None:
+    for other in outcomes[1:]:
+        assert (outcomes[0] == other).all()
 
 
 @pytest.mark.parametrize("make", HOT)

@@ -493,13 +493,13 @@ class Pays_in_float64(Sound):
     ],
 )
 def test_what_is_unusual_is_one_warning_and_an_error_if_that_is_asked_for(kind, lines):
-    with pytest.warns(EnvSpecWarning) as told:
+    with pytest.warns(EnvSpecWarning) as caught:
         check_env_specs(kind(), seed=3)
     with pytest.raises(OutOfSpecError) as refused:
         kind().check_env_specs(seed=3, strict=True)
 
-    assert len(told) == 1
-    for text in (str(told[0].message), str(refused.value)):
+    assert len(caught) == 1
+    for text in (str(caught[0].message), str(refused.value)):
         assert [line in text for line in lines] == [True] * len(lines)
 
 
@@ -548,11 +548,11 @@ def test_a_batch_whose_reset_ignores_its_mask_is_found_though_its_steps_honour_t
             self.count = self.count + moves
             return self.out(reward=moves.float(), terminated=self.count >= 9)
 
-    with pytest.raises(OutOfSpecError) as told:
+    with pytest.raises(OutOfSpecError) as caught:
         check_env_specs(Forgets())
 
-    assert f"'count' {RESET_MASK}" in str(told.value)
-    assert "'_step' mask" not in str(told.value)
+    assert f"'count' {RESET_MASK}" in str(caught.value)
+    assert "'_step' mask" not in str(caught.value)
 
 
 def test_a_check_leaves_a_seeded_env_as_its_seed_does():

@@ -146,12 +146,12 @@ def test_reset_keywords_go_to_the_hook():
     assert seen == {"speed": 3, "options": {"a": 1}}
 
 
-@pytest.mark.parametrize("given", [None, TensorDict({"x": torch.zeros(1)})])
-def test_a_reset_returns_a_tensordict(given):
+@pytest.mark.parametrize("td_passed", [None, TensorDict({"x": torch.zeros(1)})])
+def test_a_reset_returns_a_tensordict(td_passed):
     env = Custom(reset=lambda td: {"x": torch.zeros(1)})
 
     with pytest.raises(ResetOutputError, match=r"Custom._reset returned dict.*new TensorDict"):
-        env.reset(given)
+        env.reset(td_passed)
 
 
 def test_a_reset_or_a_step_may_not_return_its_input():
@@ -282,22 +282,22 @@ def stepped_again(env, handed=lambda td: td):
 def test_what_an_earlier_step_wrote_under_next_is_replaced(handed, mode):
     with (
         mode(),
-        pytest.warns(StaleNextWarning, match=r"replaces.*td = env\.step_mdp\(td\)") as told,
+        pytest.warns(StaleNextWarning, match=r"replaces.*td = env\.step_mdp\(td\)") as caught,
     ):
         following = stepped_again(Count(5), handed)
 
     assert following["count"].item() == 2
-    assert told[0].filename == __file__
+    assert caught[0].filename == __file__
 
 
 def test_data_that_is_stepped_again_gives_one_warning_for_each_env():
     env = Count(9)
     td = acted(env)
-    with pytest.warns(StaleNextWarning) as told:
+    with pytest.warns(StaleNextWarning) as caught:
         counts = [env.step(td)["next", "count"].item() for _ in range(5)]
 
     assert counts == [1, 2, 3, 4, 5]
-    assert len(told) == 1
+    assert len(caught) == 1
 
 
 @pytest.mark.parametrize("kind", ["gym", "serial", "transformed"])

@@ -646,7 +646,7 @@ T, F = True, False
 
 @pytest.mark.parametrize("shape", [(1,), ()])
 @pytest.mark.parametrize(
-    ("given", "filled"),
+    ("returned", "filled"),
     [
         ({}, {"done": F, "terminated": F, "truncated": F}),
         ({"done": T}, {"done": T, "terminated": T, "truncated": F}),
@@ -661,8 +661,8 @@ T, F = True, False
         ),
     ],
 )
-def test_end_flags_are_completed(given, filled, shape):
-    env = Says(given, shape=shape)
+def test_end_flags_are_completed(returned, filled, shape):
+    env = Says(returned, shape=shape)
 
     following = env.rand_step(env.reset())["next"]
 
@@ -877,17 +877,17 @@ def test_a_reward_can_be_declared_after_all():
 class Unlike(EnvBase):
     """Two agents, of which only the second has an entry ``own``."""
 
-    def __init__(self, own: float | None):
+    def __init__(self, value: float | None):
         super().__init__()
-        self.own = own
+        self.value = value
         first = Composite(seen=Unbounded((2,)))
         second = Composite(seen=Unbounded((3,)), own=Bounded(0, 1, (1,)))
         self.observation_spec = Composite(agents=torch.stack([first, second]))
         self.action_spec = Unbounded((1,))
 
     def _reset(self, tensordict=None):
-        own = {} if self.own is None else {"own": torch.full((1,), self.own)}
-        first, second = {"seen": torch.zeros(2)}, {"seen": torch.zeros(3), **own}
+        exclusive = {} if self.value is None else {"own": torch.full((1,), self.value)}
+        first, second = {"seen": torch.zeros(2)}, {"seen": torch.zeros(3), **exclusive}
         return TensorDict({"agents": lazy_stack([TensorDict(first), TensorDict(second)])})
 
     def _step(self, tensordict):

@@ -117,12 +117,12 @@ def used(spec: TensorSpec) -> list[Any]:
     """Use a spec, and write into its bounds."""
     torch.manual_seed(0)
     value = spec.rand()
-    found = [value, spec.zero(), spec.is_in(value)]
+    results = [value, spec.zero(), spec.is_in(value)]
     for bound in (getattr(spec.space, name, None) for name in ("low", "high")):
         if isinstance(bound, torch.Tensor):
-            found.append(bound.clone())
+            results.append(bound.clone())
             bound.add_(1)
-    return [*found, spec.rand(), spec == spec.clone(), repr(spec)]
+    return [*results, spec.rand(), spec == spec.clone(), repr(spec)]
 
 
 def is_same(one: Any, other: Any) -> bool:

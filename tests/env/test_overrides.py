@@ -42,7 +42,7 @@ def overriding(kind, *names):
 
     def step(self, tensordict):
         self.calls["step"] += 1
-        td = super(made, self).step(tensordict)
+        td = super(overridden, self).step(tensordict)
         following = td["next"]
         following.set("reward", following["reward"] + 100)
         return td
@@ -50,20 +50,22 @@ def overriding(kind, *names):
     def rand_action(self, tensordict=None):
         if tensordict is None:
             tensordict = TensorDict({}, self.batch_size)
-        td = super(made, self).rand_action(tensordict)
+        td = super(overridden, self).rand_action(tensordict)
         return td.set("action", chosen(td["action"]))
 
     def counted(name):
         def method(self, *args, **kwargs):
             self.calls[name] += 1
-            return getattr(super(made, self), name)(*args, **kwargs)
+            return getattr(super(overridden, self), name)(*args, **kwargs)
 
         return method
 
     own = {"step": step, "rand_action": rand_action}
     body = {name: own.get(name, counted(name)) for name in names}
-    made = type(f"Own{kind.__name__}", (Overriding, kind), {**body, "names": frozenset(names)})
-    return made
+    overridden = type(
+        f"Own{kind.__name__}", (Overriding, kind), {**body, "names": frozenset(names)}
+    )
+    return overridden
 
 
 def chosen(action):
@@ -106,7 +108,7 @@ WAYS = {
 
 
 @pytest.fixture(params=[(way, kind) for way in WAYS for kind in MAKERS], ids="-".join)
-def made(request):
+def build(request):
     """A function that builds an env of a kind whose class overrides some methods."""
     way, name = request.param
     make, kind = MAKERS[name]
@@ -122,8 +124,8 @@ def made(request):
         env.close(raise_if_closed=False)
 
 
-def test_an_overridden_step_makes_every_step_of_a_rollout(made):
-    env = made("step")
+def test_an_overridden_step_makes_every_step_of_a_rollout(build):
+    env = build("step")
 
     endless = env.rollout(7, break_when_any_done=False)
     to_the_end = env.rollout(7)
@@ -133,8 +135,8 @@ def test_an_overridden_step_makes_every_step_of_a_rollout(made):
         assert (data["next", "reward"] > 99).all()
 
 
-def test_an_overridden_rand_action_draws_every_action_of_a_rollout(made):
-    env = made("rand_action")
+def test_an_overridden_rand_action_draws_every_action_of_a_rollout(build):
+    env = build("rand_action")
 
     endless = env.rollout(7, break_when_any_done=False)["action"]
     drawn = env.rand_action()["action"]
@@ -232,13 +234,13 @@ def test_random_actions_of_another_form_than_the_base_env_draws_are_refused():
 
 
 def every_env_class(kind=EnvBase):
-    for found in kind.__subclasses__():
-        yield found
-        yield from every_env_class(found)
+    for subclass in kind.__subclasses__():
+        yield subclass
+        yield from every_env_class(subclass)
 
 
 def test_no_env_class_of_envkit_slows_itself_down_by_an_override():
-    own = [
+    kinds = [
         kind
         for kind in every_env_class()
         if kind.__module__.split(".")[0] in ("envkit", "envkit_bridges")
@@ -246,9 +248,9 @@ def test_no_env_class_of_envkit_slows_itself_down_by_an_override():
 
     changed = [
         kind.__name__
-        for kind in own
+        for kind in kinds
         if not kind._defined_since.isdisjoint(kind._fast_path_bypasses | {"rand_action"})
     ]
 
-    assert {GymEnv, SerialEnv, ParallelEnv, MixedEnv, envkit.JaxEnv} <= set(own)
+    assert {GymEnv, SerialEnv, ParallelEnv, MixedEnv, envkit.JaxEnv} <= set(kinds)
     assert not changed

@@ -177,7 +177,7 @@ class Team(EnvBase):
 
 
 @pytest.mark.parametrize(
-    ("batch", "mask", "own", "shared"),
+    ("batch", "mask", "of_agents", "shared"),
     [
         ([], [F, T], [1, 0], [0]),
         ([], [F, F], [1, 1], [1]),
@@ -186,13 +186,13 @@ class Team(EnvBase):
         ([2], [[F, F, F], [T, T, T]], [[1, 1, 1], [0, 0, 0]], [[1], [0]]),
     ],
 )
-def test_what_all_agents_share_is_reset_with_any_of_them(batch, mask, own, shared):
+def test_what_all_agents_share_is_reset_with_any_of_them(batch, mask, of_agents, shared):
     mask = torch.tensor(mask)
     node = {"own": torch.ones(mask.shape), "shared": torch.ones(*batch, 1), "_reset": mask}
 
     out = Team(batch, mask.shape[-1]).reset(TensorDict({"team": node}, batch))
 
-    assert out["team", "own"].tolist() == own
+    assert out["team", "own"].tolist() == of_agents
     assert out["team", "shared"].tolist() == shared
     assert not has_private(out)
 

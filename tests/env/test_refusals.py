@@ -114,7 +114,7 @@ def test_a_step_under_torch_func_is_refused(name):
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("keywords", "message"),
     [
         ({"num_envs": 4}, "takes no keyword 'num_envs'. Did you mean 'batch_size'"),
         ({"batchsize": [4]}, "takes no keyword 'batchsize'. Did you mean 'batch_size'"),
@@ -122,9 +122,9 @@ def test_a_step_under_torch_func_is_refused(name):
         ({"colour": "red"}, "takes no keyword 'colour'. Leave it out"),
     ],
 )
-def test_a_brax_env_takes_no_keyword_that_it_does_not_know(given, told):
-    with pytest.raises(OptionError, match=told):
-        BraxEnv("fast", device="cpu", **given)
+def test_a_brax_env_takes_no_keyword_that_it_does_not_know(keywords, message):
+    with pytest.raises(OptionError, match=message):
+        BraxEnv("fast", device="cpu", **keywords)
 
 
 class Passing(Count):
@@ -135,7 +135,7 @@ class Passing(Count):
 
 
 @pytest.mark.parametrize(
-    ("build", "told"),
+    ("build", "message"),
     [
         (lambda: JaxEnv(Countdown(3), batchsize=[4]), "JaxEnv takes no keyword 'batchsize'. Did you mean 'batch_size'"),
         (lambda: JaxEnv(Countdown(3), requires_grads=True), "JaxEnv takes no keyword 'requires_grads'. Did you mean 'requires_grad'"),
@@ -144,8 +144,8 @@ class Passing(Count):
         (lambda: Passing(colour="red"), "takes no keyword 'colour'. Leave it out. It takes device"),
     ],
 )  # fmt: skip
-def test_a_keyword_that_no_env_has_is_refused_with_the_nearest_one(build, told):
-    with pytest.raises(OptionError, match=told):
+def test_a_keyword_that_no_env_has_is_refused_with_the_nearest_one(build, message):
+    with pytest.raises(OptionError, match=message):
         build()
 
 

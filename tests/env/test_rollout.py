@@ -297,7 +297,7 @@ def test_several_actions_are_returned_as_a_tuple():
 
 
 @pytest.mark.parametrize(
-    ("item", "told"),
+    ("item", "message"),
     [
         (torch.zeros(3, 1), r"holds a tensor of shape \(3, 1\).*takes \(2, 1\).*Pass one value"),
         (torch.zeros(1, 2), r"holds a tensor of shape \(1, 2\).*takes \(2, 1\).*Pass one value"),
@@ -307,10 +307,10 @@ def test_several_actions_are_returned_as_a_tuple():
     ],
 )
 @pytest.mark.parametrize("number", [0, 1])
-def test_actions_that_do_not_fit_are_not_those_of_a_policy(two, item, told, number):
+def test_actions_that_do_not_fit_are_not_those_of_a_policy(two, item, message, number):
     fitting = torch.zeros(2, 1, dtype=torch.int64)
 
-    with pytest.raises(PolicyError, match=rf"^item {number} of actions .*{told}"):
+    with pytest.raises(PolicyError, match=rf"^item {number} of actions .*{message}"):
         two.rollout(3, actions=[fitting] * number + [item] * 2)
 
 

@@ -67,13 +67,13 @@ def test_a_step_from_before_a_seed_is_refused(env, how):
 def test_what_follows_a_seed_and_a_reset_is_what_follows_them_in_a_new_env(env, opened, request):
     midway(env)
     env.set_seed(5)
-    found = env.rollout(4, break_when_any_done=False)
+    data = env.rollout(4, break_when_any_done=False)
 
     other = opened(KINDS[request.node.callspec.params["env"]]())
     other.set_seed(5)
     expected = other.rollout(4, break_when_any_done=False)
 
-    assert (found == expected).all()
+    assert (data == expected).all()
 
 
 def test_rows_that_were_not_reset_since_a_seed_are_refused(opened):

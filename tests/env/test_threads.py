@@ -73,11 +73,11 @@ class Holding:
     """A policy in whose first call something else is done."""
 
     def __init__(self, env, work):
-        self.env, self.work, self.found = env, work, None
+        self.env, self.work, self.result = env, work, None
 
     def __call__(self, tensordict):
-        if self.found is None:
-            self.found = self.work()
+        if self.result is None:
+            self.result = self.work()
         return self.env.rand_action(tensordict)
 
 
@@ -102,11 +102,11 @@ def test_a_second_thread_is_refused_at_once_and_both_are_named(env):
     data = in_thread("owner", lambda: env.rollout(3, policy))
 
     assert data.shape[-1] == 3
-    for found in policy.found:
-        assert isinstance(found, BusyError)
-        assert "'owner'" in str(found)
-        assert "'intruder'" in str(found)
-        assert "its own env" in str(found)
+    for error in policy.result:
+        assert isinstance(error, BusyError)
+        assert "'owner'" in str(error)
+        assert "'intruder'" in str(error)
+        assert "its own env" in str(error)
 
 
 def test_an_env_may_go_from_thread_to_thread(env):
@@ -146,7 +146,7 @@ def test_an_env_inside_another_is_used_with_it(make, inside):
 
     env.rollout(2, policy)
 
-    assert isinstance(policy.found, BusyError)
+    assert isinstance(policy.result, BusyError)
 
 
 @pytest.mark.parametrize("name", ["has_attribute", "get_attribute"])
@@ -161,16 +161,16 @@ def test_attributes_of_workers_are_not_asked_for_meanwhile(name):
     kept = list(maxs)
     env.close()
 
-    assert isinstance(policy.found, BusyError)
+    assert isinstance(policy.result, BusyError)
     assert kept == [5, 5]
 
 
 def test_two_threads_do_not_start_the_same_workers():
-    started, found = threading.Event(), []
+    started, results = threading.Event(), []
 
     def make():
         started.set()
-        found.append(in_thread("intruder", lambda: env.batch_size))
+        results.append(in_thread("intruder", lambda: env.batch_size))
         return Count()
 
     env = SerialEnv(1, make)
@@ -178,7 +178,7 @@ def test_two_threads_do_not_start_the_same_workers():
     env.close()
 
     assert started.is_set()
-    assert isinstance(found[0], BusyError)
+    assert isinstance(results[0], BusyError)
 
 
 def test_a_call_that_fails_lets_the_env_go():
@@ -197,7 +197,7 @@ def test_a_mixed_env_that_is_refused_for_one_member_lets_the_others_go():
 
     second.rollout(2, policy)
 
-    assert isinstance(policy.found, BusyError)
+    assert isinstance(policy.result, BusyError)
     assert in_thread("other", first.reset).batch_size == (1,)
     assert in_thread("other", env.reset).batch_size == (2,)
 
@@ -205,12 +205,12 @@ def test_a_mixed_env_that_is_refused_for_one_member_lets_the_others_go():
 @pytest.mark.parametrize("twin", [copy.deepcopy, lambda env: pickle.loads(pickle.dumps(env))])
 def test_a_copy_is_held_by_nobody(twin):
     env = TransformedEnv(Count(), StepCounter())
-    made = []
-    policy = Holding(env, lambda: made.append(twin(env)) or in_thread("other", made[0].reset))
+    copies = []
+    policy = Holding(env, lambda: copies.append(twin(env)) or in_thread("other", copies[0].reset))
 
     env.rollout(2, policy)
 
-    assert torch.equal(policy.found["count"], torch.zeros(1, dtype=torch.int64))
-    copied = Holding(made[0], lambda: in_thread("intruder", made[0].base_env.reset))
-    made[0].rollout(2, copied)
-    assert isinstance(copied.found, BusyError)
+    assert torch.equal(policy.result["count"], torch.zeros(1, dtype=torch.int64))
+    copied = Holding(copies[0], lambda: in_thread("intruder", copies[0].base_env.reset))
+    copies[0].rollout(2, copied)
+    assert isinstance(copied.result, BusyError)

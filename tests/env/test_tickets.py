@@ -56,28 +56,28 @@ def held_by(env):
 @pytest.mark.parametrize("advance", [False, True])
 def test_an_env_holds_nothing_of_a_step_that_was_begun(env, advance):
     td = warm(env)
-    before, known = held_by(env), weakref.ref(td)
+    before, td_ref = held_by(env), weakref.ref(td)
 
     step = env._send(td, advance=advance)
 
     assert held_by(env) == before
     del td, step
     gc.collect()
-    assert known() is None
+    assert td_ref() is None
 
 
 def test_a_step_that_is_made_and_not_begun_moves_nothing(env):
     td = warm(env)
-    before, given = held_by(env), td.clone()
+    before, td_before = held_by(env), td.clone()
 
     env._honoured_step(td, advance=True, is_ahead=True)
 
     assert held_by(env) == before
-    assert (td == given).all()
+    assert (td == td_before).all()
     twin = env.step(td.clone())["next"]
     assert set(twin.keys(True, True)) >= {*env.observation_keys, *env.reward_keys, *env.done_keys}
     if "count" in twin.keys():
-        assert (twin["count"] == given["count"] + 1).all()
+        assert (twin["count"] == td_before["count"] + 1).all()
 
 
 @pytest.mark.parametrize("advance", [False, True])
