@@ -29,10 +29,10 @@ Regions = Mapping[str, Mapping[Path, torch.Tensor]]
 class RowEnvs(Protocol):
     """Calls of a host to its sub-envs. Errors are raised as `envkit.transport.Host.run` says."""
 
-    def reset(self, row: int, given: Collection[Path] = (), /, **kwargs: Any) -> None:
+    def reset(self, row: int, states: Collection[Path] = (), /, **kwargs: Any) -> None:
         """Start an episode where the row's masks ask for it, and write the following root row.
 
-        ``given`` are the inputs that lie in the row and that the reset is to start from.
+        ``states`` are the inputs that lie in the row and that the reset is to start from.
         """
         ...
 
@@ -81,8 +81,8 @@ class TensorDictRows:
     def replace(self, row: int, env: EnvBase) -> None:
         self._envs[row] = TensorDictRow(env, row, self._regions)
 
-    def reset(self, row: int, given: Collection[Path] = (), /, **kwargs: Any) -> None:
-        self._envs[row].reset(int(self._slot[row]), given, **kwargs)
+    def reset(self, row: int, states: Collection[Path] = (), /, **kwargs: Any) -> None:
+        self._envs[row].reset(int(self._slot[row]), states, **kwargs)
 
     def step(self, rows: Sequence[int], *, advance: bool) -> None:
         slot = int(self._slot[self._first])
@@ -98,7 +98,7 @@ class TensorDictRows:
         return {row: env.root for row, env in self._envs.items()}
 
     def put_root(self, row: int, root: TensorDictBase | None) -> None:
-        """Let a row go on from a root."""
+        """Set the root from which a row continues."""
         self._envs[row].root = root
 
     def to(self, device: torch.device) -> None:
@@ -126,11 +126,11 @@ class TensorDictRow:
         self._reset_masks = masks
 
     @torch.no_grad()
-    def reset(self, slot: int, given: Collection[Path], /, **kwargs: Any) -> None:
+    def reset(self, slot: int, states: Collection[Path], /, **kwargs: Any) -> None:
         """Start an episode where the masks ask for it, and write the root row that follows ``slot``."""
         is_whole = all(bool(mask.all()) for mask in self._reset_masks.values())
         root = self._blank() if self.root is None or is_whole else self.root.copy()
-        for path in given:
+        for path in states:
             root.set(as_key(path), self._inputs[path][slot].clone())
         if not is_whole and self.root is not None:
             for path, mask in self._reset_masks.items():

@@ -191,7 +191,7 @@ class EnvHost:
         return self._with_tensordicts("step_and_maybe_reset", checked, inputs)
 
     def call_rand_action(self, inputs: dict[int, TensorDictBase]) -> dict[int, Any]:
-        """Have envs draw the actions for the data of their rows, and give them by row."""
+        """Draw actions in envs for the data of their rows, and return them by row."""
 
         def draw(row: int, td: TensorDictBase) -> TensorDictBase:
             env = self.envs[row - self.first]
@@ -205,29 +205,29 @@ class EnvHost:
         With ``checked``, make sure that what comes out has the form of the specs.
         """
 
-        def call(row: int, given: tuple[TensorDictBase | None, dict[str, Any]]) -> Any:
-            td, kwargs = given
-            made = getattr(self.envs[row - self.first], method)(td, **kwargs)
+        def call(row: int, arguments: tuple[TensorDictBase | None, dict[str, Any]]) -> Any:
+            td, kwargs = arguments
+            returned = getattr(self.envs[row - self.first], method)(td, **kwargs)
             if checked:
-                self._check(row, method, made)
-            return made
+                self._check(row, method, returned)
+            return returned
 
         return self._for_each(inputs, call)
 
-    def _check(self, row: int, method: str, made: Any) -> None:
+    def _check(self, row: int, method: str, returned: Any) -> None:
         forms = self._forms.get(row)
         if forms is None:
             forms = self._forms[row] = OutputForms(self.envs[row - self.first])
         if method == "reset":
-            forms.check_root(made)
+            forms.check_root(returned)
         elif method == "step":
-            forms.check_outcome(made.get("next"))
+            forms.check_outcome(returned.get("next"))
         else:
-            forms.check_outcome(made[0].get("next"))
-            forms.check_root(made[1])
+            forms.check_outcome(returned[0].get("next"))
+            forms.check_root(returned[1])
 
     def call_skip_rows(self, skipped: dict[int, tuple[bool, bool]]) -> None:
-        """Have rows that their masks leave out pass a step.
+        """Skip a step in rows that their masks leave out.
 
         Args:
             skipped: by row, whether a root is to follow, and whether its episode has ended, so that a new one begins.
@@ -311,7 +311,7 @@ class EnvHost:
             self._rows.to(device)
 
     def _rebind(self, row: int) -> None:
-        """Have the rows step what now takes the steps of an env: rows of TensorDicts ask it each time."""
+        """Bind the row again after the object that takes the steps of an env has changed; rows of TensorDicts ask it each time."""
         if self._rows is not None and not isinstance(self._rows, TensorDictRows):
             self._rows.replace(row, self.envs[row - self.first])
 
@@ -337,12 +337,12 @@ class EnvHost:
     def call_load_states(self, strict: bool, states: dict[int, dict[str, Any]]) -> dict[int, bool]:
         """Load what `call_states` gave, and return for each row whether its episode is lost."""
 
-        def load(row: int, given: dict[str, Any]) -> bool:
+        def load(row: int, saved: dict[str, Any]) -> bool:
             env = self.envs[row - self.first]
             with loading({}, strict=strict):  # the caller warns
-                env.load_state_dict(given["env"], strict=strict)
+                env.load_state_dict(saved["env"], strict=strict)
             if isinstance(self._rows, TensorDictRows):
-                self._rows.put_root(row, from_plain(given["root"]))
+                self._rows.put_root(row, from_plain(saved["root"]))
             self._rebind(row)
             return _take_loss(env)
 

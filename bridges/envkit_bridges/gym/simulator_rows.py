@@ -74,7 +74,7 @@ class SimulatorCore(Protocol):
         ...
 
     def end(self, info: Any) -> None:
-        """Note the info of a step that has ended an episode."""
+        """Record the info of a step that has ended an episode."""
         ...
 
 
@@ -97,12 +97,12 @@ class SimulatorRows:
     ):
         self._cores = list(cores)
         self._first, self._slot = rows.start, slot.data
-        own = slice(rows.start, rows.stop)
+        here = slice(rows.start, rows.stop)
         inputs, roots, nexts = (
-            {path: array[:, own] for path, array in arrays[region].items()}
+            {path: array[:, here] for path, array in arrays[region].items()}
             for region in ("in", "root", "next")
         )
-        masks = {path: array[own] for path, array in arrays["mask"].items() if path[-1] == RESET}
+        masks = {path: array[here] for path, array in arrays["mask"].items() if path[-1] == RESET}
         self._masks = [
             {path: array[index] for path, array in masks.items()} for index in range(len(cores))
         ]
@@ -142,7 +142,7 @@ class SimulatorRows:
         self.forget_writers()  # they hold on to the env
 
     def read_cores(self) -> None:
-        """Take the simulators of the cores as they are now."""
+        """Read the simulators of the cores as they are now."""
         self._steps = [core.step for core in self._cores]
         pairs = zip(self._cores, self._masks, strict=True)
         self._resets = [core.resetter(own) for core, own in pairs]
@@ -152,8 +152,8 @@ class SimulatorRows:
         for puts in (self._root_puts, self._next_puts):
             puts.clear()
 
-    def reset(self, row: int, given: Collection[Path] = (), /, **kwargs: object) -> None:
-        """Start an episode and write the root row; a simulator takes no ``given`` inputs for that."""
+    def reset(self, row: int, states: Collection[Path] = (), /, **kwargs: object) -> None:
+        """Start an episode and write the root row; a simulator takes no ``states`` inputs for that."""
         index, slot = row - self._first, self._slot[row] + 1
         self._root_puts[slot][index](*self._resets[index](**kwargs))
 
@@ -220,8 +220,8 @@ class SimulatorRows:
         """Write the roots that follow a step, but those of fresh episodes."""
         carried = self._carried[slot]
         if not ended and len(stepped) == len(self._steps):  # as of most steps
-            for made, root, _ in carried:
-                root[:] = made
+            for following, root, _ in carried:
+                root[:] = following
             return
         over = [index for index, *_ in ended]
         if len(stepped) < len(self._steps):
@@ -229,9 +229,9 @@ class SimulatorRows:
         else:
             begins, ends = [0, *(index + 1 for index in over)], [*over, len(stepped)]
             parts = list(zip(begins, ends, strict=True))
-        for made, root, size in carried:
+        for following, root, size in carried:
             for begin, end in parts:
-                root[begin * size : end * size] = made[begin * size : end * size]
+                root[begin * size : end * size] = following[begin * size : end * size]
 
 
 _OF_STEPS = (("reward",), *DONE)
@@ -255,11 +255,11 @@ class _PutsBySlot(dict[int, list[Put]]):
         self._cores, self._arrays = cores, arrays
 
     def __missing__(self, slot: int) -> list[Put]:
-        made = self[slot] = [
+        puts = self[slot] = [
             core.writer({path: array[slot, index, ...] for path, array in self._arrays.items()})
             for index, core in enumerate(self._cores)
         ]
-        return made
+        return puts
 
 
 class GymCore:
@@ -363,7 +363,7 @@ class GymCore:
         return write_all
 
     def end(self, info: Any) -> None:
-        """Note what wrappers tell of an episode that has ended; an info may be None."""
+        """Record what wrappers report of an episode that has ended; an info may be None."""
         self.episode = None if info is None else info.get("episode")
 
 
@@ -386,15 +386,15 @@ def reward_array(reward: object, shape: tuple[int, ...], dtype: np.dtype) -> np.
     Raises:
         EncodingError: it is no number, has another number of elements, or ``dtype`` cannot hold it.
     """
-    found = np.asarray(reward)
-    if not holds_numbers(found, dtype):
+    array = np.asarray(reward)
+    if not holds_numbers(array, dtype):
         raise EncodingError(
             f"step of the simulator returned the reward {reward!r}, of type {type(reward).__name__}, but must return a number. "
             "Correct the env's step, or wrap it in one that does."
         )
     try:
         with np.errstate(invalid="ignore"):  # NaN among integers, which is reported below
-            read = found.astype(dtype, copy=False).reshape(shape)
+            read = array.astype(dtype, copy=False).reshape(shape)
     except OverflowError as error:
         raise EncodingError(
             f"step of the simulator returned a whole number as reward that is too large for {dtype}, the dtype of its "
@@ -402,10 +402,10 @@ def reward_array(reward: object, shape: tuple[int, ...], dtype: np.dtype) -> np.
         ) from error
     except ValueError as error:
         raise EncodingError(
-            f"the simulator gave a reward of shape {found.shape}, but its spec says {shape or (1,)}. "
+            f"the simulator gave a reward of shape {array.shape}, but its spec says {shape or (1,)}. "
             "Return a number from step, or publish a reward_space."
         ) from error
-    if dtype.kind != "f" and not np.array_equal(read, found.reshape(shape)):
+    if dtype.kind != "f" and not np.array_equal(read, array.reshape(shape)):
         raise EncodingError(
             f"step of the simulator returned the reward {reward!r}, but its spec says {dtype}, which would change it. "
             "Correct the env's step, or its reward_space."
@@ -429,12 +429,12 @@ def require_flags(terminated: object, truncated: object, *, one_each: bool = Fal
 
     With ``one_each`` an array of more or fewer flags than one is refused too.
     """
-    for name, given in (("terminated", terminated), ("truncated", truncated)):
-        found = np.asarray(given)
-        kind = found.dtype.kind
-        is_flag = kind == "b" or (kind in "iuf" and bool(np.isin(found, (0, 1)).all()))
-        if not is_flag or (one_each and found.size != 1):
+    for name, flag in (("terminated", terminated), ("truncated", truncated)):
+        array = np.asarray(flag)
+        kind = array.dtype.kind
+        is_flag = kind == "b" or (kind in "iuf" and bool(np.isin(array, (0, 1)).all()))
+        if not is_flag or (one_each and array.size != 1):
             raise EncodingError(
-                f"step of the simulator returned {name}={given!r}, of type {type(given).__name__}, but must return a bool. "
+                f"step of the simulator returned {name}={flag!r}, of type {type(flag).__name__}, but must return a bool. "
                 "Correct the env's step, or wrap it in one that does."
             )

@@ -134,7 +134,7 @@ class VectorCore:
 
     @contextmanager
     def freezing(self, rows: np.ndarray) -> Iterator[None]:
-        """Leave rows out of the step that is made meanwhile.
+        """Exclude rows from the step that is made meanwhile.
 
         Raises:
             StepMaskError: the env steps all its rows, and one of these has not ended or cannot be
@@ -280,16 +280,16 @@ class VectorCore:
         if not rows.any():
             return self._blank(), {}
         self._require_resettable(rows)
-        given = self._given(rows) if not kwargs else np.zeros(count, bool)
+        have_begun = self._have_begun(rows) if not kwargs else np.zeros(count, bool)
         observations, infos = [None] * count, {}
-        if (real := rows & ~given).any():
+        if (real := rows & ~have_begun).any():
             together, infos = self._reset_rows(real, **kwargs)
             observations, infos = self._split(together, "reset"), infos or {}
-        if given.any():
-            for row in given.nonzero()[0].tolist():
+        if have_begun.any():
+            for row in have_begun.nonzero()[0].tolist():
                 observations[row] = self._first[row]
             observations = _filled(observations)
-            infos = choose_arrays(given, self._first_infos, infos)
+            infos = choose_arrays(have_begun, self._first_infos, infos)
         self._note_reset(rows)
         self._first = {row: value for row, value in self._first.items() if not rows[row]}
         return observations, infos
@@ -337,12 +337,16 @@ class VectorCore:
                 )
         return {path: value.numpy() for path, value in entries.items()}
 
-    def _given(self, rows: np.ndarray) -> np.ndarray:
+    def _have_begun(self, rows: np.ndarray) -> np.ndarray:
         """Return which of the rows to reset have done so already, and their first observation kept."""
         kept = np.zeros_like(rows)
         kept[list(self._first)] = True
-        given = rows & kept & ~self._went_on
-        return given if self._resets_rows or given.all() or not rows.all() else np.zeros_like(rows)
+        have_begun = rows & kept & ~self._went_on
+        return (
+            have_begun
+            if self._resets_rows or have_begun.all() or not rows.all()
+            else np.zeros_like(rows)
+        )
 
     def _reset_rows(self, rows: np.ndarray, **kwargs: Any) -> tuple[Any, Any]:
         if not rows.all():
@@ -385,7 +389,7 @@ class VectorCore:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state` gave.
+        """Load what `state` returned.
 
         Raises:
             ResumeError: a row did not get where it was.
@@ -460,7 +464,7 @@ class VectorRows:
         self._selected = arrays["mask"][(RESET,)][0, :, 0]
         return self
 
-    def reset(self, row: int, given: Collection[Path] = (), /, **kwargs: Any) -> None:
+    def reset(self, row: int, states: Collection[Path] = (), /, **kwargs: Any) -> None:
         """Begin episodes in the rows that the `_reset` mask in memory selects, and write their root."""
         rows, following = self._selected, int(self._slot[0]) + 1
         if rows.any():

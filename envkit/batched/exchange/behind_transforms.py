@@ -66,8 +66,8 @@ class ShownRows(RowMemory):
     """The rows of an exchange, and memory for what transforms show of them; see `RowMemory`."""
 
     def __init__(self, env: Any, exchange: BufferExchange, core: SeenThrough):
-        own = EnvLeaves(env)
-        rings = rings_of(own, exchange.num_slots, "state")
+        env_leaves = EnvLeaves(env)
+        rings = rings_of(env_leaves, exchange.num_slots, "state")
         inputs = {**rings.inputs, **exchange.rings.inputs}
         super().__init__(
             rings._replace(inputs=inputs),
@@ -80,8 +80,8 @@ class ShownRows(RowMemory):
         self.exchange, self.has_large_rows = exchange, False
         self._through = core.through
         self._remembered = inputs.keys() - exchange.actions
-        self._memory = [{path: given[path] for path in core.memory} for given in self.inputs]
-        self._flags = list(own.paths("done"))
+        self._memory = [{path: moment[path] for path in core.memory} for moment in self.inputs]
+        self._flags = list(env_leaves.paths("done"))
         self._shown = [_arrays(moment) for moment in self.nexts]
         self._roots, self._fresh = (
             [_arrays(moment) for moment in moments[1:]] for moments in (self.roots, exchange.roots)
@@ -100,18 +100,18 @@ class ShownRows(RowMemory):
         core: SeenThrough | None = env.core_around_rows()
         return None if core is None else cls(env, exchange, core)
 
-    def fill(self, given: TensorDictBase | Mapping[Path, Any], mask: None, slot: int) -> None:
+    def fill(self, inputs: TensorDictBase | Mapping[Path, Any], mask: None, slot: int) -> None:
         """Write the inputs of a step into a slot; see `BufferExchange.fill`."""
-        self.exchange.fill(given, None, slot)
+        self.exchange.fill(inputs, None, slot)
         for path in self._remembered:
-            fill(self.inputs[slot][path], given.get(path, None), path)
+            fill(self.inputs[slot][path], inputs.get(path, None), path)
 
     def check_actions(self, rows: Mapping[Path, np.ndarray]) -> None:
         """Check actions that were written into the rows of a slot."""
         self.exchange.check_actions(rows)
 
     def select_all(self) -> None:
-        """Have steps move every row; a run that is under way is left."""
+        """Select all rows for the next steps; a run that is under way is ended."""
         self.exchange.select_all()
         self._resets_inside = False  # limits may have been set since the last run
 

@@ -18,35 +18,35 @@ from envkit.data.transition import leaves
 from envkit.errors import ResetMaskError, ResumeError
 
 
-def require_keys(found: TensorDictBase, wanted: Iterable[Key]) -> None:
+def require_keys(saved: TensorDictBase, wanted: Iterable[Key]) -> None:
     """Check that what was saved of a row has the entries of its env.
 
     Raises:
         ResumeError: it lacks one.
     """
-    if missing := [key for key in wanted if found.get(key, None) is None]:
+    if missing := [key for key in wanted if saved.get(key, None) is None]:
         raise ResumeError(
-            f"what was saved lacks {missing}; it has {sorted(map(str, found.keys(True, True)))}. Build the env "
+            f"what was saved lacks {missing}; it has {sorted(map(str, saved.keys(True, True)))}. Build the env "
             "that was saved."
         )
 
 
-def require_leaves(found: TensorDictBase, wanted: Mapping[Path, tuple[int, ...]]) -> None:
+def require_leaves(saved: TensorDictBase, wanted: Mapping[Path, tuple[int, ...]]) -> None:
     """Check that what was saved has the entries of this env.
 
     Raises:
         ResumeError: it has others, or other shapes.
     """
-    given = {path: tuple(leaf.shape) for path, leaf in leaves(found)}
-    if given != dict(wanted):
-        told = [
-            f"{as_key(path)!r}: {given.get(path)} saved, {wanted.get(path)} here"
-            for path in sorted(given.keys() | wanted.keys())
-            if given.get(path) != wanted.get(path)
+    shapes = {path: tuple(leaf.shape) for path, leaf in leaves(saved)}
+    if shapes != dict(wanted):
+        differences = [
+            f"{as_key(path)!r}: {shapes.get(path)} saved, {wanted.get(path)} here"
+            for path in sorted(shapes.keys() | wanted.keys())
+            if shapes.get(path) != wanted.get(path)
         ]
         raise ResumeError(
             "what was saved has other entries than this env: "
-            + "; ".join(told)
+            + "; ".join(differences)
             + ". Build the env that was saved."
         )
 

@@ -110,7 +110,7 @@ class _Recovering:
     pool: Pool
 
     def settle_job(self, sent: SentJob) -> None:
-        """Look after a job that is done: a row that failed is built again, and begins an episode where it was to.
+        """Process a job that is done: a row that failed is built again, and begins an episode where it was to.
 
         Raises:
             WorkerError: it failed, and is not built again.
@@ -187,7 +187,7 @@ class BufferJobs(_Recovering, BufferExchange):
                 self._actions.write_one(entry.path, one, entry.rows, row)
 
     def begin_job(self, roots: Roots, row: int, kind: JobKind) -> Job:
-        """Have one row step, or be reset; its worker has no other job. A step of a lost row only reports that."""
+        """Start a step or a reset of one row; its worker has no other job. A step of a lost row only reports that."""
         is_new = row in self.recovery.unstarted
         if kind == "reset":
             given = () if is_new else self._states_in(roots.td)
@@ -203,7 +203,7 @@ class BufferJobs(_Recovering, BufferExchange):
         return self.pool.begin(row, STEP if kind == "step" else ADVANCE)
 
     def _skip(self, row: int, kind: JobKind, root: TensorDictBase) -> Job:
-        """Have a row that is left out pass a step: its newest data stays, but where it has ended and begins again."""
+        """Skip a step in a row that is left out: its newest data stays, but where it has ended and begins again."""
         fresh, following = self.roots[self.slot + 1], self.nexts[self.slot]
         flags = self.metadata[row].paths("done")
         advance, is_next = kind != "step", self.newest_is_next[row]
@@ -277,7 +277,7 @@ class TensorDictJobs(_Recovering, TensorDictExchange):
         return root.copy().update(zeros)
 
     def begin_job(self, roots: Roots, row: int, kind: JobKind) -> Job:
-        """Have one row step, or be reset; see `BufferJobs.begin_job`."""
+        """Start a step or a reset of one row; see `BufferJobs.begin_job`."""
         root, is_new = None, row in self.recovery.unstarted
         if kind != "reset":
             if row in self.recovery.lost:
@@ -305,16 +305,16 @@ class TensorDictJobs(_Recovering, TensorDictExchange):
     def _taken(self, sent: SentJob) -> tuple[TensorDictBase | None, TensorDictBase]:
         """Return `next` of a job and the newest root of its row, which is remembered."""
         row, following = sent.row, None
-        made = None if sent.is_lost else self.pool.outcome(sent.job)[row]
-        if sent.kind == "reset" and made is not None:
+        answer = None if sent.is_lost else self.pool.outcome(sent.job)[row]
+        if sent.kind == "reset" and answer is not None:
             self.recovery.unstarted.discard(row)
-            self._remember(row, made)
+            self._remember(row, answer)
         elif sent.kind != "reset":
-            if made is not None:
-                data, root = made if sent.kind == "step_and_maybe_reset" else (made, None)
+            if answer is not None:
+                data, root = answer if sent.kind == "step_and_maybe_reset" else (answer, None)
                 following = self._declared(row, data.get("next"))
                 self._remember(row, following if root is None else root)
             following = sent.completed(following, self.metadata[row])
-            if made is None and sent.kind == "step":
+            if answer is None and sent.kind == "step":
                 self._remember(row, following)
         return following, cast(TensorDictBase, self._last[row])

@@ -279,7 +279,7 @@ class RowMemory(ABC):
 
     @abstractmethod
     def fill(
-        self, given: TensorDictBase | Mapping[Path, Any], mask: None, slot: int
+        self, inputs: TensorDictBase | Mapping[Path, Any], mask: None, slot: int
     ) -> list[int] | None:
         """Write the inputs of a step of all rows into a slot, actions converted or refused as their specs say."""
 
@@ -289,7 +289,7 @@ class RowMemory(ABC):
 
     @abstractmethod
     def select_all(self) -> None:
-        """Have the next steps move all there is; a run that is under way leaves the slots."""
+        """Select all rows for the next steps; a run that is under way leaves the slots."""
 
     @abstractmethod
     def wake(self, root: TensorDictBase | None, rows: None, *, advance: bool, slot: int) -> Any:
@@ -305,19 +305,19 @@ class RowMemory(ABC):
         return any(bool(following[path].any()) for path in flags)
 
     def follow(self, slot: int) -> None:
-        """Have the root that follows a step in which nothing has ended show what that gave."""
+        """Copy what a step gave in which nothing has ended into the root that follows it."""
         following = self.nexts[slot]
         for path, root in self.roots[slot + 1].items():
             root.copy_(following[path])
 
     def looks_like(self, root: Any) -> bool:
         """Check whether a root has all the entries of one, in the form of their rows."""
-        found = ((root.get(path, None), rows) for path, rows in self.roots[0].items())
+        pairs = ((root.get(path, None), rows) for path, rows in self.roots[0].items())
         return all(
             isinstance(value, torch.Tensor)
             and value.dtype == rows.dtype
             and value.shape == rows.shape
-            for value, rows in found
+            for value, rows in pairs
         )
 
     def deliver(self, moment: Moment) -> TensorDict:
@@ -345,7 +345,7 @@ class RowMemory(ABC):
             self._leave = None
 
     def hand_over(self) -> None:
-        """Have a run that holds the slots save what it has left there: its policy uses the env for something else."""
+        """Make a run that holds the slots save what it has left there: its policy uses the env for something else."""
         leave, self._leave = self._leave, None
         if leave is not None:
             leave()
@@ -401,7 +401,7 @@ class LentMemory:
         return torch.from_numpy(lent).view(dtype).view(shape)
 
     def _idle_of(self, size_bytes: int) -> torch.Tensor | None:
-        """Take a block of a size out of those that are idle."""
+        """Return an idle block of a size, which is idle no more."""
         for index, block in enumerate(self._idle):
             if len(block) == size_bytes:
                 return self._idle.pop(index)

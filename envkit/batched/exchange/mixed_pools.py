@@ -55,11 +55,11 @@ class MixedRows(RowMemory):
         versions: RowVersions,
         keep: Callable[[MixedRows], None],
     ):
-        own, num_rows = EnvLeaves(env), env.batch_size[0]
+        env_leaves, num_rows = EnvLeaves(env), env.batch_size[0]
         slots = min(exchange.num_slots for exchange in exchanges)
         super().__init__(
-            rings_of(own, slots, "action"),
-            own.paths("action"),
+            rings_of(env_leaves, slots, "action"),
+            env_leaves.paths("action"),
             np.zeros(num_rows, np.int64),
             env.batch_size,
             {},
@@ -69,7 +69,7 @@ class MixedRows(RowMemory):
         self.exchanges, self._versions, self._keep = tuple(exchanges), versions, keep
         self._actions = ActionRows([one for part in exchanges for one in part.metadata])
         self._flags = [
-            [moment[path].numpy() for path in own.paths("done")] for moment in self.nexts
+            [moment[path].numpy() for path in env_leaves.paths("done")] for moment in self.nexts
         ]
         self._all = torch.ones(num_rows, dtype=torch.bool, device="cpu")
         self._parts: list[tuple[BufferExchange, list[_Slot]]] = []
@@ -90,18 +90,18 @@ class MixedRows(RowMemory):
         def paired(theirs: Moment, ours: Moment) -> list[tuple[np.ndarray, np.ndarray]]:
             return [(leaf.numpy(), ours[path][rows].numpy()) for path, leaf in theirs.items()]
 
-        made = paired(exchange.nexts[slot], self.nexts[slot])
+        nexts = paired(exchange.nexts[slot], self.nexts[slot])
         roots = paired(exchange.roots[slot + 1], self.roots[slot + 1])
         return _Slot(
             paired(exchange.inputs[slot], self.inputs[slot]),
-            [(ours, theirs) for theirs, ours in made],
+            [(ours, theirs) for theirs, ours in nexts],
             [(ours, theirs) for theirs, ours in roots],
         )
 
-    def fill(self, given: TensorDictBase | Mapping[Path, Any], mask: None, slot: int) -> None:
+    def fill(self, inputs: TensorDictBase | Mapping[Path, Any], mask: None, slot: int) -> None:
         """Write the actions of a step into a slot; see `BufferExchange.fill`."""
         for path, rows in self.inputs[slot].items():
-            self._actions.write(path, given.get(path, None), rows)
+            self._actions.write(path, inputs.get(path, None), rows)
 
     def check_actions(self, rows: Mapping[Path, np.ndarray]) -> None:
         """Check actions that were written into the rows of a slot."""
@@ -109,7 +109,7 @@ class MixedRows(RowMemory):
             self._actions.check(path, value)
 
     def select_all(self) -> None:
-        """Have steps move every row; a run that is under way is left."""
+        """Select all rows for the next steps; a run that is under way is ended."""
         self.has_failed = False
         for exchange in self.exchanges:
             exchange.select_all()

@@ -57,7 +57,7 @@ class OneRow(RowMemory):
             [{path: leaf.numpy() for path, leaf in moment.items()} for moment in moments]
             for moments in (self.nexts, self.roots)
         )
-        self._made = nexts
+        self._following = nexts
         self._followed = [
             [(root, made[path]) for path, root in after.items()]
             for made, after in zip(nexts, roots[1:], strict=True)
@@ -75,22 +75,22 @@ class OneRow(RowMemory):
             (path, rule, shape) for path, rule, shape, _ in self._filled[0] if path not in actions
         ]
 
-    def fits(self, given: TensorDictBase) -> bool:
+    def fits(self, inputs: TensorDictBase) -> bool:
         """Check whether a row holds all of a step: memory is as transforms wrote it. Actions are converted or refused."""
         for path, rule, shape in self._states:
-            if rule.values_of(given.get(path, None), shape) is None:
+            if rule.values_of(inputs.get(path, None), shape) is None:
                 return False
         return True
 
-    def fill(self, given: TensorDictBase | Mapping[Path, Any], mask: None, slot: int) -> None:
+    def fill(self, inputs: TensorDictBase | Mapping[Path, Any], mask: None, slot: int) -> None:
         """Write the inputs of a step into a slot, actions converted or refused as their specs say."""
         for path, rule, shape, memory in self._filled[slot]:
-            value = given.get(path, None)
-            found = rule.values_of(value, shape)
-            if found is None:
+            value = inputs.get(path, None)
+            array = rule.values_of(value, shape)
+            if array is None:
                 value = torch.from_numpy(value) if isinstance(value, np.ndarray) else value
-                found = rule.take(value, self.batch_size).numpy(force=True)
-            np.copyto(memory, found.reshape(memory.shape))
+                array = rule.take(value, self.batch_size).numpy(force=True)
+            np.copyto(memory, array.reshape(memory.shape))
 
     def check_actions(self, rows: Mapping[Path, np.ndarray]) -> None:
         """Check, and convert, actions that were written into a slot, which are shown with an axis of rows."""
@@ -102,15 +102,17 @@ class OneRow(RowMemory):
                 action[...] = rule.take(torch.from_numpy(action), self.batch_size).numpy()
 
     def any_done(self, slot: int, flags: Sequence[Path]) -> bool:
-        made = self._made[slot]
-        return any(b"\1" in made[path].tobytes() for path in flags)  # faster than NumPy's `any`
+        following = self._following[slot]
+        return any(
+            b"\1" in following[path].tobytes() for path in flags
+        )  # faster than NumPy's `any`
 
     def follow(self, slot: int) -> None:
         for root, made in self._followed[slot]:
             root[...] = made
 
     def select_all(self) -> None:
-        """Have a run that is under way leave the slots."""
+        """End the use of the slots by a run that is under way."""
         self.hand_over()
 
     def wake(self, root: Any, rows: None, *, advance: bool, slot: int) -> None:
@@ -119,17 +121,17 @@ class OneRow(RowMemory):
         self._rows.step(_ROW, advance=advance)
 
     def wait(self, sent: None) -> None:
-        """Nothing: the step was made."""
+        """Do nothing: the step was made."""
 
-    def check(self, given: TensorDictBase) -> None:
+    def check(self, inputs: TensorDictBase) -> None:
         """Refuse what a step would refuse, whose inputs are written again when it is made."""
         if self._leave is not None:
             self.hand_over()
-        self.fill(given, None, 0)
+        self.fill(inputs, None, 0)
 
-    def step(self, given: TensorDictBase, *, advance: bool = False) -> TensorDict:
+    def step(self, inputs: TensorDictBase, *, advance: bool = False) -> TensorDict:
         """Step with actions, and memory that `fits`, and return the ``next``; with ``advance`` reset what has ended."""
-        self.check(given)
+        self.check(inputs)
         self._slot[0] = 0
         self._rows.step(_ROW, advance=advance)
         return self.deliver(self.nexts[0])

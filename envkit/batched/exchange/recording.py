@@ -60,18 +60,18 @@ def recorded(
     rows.select_all()
     others = {p: value for p, value in leaves(run.root) if p not in rows.roots[0]}
     actor = _actor_for(env, rows, run, others)
-    made = _Recording(rows, run, actor, env.device, ended=ended, flags=_flags(env))
+    recording = _Recording(rows, run, actor, env.device, ended=ended, flags=_flags(env))
     if isinstance(actor, Drawn):  # no caller uses the env meanwhile
-        made.make()
+        recording.make()
     else:
-        with rows.recording(made.leave):
-            made.make()
-    if made.asked is None:
-        return made.result()
-    done = made.result()
+        with rows.recording(recording.leave):
+            recording.make()
+    if recording.asked is None:
+        return recording.result()
+    done = recording.result()
     before = [] if done is None else list(done.unbind(len(rows.batch_size)))
-    left = run.steps - made.count
-    return [*before, *LOOPS[run.stop](env, made.asked, run.act, left, None, acted=True)]
+    left = run.steps - recording.count
+    return [*before, *LOOPS[run.stop](env, recording.asked, run.act, left, None, acted=True)]
 
 
 def _can_hold(rows: RowMemory, run: Run) -> bool:
@@ -215,15 +215,15 @@ class _Recording:
             actor.open(start, slots)
             for step, slot in enumerate(slots, start):
                 root = self.root_at(step) if self._apart else None
-                for given, known in rows.carried[slot] if carries else ():
-                    given.copy_(known)
+                for into, value in rows.carried[slot] if carries else ():
+                    into.copy_(value)
                 acted = actor.act(step, slot)
                 if self._is_left or actor.asks:
                     self.asked = acted if acted is not None else self._acted(step)
                     self.leave()
                     return
-                known = root if acted is None else acted
-                sent: Any = rows.wake(known, None, advance=advances and step < last, slot=slot)
+                inputs = root if acted is None else acted
+                sent: Any = rows.wake(inputs, None, advance=advances and step < last, slot=slot)
                 self._catch_up()
                 rows.wait(sent)
                 self.count += 1
@@ -250,7 +250,7 @@ class _Recording:
         return False
 
     def _finish(self) -> None:
-        """Take what lies in the slots of a window that ends early."""
+        """Copy the steps of a window that ends early out of its slots."""
         start, slots = self._window
         slots = slots[: self.count - start]
         self._catch_up()
@@ -259,7 +259,7 @@ class _Recording:
         self._catch_up()
 
     def leave(self) -> None:
-        """Take what steps have left in the slots; see `RowMemory.recording`."""
+        """Copy what steps have left in the slots; see `RowMemory.recording`."""
         if not self._is_left:
             self._is_left = True
             self._finish()
@@ -294,7 +294,7 @@ class _Recording:
         return td
 
     def _put_off(self, start: int, slots: range) -> None:
-        """Leave a window to `_catch_up`, before the window after the next."""
+        """Defer copying a window to `_catch_up`, before the window after the next."""
         self._left = start, slots
         if self._apart:
             self._begun = torch.from_numpy(~self._rows.newest_is_next)
@@ -434,7 +434,7 @@ class Drawn(Actor):
         return self._parts[0]
 
     def act(self, step: int, slot: int) -> None:
-        """Nothing: a window's actions lie in its slots."""
+        """Do nothing: the actions of a window lie in its slots."""
 
     def written(self, count: int) -> dict[Path, torch.Tensor]:
         if count < self._drawn:
@@ -446,7 +446,7 @@ class Drawn(Actor):
         }
 
     def _rewind(self, count: int) -> None:
-        """Leave the generator as if only ``count`` actions had been drawn."""
+        """Set the generator to where it is after ``count`` actions."""
         drawn, state = next(entry for entry in reversed(self._before) if entry[0] <= count)
         self._source.set_state(state)
         self._spec.rand((count - drawn,), self._generator)
@@ -503,12 +503,12 @@ class OnRows(Actor):
 
     def written(self, count: int) -> dict[Path, torch.Tensor]:
         dims = len(self._rows.batch_size)
-        found = {}
+        stacks = {}
         for path, values in {**self._written, **self._actions}.items():
             kept = torch.from_numpy(values[:count])
             kept = kept if dims else kept.squeeze(1)
-            found[path] = _time_behind(kept, dims, copy=len(values) > count)
-        return found
+            stacks[path] = _time_behind(kept, dims, copy=len(values) > count)
+        return stacks
 
 
 def _as_rows(leaf: torch.Tensor, rows: RowMemory) -> np.ndarray:
@@ -523,7 +523,7 @@ class OnLeaves(Actor):
         self._act, self._reads, self._device, self._rows = policy.act, policy.reads, device, rows
         self._shown: dict[int, Moment] = {}
         self._seen: dict[Path, list[torch.Tensor]] = {path: [] for path in policy.reads}
-        self._given: dict[Path, list[torch.Tensor]] = {}
+        self._returned: dict[Path, list[torch.Tensor]] = {}
 
     @classmethod
     def fitting(
@@ -538,14 +538,14 @@ class OnLeaves(Actor):
         return cls(policy, rows, device) if is_fit else None
 
     def act(self, step: int, slot: int) -> None:
-        given = list(self._moment(slot).copies(self._device).values())
-        written = self._act(given)
+        seen = list(self._moment(slot).copies(self._device).values())
+        written = self._act(seen)
         if self._device is not None:
             written = {path: value.to(self._device) for path, value in written.items()}
-        for path, value in zip(self._reads, given, strict=True):
+        for path, value in zip(self._reads, seen, strict=True):
             self._seen[path].append(value)
         for path, value in written.items():
-            self._given.setdefault(path, []).append(value)
+            self._returned.setdefault(path, []).append(value)
         self._rows.fill({**self._rows.inputs[slot], **written}, None, slot)
 
     def _moment(self, slot: int) -> Moment:
@@ -557,11 +557,13 @@ class OnLeaves(Actor):
         return moment
 
     def latest(self) -> dict[Path, torch.Tensor]:
-        return {path: values[-1] for path, values in {**self._seen, **self._given}.items()}
+        return {path: values[-1] for path, values in {**self._seen, **self._returned}.items()}
 
     def written(self, count: int) -> dict[Path, torch.Tensor]:
         dims = len(self._rows.batch_size)
-        return _stacked(self._seen, count, dims, detach=True) | _stacked(self._given, count, dims)
+        return _stacked(self._seen, count, dims, detach=True) | _stacked(
+            self._returned, count, dims
+        )
 
 
 class OnTensorDicts(Actor):
@@ -582,23 +584,25 @@ class OnTensorDicts(Actor):
         self._dropped, self._needed = dropped, rows.inputs[0].keys() - rows.roots[0].keys()
         self._acts_alone = len(self._needed) == len(rows.inputs[0])
         self._seen: dict[Path, list[torch.Tensor]] = {path: [] for path in rows.roots[0]}
-        self._given: dict[Path, list[torch.Tensor]] = {}
+        self._returned: dict[Path, list[torch.Tensor]] = {}
 
     def act(self, step: int, slot: int) -> TensorDictBase:
         rows, device = self._rows, self._device
         seen = rows.roots[slot].copies(device)
         shown = {**seen, **self._others}
         td = self._act(tensordict_of(shown, rows.batch_size, device, rows.node_axes))
-        given = self._taken(td, seen)
-        if given is None:
+        returned = self._taken(td, seen)
+        if returned is None:
             self.asks = True
             return td
         for path, value in seen.items():
             self._seen[path].append(value)
-        for path, value in given.items():
-            self._given.setdefault(path, []).append(value)
-        self._others = {path: value for path, value in given.items() if path not in self._dropped}
-        rows.fill(given if self._acts_alone else td, None, slot)
+        for path, value in returned.items():
+            self._returned.setdefault(path, []).append(value)
+        self._others = {
+            path: value for path, value in returned.items() if path not in self._dropped
+        }
+        rows.fill(returned if self._acts_alone else td, None, slot)
         return td
 
     def _taken(
@@ -608,43 +612,45 @@ class OnTensorDicts(Actor):
 
         Tensors that it has put in the place of others are put into ``seen``.
         """
-        given: dict[Path, torch.Tensor] = {}
+        returned: dict[Path, torch.Tensor] = {}
         replaced: dict[Path, torch.Tensor] = {}
-        found = 0
+        count = 0
         for path, value in leaves(td):
-            known = seen.get(path)
-            if known is None:
+            before = seen.get(path)
+            if before is None:
                 if not isinstance(value, torch.Tensor) or asks([path]):
                     return None
-                given[path] = value
+                returned[path] = value
                 continue
-            found += 1
-            if value is not known:
-                if not _can_replace(value, known):
+            count += 1
+            if value is not before:
+                if not _can_replace(value, before):
                     return None
                 replaced[path] = value
-        if found < len(seen) or not given.keys() >= self._needed:
+        if count < len(seen) or not returned.keys() >= self._needed:
             return None
-        if self._given and given.keys() != self._given.keys():
+        if self._returned and returned.keys() != self._returned.keys():
             return None
         seen.update(replaced)
-        return given
+        return returned
 
     def written(self, count: int) -> dict[Path, torch.Tensor]:
         dims = len(self._rows.batch_size)
-        return _stacked(self._seen, count, dims, detach=True) | _stacked(self._given, count, dims)
+        return _stacked(self._seen, count, dims, detach=True) | _stacked(
+            self._returned, count, dims
+        )
 
 
-def _can_replace(value: Any, known: torch.Tensor) -> bool:
+def _can_replace(value: Any, before: torch.Tensor) -> bool:
     """Check whether what a policy has put in the place of what it saw can be recorded there."""
     is_plain = isinstance(value, torch.Tensor) and not value.requires_grad
-    return is_plain and value.dtype == known.dtype and value.shape == known.shape
+    return is_plain and value.dtype == before.dtype and value.shape == before.shape
 
 
 def _stacked(
-    given: Mapping[Path, list[torch.Tensor]], count: int, dims: int, *, detach: bool = False
+    lists: Mapping[Path, list[torch.Tensor]], count: int, dims: int, *, detach: bool = False
 ) -> dict[Path, torch.Tensor]:
-    stacks = {path: torch.stack(values[:count], dims) for path, values in given.items()}
+    stacks = {path: torch.stack(values[:count], dims) for path, values in lists.items()}
     return {path: stack.detach() for path, stack in stacks.items()} if detach else stacks
 
 

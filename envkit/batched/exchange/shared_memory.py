@@ -124,14 +124,14 @@ class BufferExchange(RowMemory):
 
     def fill(
         self,
-        given: TensorDictBase | Mapping[Path, Any],
+        inputs: TensorDictBase | Mapping[Path, Any],
         mask: torch.Tensor | None,
         slot: int | None = None,
     ) -> list[int] | None:
         """Check the inputs of a step and write them into the rows, which are not read before `wake`.
 
         Args:
-            given: tensors or arrays by path, of all rows; those of rows that are not stepped may hold anything.
+            inputs: tensors or arrays by path, of all rows; those of rows that are not stepped may hold anything.
             mask: which parts are stepped, shape (rows,) or (rows, *sub_batch); None: all.
             slot: where; None: where the last step was.
 
@@ -139,17 +139,17 @@ class BufferExchange(RowMemory):
             The rows that are stepped, for `wake`; None: all.
         """
         rows = None if mask is None else rows_of(mask, len(mask))
-        for path, own, memory, shape, is_action, rule in self._filled[
+        for path, leaf, memory, shape, is_action, rule in self._filled[
             self.slots[0] if slot is None else slot
         ]:
-            value = given.get(path, None)
-            found = None if rule is None else rule.values_of(value, shape)
-            if found is not None:
-                np.copyto(memory, found)
+            value = inputs.get(path, None)
+            array = None if rule is None else rule.values_of(value, shape)
+            if array is not None:
+                np.copyto(memory, array)
             elif is_action:
-                self._actions.write(path, value, own, rows)
+                self._actions.write(path, value, leaf, rows)
             else:
-                fill(own, value, path)
+                fill(leaf, value, path)
         if mask is not None and mask.ndim > 1:
             return self._select({(rules.STEP,): mask})
         if not self._masks_are_full:
@@ -164,7 +164,7 @@ class BufferExchange(RowMemory):
         advance: bool,
         slot: int | None = None,
     ) -> Round:
-        """Have some rows stepped with the inputs as they lie there; None: all.
+        """Start a step of some rows, None: of all, with the inputs as they lie there.
 
         ``root`` is what is known before; None where it lies in the rows too. ``slot`` is that of `fill`.
         """
@@ -249,11 +249,11 @@ class BufferExchange(RowMemory):
         rows = self._select({(*level, rules.RESET): mask for level, mask in masks.items()})
         chosen = set(range(len(self._has_roots)) if rows is None else rows)
         refuse_early_part(chosen, self._has_roots)
-        given = () if td is None else self._take_states(td)
+        states = () if td is None else self._take_states(td)
         self.recovery.reset(
             chosen,
             masks,
-            partial(self._reset_rows, kwargs=kwargs, given=given),
+            partial(self._reset_rows, kwargs=kwargs, states=states),
             partial(self._reset_rows, kwargs=kwargs),
         )
         touched = slice(None) if rows is None else rows
@@ -279,21 +279,21 @@ class BufferExchange(RowMemory):
         self,
         rows: set[int],
         kwargs: list[dict[str, Any]] | None = None,
-        given: tuple[Path, ...] = (),
+        states: tuple[Path, ...] = (),
     ) -> None:
-        """Reset rows from the states that are ``given``, but those whose env is new from nothing.
+        """Reset rows from the inputs ``states`` that lie there; rows whose env is new start from nothing.
 
         Such an env has no root yet, so it begins with all its parts, whatever the masks say.
         """
-        new = self.recovery.unstarted & rows if given else set()
-        if kwargs is not None or new or given not in ((), self._states):
+        new = self.recovery.unstarted & rows if states else set()
+        if kwargs is not None or new or states not in ((), self._states):
             inputs = {
-                row: (() if row in new else given, kwargs[row] if kwargs else {})
+                row: (() if row in new else states, kwargs[row] if kwargs else {})
                 for row in sorted(rows)
             }
             call_by_row(self.pool, "reset_rows", inputs)
         elif rows:
-            command = RESTART if given else RESET
+            command = RESTART if states else RESET
             self.pool.send(command, None if len(rows) == len(self._has_roots) else sorted(rows))
             self.pool.recv()
 
@@ -305,15 +305,15 @@ class BufferExchange(RowMemory):
     def newest(self) -> TensorDict:
         """Return what is known now of every row, as a root."""
         slot = self.slot
-        root, made = self.roots[slot + 1], self.nexts[slot]
+        root, following = self.roots[slot + 1], self.nexts[slot]
         if not self.newest_is_next.any():
             return self.deliver(root)
         stale = torch.from_numpy(self.newest_is_next)
-        newest = {path: rules.choose(stale, made[path], kept) for path, kept in root.items()}
+        newest = {path: rules.choose(stale, following[path], kept) for path, kept in root.items()}
         return self.deliver(Moment(newest))
 
     def select_all(self) -> None:
-        """Have steps that nothing is filled for move every part of every row; a run that is under way is left."""
+        """Select every part of every row for steps that nothing is filled for; a run that is under way is ended."""
         self.hand_over()
         if not self._masks_are_full:
             self._select({})
@@ -344,32 +344,32 @@ class BufferExchange(RowMemory):
         return [plain(newest[row]) if had else None for row, had in enumerate(self._has_roots)]
 
     def take(self, state: Sequence[Any]) -> None:
-        """Go on from what `state` of any exchange gave.
+        """Load what `state` of any exchange returned.
 
         Raises:
             ResumeError: it has other entries.
         """
         self.hand_over()
-        for row, known in enumerate(state):
-            self._has_roots[row] = self.newest_is_next[row] = known is not None
-            if known is None:
+        for row, saved in enumerate(state):
+            self._has_roots[row] = self.newest_is_next[row] = saved is not None
+            if saved is None:
                 continue
-            found: TensorDictBase = from_plain(known)
+            root: TensorDictBase = from_plain(saved)
             rows = {path: self.nexts[self.slot][path][row] for path in self.roots[0]}
-            require_leaves(found, {path: tuple(leaf.shape) for path, leaf in rows.items()})
+            require_leaves(root, {path: tuple(leaf.shape) for path, leaf in rows.items()})
             for path, leaf in rows.items():
-                leaf.copy_(found.get(as_key(path)))
+                leaf.copy_(root.get(as_key(path)))
         self.has_begun = bool(self._has_roots.all())
 
 
 def _layout(plan: BufferPlan, num_rows: int) -> Layout:
     """Lay out the rows of a plan, and say what of them each command and method moves."""
     asked = (SLOT.name, *plan.names("in", "mask"))
-    reset, known = Traffic(asked, plan.names("root")), plan.names("next", "root")
+    reset, written = Traffic(asked, plan.names("root")), plan.names("next", "root")
     traffic: dict[int | str, Traffic] = {
         STEP: Traffic(asked, plan.names("next")),
-        ADVANCE: Traffic(asked, known),
-        "skip_rows": Traffic((*asked, *known), known),
+        ADVANCE: Traffic(asked, written),
+        "skip_rows": Traffic((*asked, *written), written),
         **dict.fromkeys((RESET, RESTART, "reset_rows"), reset),
     }
     return Layout(tuple(plan.fields()), num_rows, traffic, SLOT.name)
@@ -433,12 +433,12 @@ class ActionRows:
     def check(self, path: Path, rows: np.ndarray) -> None:
         """Check, and convert, rows that hold an action of all sub-envs already; see `write`."""
         for inputs, run in self._runs:
-            own = rows[run.start : run.stop] if len(self._runs) > 1 else rows
-            if inputs[path].values_of(own, own.shape) is None:
+            part = rows[run.start : run.stop] if len(self._runs) > 1 else rows
+            if inputs[path].values_of(part, part.shape) is None:
                 taken = inputs[path].take(
-                    torch.from_numpy(own), (len(run),), first=self._first + run.start
+                    torch.from_numpy(part), (len(run),), first=self._first + run.start
                 )
-                own[...] = taken.numpy()
+                part[...] = taken.numpy()
 
     def write_one(
         self, path: Path, value: torch.Tensor | None, rows: torch.Tensor, row: int
@@ -463,11 +463,11 @@ def _runs(metadata: Sequence[EnvMetaData]) -> Iterator[tuple[EnvMetaData, range]
     """Part the rows into runs of equal action specs."""
     kinds: list[EnvMetaData] = []
 
-    def kind_of(found: EnvMetaData) -> int:
-        for number, known in enumerate(kinds):
-            if found is known or found.full_spec("action") == known.full_spec("action"):
+    def kind_of(one: EnvMetaData) -> int:
+        for number, kind in enumerate(kinds):
+            if one is kind or one.full_spec("action") == kind.full_spec("action"):
                 return number
-        kinds.append(found)
+        kinds.append(one)
         return len(kinds) - 1
 
     start = 0
@@ -529,11 +529,11 @@ class RowsInPlace:
     def _keep_idle(self, following: Arrays, root: Arrays, idle: np.ndarray) -> None:
         # Where `next` is newest already, it holds what the root would.
         at_root = idle[~self._exchange.newest_is_next[idle]]
-        for key, made in following.items():
+        for key, values in following.items():
             if key in root:
-                made[at_root] = root[key][at_root]
+                values[at_root] = root[key][at_root]
             else:
-                made[idle] = 0  # rewards
+                values[idle] = 0  # rewards
 
     def _at(self, slot: int) -> tuple[Arrays, Arrays]:
         if slot not in self._moments:

@@ -74,15 +74,15 @@ class TensorDictExchange:
         self.lost: set[int] = set()
         self._num_rows = len(metadata)
         self.metadata = metadata
-        self._input_devices = [found.device for found in metadata]
+        self._input_devices = [one.device for one in metadata]
         self._device = device
         self._non_blocking = False
         self._individual = individual
-        self._states = [_states_of(found) for found in metadata]
-        self._actions = [found.action_inputs() for found in metadata]
-        self._root_keys = [found.keys("observation", "done") for found in metadata]
+        self._states = [_states_of(one) for one in metadata]
+        self._actions = [one.action_inputs() for one in metadata]
+        self._root_keys = [one.keys("observation", "done") for one in metadata]
         self._next_keys = [
-            dict.fromkeys(found.keys("observation", "reward", "done")) for found in metadata
+            dict.fromkeys(one.keys("observation", "reward", "done")) for one in metadata
         ]
         self._last: list[TensorDictBase | None] = [None] * self._num_rows
 
@@ -92,7 +92,7 @@ class TensorDictExchange:
         return all(part is not None for part in self._last)
 
     def _remember(self, row: int, td: TensorDictBase) -> None:
-        """Keep a row's newest root: what the env says of itself, not what the caller put there."""
+        """Store the newest root of a row: what the env returned, not what the caller put there."""
         newest = td.select(*self._root_keys[row], strict=False)
         self._last[row] = self._apart(newest)
 
@@ -101,7 +101,7 @@ class TensorDictExchange:
         return part.clone() if self._individual else part
 
     def _declared(self, row: int, following: TensorDictBase) -> TensorDictBase:
-        """Take out of a row's `next` what no spec of its env declares, as rows in memory do."""
+        """Remove from `next` of a row what no spec of its env declares, as rows in memory do."""
         keys = self._next_keys[row]
         if all(key in keys for key in following.keys(True, True)):
             return following
@@ -217,15 +217,15 @@ class TensorDictExchange:
         """Reset what the masks select and give the newest known values of everything."""
         inputs: dict[int, TensorDictBase | None] = {}
         for row in range(self._num_rows):
-            own = {level: mask[row] for level, mask in masks.items()}
-            if own and not any(bool(mask.any()) for mask in own.values()):
+            of_row = {level: mask[row] for level, mask in masks.items()}
+            if of_row and not any(bool(mask.any()) for mask in of_row.values()):
                 continue
             inputs[row] = None
             if td is None or row in self.recovery.unstarted:
                 continue
             part = self._input(td, row, "next", *_masks_at(td))
             last = self._last[row]
-            in_part = {level: mask for level, mask in own.items() if not bool(mask.all())}
+            in_part = {level: mask for level, mask in of_row.items() if not bool(mask.all())}
             if in_part and last is not None:  # what is not reset and not given is as it was last
                 part = last.copy().update(part)
             for level, mask in in_part.items():
@@ -275,7 +275,7 @@ class TensorDictExchange:
         return plain(self._last)
 
     def take(self, state: Sequence[Any]) -> None:
-        """Go on from what `state` of any exchange gave.
+        """Load what `state` of any exchange returned.
 
         Raises:
             ResumeError: it lacks entries.
@@ -305,10 +305,10 @@ def _masks_at(td: TensorDictBase) -> list:
     ]
 
 
-def _states_of(found: EnvMetaData) -> dict[Any, Any]:
+def _states_of(metadata: EnvMetaData) -> dict[Any, Any]:
     """Return the leaves of the state whose form is known beforehand, by key."""
     return {
         as_key(path): leaf
-        for path, leaf in found.paths("state").items()
+        for path, leaf in metadata.paths("state").items()
         if leaf.dtype is not None and min(leaf.shape, default=0) >= 0
     }
