@@ -371,7 +371,7 @@ class AsyncEnvPool(BatchedEnv):
     def async_step_send(
         self, tensordict: TensorDictBase, env_index: int | Sequence[int] | None = None
     ) -> None:
-        """Have some envs step, and return at once.
+        """Start a step of some envs, and return at once.
 
         Args:
             tensordict: roots with actions, one row for each env, in their order; one without an axis of rows
@@ -392,13 +392,13 @@ class AsyncEnvPool(BatchedEnv):
         tensordict: TensorDictBase | None = None,
         env_index: int | Sequence[int] | None = None,
     ) -> None:
-        """Have some envs reset, and return at once; see `async_step_send`."""
+        """Start a reset of some envs, and return at once; see `async_step_send`."""
         self._queues.send("reset", tensordict, env_index)
 
     def async_step_and_maybe_reset_send(
         self, tensordict: TensorDictBase, env_index: int | Sequence[int] | None = None
     ) -> None:
-        """Have some envs step, and reset what is done then, and return at once; see `async_step_send`."""
+        """Start a step of some envs, and a reset of what is done then, and return at once; see `async_step_send`."""
         self._queues.send("step_and_maybe_reset", tensordict, env_index)
 
     def async_step_recv(

@@ -42,7 +42,7 @@ class AttributeLookup:
             except AttributeError:
                 if name.startswith("_") or "num_workers" not in self.__dict__:
                     raise
-            return _found(*self._attributes_of_all(name), type(self).__name__, (name,))
+            return _attribute_of(*self._attributes_of_all(name), type(self).__name__, (name,))
 
     def _attributes_of_all(self, name: str) -> tuple[type, _Calls | CallsOfRows]:
         """Return the class of what is looked up by name, and what asks all sub-envs."""
@@ -193,15 +193,15 @@ class MissingAttribute:
 
 def layers_of(env: Any) -> list[Any]:
     """Return an env, what it is around, and the wrappers and the simulator inside, from the outside in."""
-    found = [env]
+    layers = [env]
     while "base_env" in env.__dict__.get("_modules", {}):
         env = env.base_env
-        found.append(env)
+        layers.append(env)
     inner = env.__dict__.get("_env")
-    while inner is not None and inner not in found:
-        found.append(inner)
+    while inner is not None and inner not in layers:
+        layers.append(inner)
         inner = getattr(inner, "__dict__", {}).get("env")
-    return found
+    return layers
 
 
 def _owner(name: str, env: Any) -> Any:
@@ -302,7 +302,7 @@ _OF_ONE = {"has_attribute": _has, "get_attribute": _value, "call_method": _calle
 """The attribute calls of a host, which answers for all of its envs, for one env."""
 
 
-def _found(kind: Any, pool: _Calls | CallsOfRows, owner: str, path: Path) -> Any:
+def _attribute_of(kind: Any, pool: _Calls | CallsOfRows, owner: str, path: Path) -> Any:
     if not all(pool.call("has_attribute", path)):
         raise AttributeError(
             f"neither {owner} nor its sub-envs have an attribute {'.'.join(path)!r}."
@@ -327,7 +327,7 @@ class LocalAttribute(list):
     def __getattr__(self, name: str) -> LocalAttribute:
         _refuse_private(name)
         owner, pool, path = self._looked_up
-        return _found(LocalAttribute, pool, owner, (*path, name))
+        return _attribute_of(LocalAttribute, pool, owner, (*path, name))
 
     def __setattr__(self, name: str, value: Any) -> None:
         _set_on_values(self, name, value)
@@ -356,7 +356,7 @@ class WorkerAttribute:
     def __getattr__(self, name: str) -> WorkerAttribute:
         _refuse_private(name)
         owner, pool, path = self._looked_up
-        return _found(WorkerAttribute, pool, owner, (*path, name))
+        return _attribute_of(WorkerAttribute, pool, owner, (*path, name))
 
     def __call__(self, *args: Any, **kwargs: Any) -> list[Any]:
         _, pool, path = self._looked_up

@@ -57,15 +57,15 @@ def layout_of(
         SpecError: done flags are in different places, or batch sizes or devices differ.
         ArgumentError: dense results were asked for and the layouts differ.
     """
-    for found in metadata:
-        found.refuse_empty_nodes()
-        found.refuse_ragged_leaves()
+    for one in metadata:
+        one.refuse_empty_nodes()
+        one.refuse_ragged_leaves()
     _require_common_level(metadata)
     return BatchLayout(
         batch_size=torch.Size((rows, *_sub_batch(metadata))),
         device=_delivery_device(metadata) if device is None else device,
         has_own_rows=_has_own_rows(metadata, share_individual_td),
-        allows_done_after_reset=any(found.allow_done_after_reset for found in metadata),
+        allows_done_after_reset=any(one.allow_done_after_reset for one in metadata),
     )
 
 
@@ -92,7 +92,7 @@ def _has_own_rows(metadata: Sequence[EnvMetaData], share_individual_td: bool | N
     Raises:
         ArgumentError: dense results were asked for and the layouts differ.
     """
-    layouts = [found.layout() for found in metadata]
+    layouts = [one.layout() for one in metadata]
     alike = all(layout == layouts[0] for layout in layouts)
     if share_individual_td is False and not alike:
         raise ArgumentError(
@@ -102,7 +102,7 @@ def _has_own_rows(metadata: Sequence[EnvMetaData], share_individual_td: bool | N
         )
     if share_individual_td is not None:
         return share_individual_td
-    return not alike or any(found.has_varying_sizes for found in metadata)
+    return not alike or any(one.has_varying_sizes for one in metadata)
 
 
 def _difference(layouts: Sequence[dict[str, dict[Any, Any]]]) -> str:

@@ -96,17 +96,19 @@ class BatchedEnv(AttributeLookup, PoolOwner):
             kwargs["set_state"] = set_state
         if set_state:
             refuse_start(self)
-        given = None
+        of_rows = None
         if kwargs or list_of_kwargs is not None:
             width = self.batch_size[1:].numel()
-            given = reset_keywords(kwargs, [row * width for row in range(self.num_workers)])
+            of_rows = reset_keywords(kwargs, [row * width for row in range(self.num_workers)])
             if list_of_kwargs is not None:
                 own_kwargs = as_own_kwargs(self.num_workers, list_of_kwargs, "list_of_kwargs")
-                given = [{**common, **own} for common, own in zip(given, own_kwargs, strict=True)]
+                of_rows = [
+                    {**common, **of_row} for common, of_row in zip(of_rows, own_kwargs, strict=True)
+                ]
         if isinstance(tensordict, TensorDictBase) and self.share_individual_td:
             self._check_batch(tensordict)
             tensordict = by_row(tensordict)
-        return super().reset(tensordict, select_reset_only=select_reset_only, sub_kwargs=given)
+        return super().reset(tensordict, select_reset_only=select_reset_only, sub_kwargs=of_rows)
 
     def _reset(
         self, td: TensorDictBase | None, sub_kwargs: list[dict[str, Any]] | None = None
@@ -289,9 +291,11 @@ class BatchedEnv(AttributeLookup, PoolOwner):
             seed, [found.facts.seeds_taken for found in self._metadata], static=static
         )
 
-    def _visit_transforms(self, visit: Any, given: Any) -> Any:
+    def _visit_transforms(self, visit: Any, earlier: Any) -> Any:
         rows = range(self.num_workers)
-        asked = {row: partial(_visited, visit, ALL if given == ALL else given[row]) for row in rows}
+        asked = {
+            row: partial(_visited, visit, ALL if earlier == ALL else earlier[row]) for row in rows
+        }
         return call_by_row(self._started(), "apply", asked)
 
     def _set_seeds(self, seed: int | None, *, static: bool) -> int:
@@ -318,7 +322,7 @@ class BatchedEnv(AttributeLookup, PoolOwner):
         """Check that no sub-env works on something."""
 
     def record_for_resume(self, mode: bool = True) -> Self:
-        """Have all sub-envs record their episodes, those that are built later too; see `EnvBase`."""
+        """Record the episodes of all sub-envs, those that are built later too; see `EnvBase`."""
         self._records = as_bool("mode", mode)
         if self._pool is not None:
             self._require_idle()
@@ -379,25 +383,26 @@ class BatchedEnv(AttributeLookup, PoolOwner):
                 "of one sub-env for all."
             )
         self._require_idle()
-        own = state_dict.get(OWN)
-        if own is not None and len(own.get("newest", ())) != self.num_workers:
+        own_state = state_dict.get(OWN)
+        if own_state is not None and len(own_state.get("newest", ())) != self.num_workers:
             raise ResumeError(
-                f"the state dict holds no data of {self.num_workers} rows, but {list(own)}: it was not saved by a "
+                f"the state dict holds no data of {self.num_workers} rows, but {list(own_state)}: it was not saved by a "
                 f"batched env of as many. Load what state_dict() of {type(self).__name__} gave."
             )
-        if own is None and (kind := self._facts.keeps_state):
+        if own_state is None and (kind := self._facts.keeps_state):
             raise ResumeError(
                 f"the state dict holds what sub-envs gave by themselves, and simulators of {kind} are among them: "
                 f"what this {type(self).__name__} has shown of them is not in it. Load what its own "
                 "state_dict() gave, or load transforms alone and begin new episodes."
             )
         states = {
-            row: {"env": state_dict[name], **_of_row(own, row)} for row, name in enumerate(names)
+            row: {"env": state_dict[name], **_of_row(own_state, row)}
+            for row, name in enumerate(names)
         }
         with loading(state_dict, strict=strict, stacklevel=5):
             are_lost = call_by_row(self._started(), "load_states", states, strict)
-            if own is not None:
-                self._resume(own, strict=strict)
+            if own_state is not None:
+                self._resume(own_state, strict=strict)
             self._recovery.give_up({row for row, is_lost in are_lost.items() if is_lost})
 
     def _take_own_state(self, state: Mapping[str, Any], *, strict: bool) -> None:
@@ -477,7 +482,7 @@ class _PoolWork:
 def drawn_inside(
     env: EnvBase, pool: Pool, rows: Sequence[int], td: TensorDictBase, *, individual: bool
 ) -> TensorDictBase:
-    """Have the sub-envs of some rows draw their actions, as some do in their own way; ``td`` is the data of these rows."""
+    """Draw the actions of some rows in their sub-envs, which may override that; ``td`` is the data of these rows."""
     given = td.exclude("next").unbind(0)
     parts = {row: part.to("cpu") for row, part in zip(rows, given, strict=True)}
     drawn = call_by_row(pool, "rand_action", parts)
@@ -485,15 +490,18 @@ def drawn_inside(
     return td.update(actions if env.device is None else actions.to(env.device))
 
 
-def _visited(visit: Any, given: Any, env: EnvBase) -> Any:
-    return env._visit_transforms(visit, given)
+def _visited(visit: Any, earlier: Any, env: EnvBase) -> Any:
+    return env._visit_transforms(visit, earlier)
 
 
-def _of_row(own: Mapping[str, Any] | None, row: int) -> dict[str, Any]:
+def _of_row(own_state: Mapping[str, Any] | None, row: int) -> dict[str, Any]:
     """Return what is held of a row beside its env's state dict.
 
     A row that remembers no root where it was saved goes on here, where it does, from what was shown of it.
     """
-    if own is None:
+    if own_state is None:
         return {"root": None, "numbers": None}
-    return {"root": own["root"][row] or own["newest"][row], "numbers": own["numbers"][row]}
+    return {
+        "root": own_state["root"][row] or own_state["newest"][row],
+        "numbers": own_state["numbers"][row],
+    }

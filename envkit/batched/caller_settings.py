@@ -45,7 +45,7 @@ def forget(token: Token) -> None:
 
 @contextmanager
 def holding(choices: Mapping[str, Any]) -> Iterator[None]:
-    """Let choices hold meanwhile, over those made here."""
+    """Apply choices for a while, over those made here."""
     token = _choices.set({**chosen(), **choices})
     try:
         yield

@@ -223,18 +223,20 @@ def with_kwargs(makers: Sequence[Any], kwargs: Sequence[dict[str, Any]]) -> list
     Rows of one creator that are given equal keywords share a variant.
     """
     variants: list[tuple[Any, dict[str, Any], EnvCreator]] = []
-    made = []
-    for maker, own in zip(makers, kwargs, strict=True):
-        if not isinstance(maker, EnvCreator) or not own:
-            made.append(maker)
+    new_makers = []
+    for maker, keywords in zip(makers, kwargs, strict=True):
+        if not isinstance(maker, EnvCreator) or not keywords:
+            new_makers.append(maker)
             continue
-        known = (one for first, given, one in variants if first is maker and equal(given, own))
-        variant = next(known, None)
+        alike = (
+            one for first, others, one in variants if first is maker and equal(others, keywords)
+        )
+        variant = next(alike, None)
         if variant is None:
-            variant = maker.make_variant(**own)
-            variants.append((maker, own, variant))
-        made.append(variant)
-    return made
+            variant = maker.make_variant(**keywords)
+            variants.append((maker, keywords, variant))
+        new_makers.append(variant)
+    return new_makers
 
 
 def _state_of(env: EnvBase) -> dict[str, Tensor]:
@@ -243,15 +245,15 @@ def _state_of(env: EnvBase) -> dict[str, Tensor]:
 
 def _states_of_clones(env: nn.Module, state: Mapping[str, Tensor]) -> dict[str, SharedState]:
     """Return the states that modules of an env share with their clones, by module; ``state`` is where one begins."""
-    found = {}
+    states = {}
     for place, module in env.named_modules():
         if "shared_by_clones" in vars(module):
             shared = vars(module)["shared_by_clones"]
             if shared.state is None:
                 begins = {name: state[f"{place}.{name}"] for name, _ in module.named_buffers()}
                 shared.state = SharedState(begins)
-            found[place] = shared.state
-    return found
+            states[place] = shared.state
+    return states
 
 
 def _by_name(states: Mapping[str, SharedState]) -> dict[str, Tensor]:

@@ -68,7 +68,7 @@ class Indexable(BatchedEnv):
         return IndexedEnv(self, rows_of(index, self.num_workers))
 
     def __setitem__(self, index: Any, source: EnvBase | Sequence[EnvBase]) -> None:
-        """Have sub-envs take over other envs: each runs ``sub_env[:] = source``.
+        """Replace the envs inside of sub-envs: each runs ``sub_env[:] = source``.
 
         Args:
             index: see ``env[index]``.
@@ -103,18 +103,18 @@ def rows_of(index: Any, count: int) -> list[int]:
     if isinstance(index, slice):
         rows = list(range(count))[index]
     else:
-        found = np.asarray(index.tolist() if isinstance(index, torch.Tensor) else index)
-        if found.dtype == bool:
+        numbers = np.asarray(index.tolist() if isinstance(index, torch.Tensor) else index)
+        if numbers.dtype == bool:
             raise NotSelectableError(
                 f"the index is {index!r}, but sub-envs are not chosen by bools. Pass their numbers, e.g. "
                 "mask.nonzero().flatten()."
             )
-        if found.ndim > 1 or (found.size and found.dtype.kind not in "iu"):
+        if numbers.ndim > 1 or (numbers.size and numbers.dtype.kind not in "iu"):
             raise RowIndexError(
                 f"the index is {index!r}, but must be an int, a slice, or a sequence of ints from 0 to {count - 1}. Write "
                 "env[0], env[0:2] or env[[0, 1]], for example."
             )
-        rows = [int(row) for row in found.reshape(-1)]
+        rows = [int(row) for row in numbers.reshape(-1)]
     if wrong := [row for row in rows if not -count <= row < count]:
         raise RowIndexError(
             f"the index has {wrong}, but there are {count} sub-envs. Pass numbers from 0 to {count - 1}."
@@ -207,21 +207,25 @@ class IndexedEnv(AttributeLookup, EnvBase):
         batched = self._batched()
         if kwargs:
             width = self.batch_size[1:].numel()
-            own = reset_keywords(kwargs, [row * width for row in range(self.num_workers)])
+            keywords_of = reset_keywords(kwargs, [row * width for row in range(self.num_workers)])
             of_rows: list[dict[str, Any]] = [{} for _ in range(batched.num_workers)]
-            for row, keywords in zip(self._rows, own, strict=True):
+            for row, keywords in zip(self._rows, keywords_of, strict=True):
                 of_rows[row] = keywords
             kwargs = {"list_of_kwargs": of_rows}
         if not batched._has_begun:
             return batched.reset(**kwargs)[self._rows]
         whole = self._whole(td)
-        given = [key for key in self.reset_keys if td is not None and td.get(key, None) is not None]
+        masked_keys = [
+            key for key in self.reset_keys if td is not None and td.get(key, None) is not None
+        ]
         flags = dict(zip(self.reset_keys, self.done_keys_groups, strict=True))
-        for key in given or self.reset_keys:
+        for key in masked_keys or self.reset_keys:
             like = batched.full_done_spec[flags[key][0]]
             mask = torch.zeros(like.shape, dtype=torch.bool, device=self.device)
             mask[self._rows] = (
-                True if td is None or not given else td.get(key).reshape(mask[self._rows].shape)
+                True
+                if td is None or not masked_keys
+                else td.get(key).reshape(mask[self._rows].shape)
             )
             whole.set(key, mask)
         return batched.reset(whole, **kwargs)[self._rows]

@@ -43,8 +43,8 @@ def as_makers(count: int, create_env_fn: Any) -> list[Make]:
     if callable(create_env_fn):
         return [create_env_fn] * count
     is_one = isinstance(create_env_fn, str) or not isinstance(create_env_fn, Iterable)
-    given: list[Any] = [create_env_fn] if is_one else list(create_env_fn)
-    for one in given:
+    entries: list[Any] = [create_env_fn] if is_one else list(create_env_fn)
+    for one in entries:
         if not callable(one):
             verb = "is" if one is create_env_fn else "holds"
             raise ArgumentTypeError(
@@ -52,13 +52,13 @@ def as_makers(count: int, create_env_fn: Any) -> list[Make]:
                 "Pass a callable that returns one, e.g. lambda: GymEnv('CartPole-v1'), an env "
                 "instance, or a list of one for each sub-env."
             )
-    if len(given) != count:
+    if len(entries) != count:
         raise ArgumentCountError(
-            f"create_env_fn has {len(given)} entries for {count} sub-envs. "
+            f"create_env_fn has {len(entries)} entries for {count} sub-envs. "
             "Pass one callable for all of them, or one for each."
         )
-    copies = {id(env): Copies(env) for env in given if isinstance(env, EnvBase)}
-    return [copies[id(one)] if isinstance(one, EnvBase) else one for one in given]
+    copies = {id(env): Copies(env) for env in entries if isinstance(env, EnvBase)}
+    return [copies[id(one)] if isinstance(one, EnvBase) else one for one in entries]
 
 
 def as_kwargs(count: int, kwargs: Any, name: str) -> list[dict[str, Any]]:
@@ -99,13 +99,13 @@ def as_own_kwargs(
         raise ArgumentCountError(
             f"{name} has {len(kwargs)} entries for {count} sub-envs. {cure} one dict for each."
         )
-    for own in kwargs:
-        if not isinstance(own, Mapping):
+    for keywords in kwargs:
+        if not isinstance(keywords, Mapping):
             raise ArgumentTypeError(
-                f"{name} holds {own!r}, of type {type(own).__name__}, but keywords are given as a dict. "
+                f"{name} holds {keywords!r}, of type {type(keywords).__name__}, but keywords are given as a dict. "
                 f"{example}"
             )
-    return [dict(own) for own in kwargs]
+    return [dict(keywords) for keywords in kwargs]
 
 
 def tasks_of(makers: Sequence[Make], kwargs: Sequence[dict[str, Any]]) -> list[int]:
@@ -115,15 +115,15 @@ def tasks_of(makers: Sequence[Make], kwargs: Sequence[dict[str, Any]]) -> list[i
     """
     firsts: list[tuple[Make, dict[str, Any]]] = []
     tasks = []
-    for maker, own in zip(makers, kwargs, strict=True):
-        known = (
+    for maker, keywords in zip(makers, kwargs, strict=True):
+        alike = (
             task
             for task, (first, other) in enumerate(firsts)
-            if maker is first and equal(own, other)
+            if maker is first and equal(keywords, other)
         )
-        task = next(known, len(firsts))
+        task = next(alike, len(firsts))
         if task == len(firsts):
-            firsts.append((maker, own))
+            firsts.append((maker, keywords))
         tasks.append(task)
     return tasks
 
@@ -189,20 +189,20 @@ def require_known(
             _require_known(maker, own)
 
 
-def _require_known(maker: Callable[..., Any], own: Mapping[str, Any]) -> None:
+def _require_known(maker: Callable[..., Any], keywords: Mapping[str, Any]) -> None:
     args: tuple[Any, ...] = ()
-    given = dict(own)
+    passed = dict(keywords)
     if isinstance(maker, partial):
-        maker, args, given = maker.func, maker.args, {**maker.keywords, **given}
-    if not given:
+        maker, args, passed = maker.func, maker.args, {**maker.keywords, **passed}
+    if not passed:
         return
     if inspect.isclass(maker) and issubclass(maker, EnvBase):
         owner = next(base for base in maker.__mro__ if "__init__" in vars(base))
         if "require_keywords" in vars(owner):
-            maker.require_keywords(*args, **given)  # type: ignore[attr-defined]
+            maker.require_keywords(*args, **passed)  # type: ignore[attr-defined]
             return
     elif not inspect.isfunction(maker):
         return
     parameters = inspect.signature(maker, follow_wrapped=False).parameters
     if all(parameter.kind is not parameter.VAR_KEYWORD for parameter in parameters.values()):
-        refuse_unknown(maker.__name__, given, list(parameters))
+        refuse_unknown(maker.__name__, passed, list(parameters))

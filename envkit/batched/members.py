@@ -61,12 +61,12 @@ class Member:
             td: root of the whole batch.
             hidden: entries of ``td`` that no member knows.
         """
-        own = cast(TensorDictBase, td[self.rows]).exclude("next", *hidden)
+        part = cast(TensorDictBase, td[self.rows]).exclude("next", *hidden)
         for path in self.state:
             value = td.get(self.state_key(path), None)
             if value is not None:
-                own.set(as_key(path), value[self.rows])
-        return delivered(own, (self.env._declared.table or self.env._table).device)
+                part.set(as_key(path), value[self.rows])
+        return delivered(part, (self.env._declared.table or self.env._table).device)
 
     def part_to_reset(self, td: TensorDictBase, hidden: Sequence[Key] = ()) -> TensorDictBase:
         """The same for a partial reset, with the results of the member in place of what ``td`` made of them.
@@ -74,28 +74,28 @@ class Member:
         Rows that are not reset then hold the member's values, not the caller's.
         """
         assert self.newest is not None
-        told = [key for key in self.env._table.shown if key not in self.env.state_keys]
-        return self.newest.copy().update(self.part(td, hidden).exclude(*told))
+        shown = [key for key in self.env._table.shown if key not in self.env.state_keys]
+        return self.newest.copy().update(self.part(td, hidden).exclude(*shown))
 
-    def keep(self, told: TensorDictBase, rows: torch.Tensor | None = None) -> None:
-        """Remember the results of the member; of some rows, given as a mask of them, or of all."""
+    def keep(self, results: TensorDictBase, rows: torch.Tensor | None = None) -> None:
+        """Store the results of the member; of some rows, given as a mask of them, or of all."""
         table = self.env._declared.table or self.env._table
-        newest = told.select(*table.shown, strict=False)
+        newest = results.select(*table.shown, strict=False)
         if rows is not None and self.newest is not None:
             newest = merge_rows(self.newest.copy(), newest, {(): rows})
         self.newest = newest
 
-    def shown(self, told: TensorDictBase, members: Sequence[Member]) -> TensorDictBase:
+    def shown(self, results: TensorDictBase, members: Sequence[Member]) -> TensorDictBase:
         """Return the results of the member with the entries that the whole batch of ``members`` has."""
-        shown = told.exclude(*map(as_key, self.state))
+        shown = results.exclude(*map(as_key, self.state))
         if self.state:
             shown = shown.filter_empty_()
         for member in members:
             for path, leaf in member.state.items():
-                value = told.get(as_key(path), None) if member is self else None
+                value = results.get(as_key(path), None) if member is self else None
                 if value is None:
-                    shape = (*told.batch_size, *leaf.shape[1:])
-                    value = torch.zeros(shape, dtype=leaf.dtype, device=told.device)
+                    shape = (*results.batch_size, *leaf.shape[1:])
+                    value = torch.zeros(shape, dtype=leaf.dtype, device=results.device)
                 shown.set(member.state_key(path), value)
         return shown
 
@@ -269,7 +269,7 @@ class RowVersions:
 
     def __init__(self, is_stateful: torch.Tensor):
         self.is_stateful = is_stateful
-        self.are_told = bool(is_stateful.any())
+        self.are_written = bool(is_stateful.any())
         self._now = torch.zeros(is_stateful.shape, dtype=torch.int64, device="cpu")
 
     def begin_anew(self) -> None:
@@ -281,7 +281,7 @@ class RowVersions:
         return self._now.clone()
 
     def take(self, versions: torch.Tensor) -> None:
-        """Go on from what `state` gave."""
+        """Load what `state` returned."""
         self._now = versions.clone()
 
     def count(self, rows: torch.Tensor, within: slice = slice(None)) -> None:
@@ -297,15 +297,15 @@ class RowVersions:
             StaleDataError: the simulator of one has left that data behind.
         """
         moving = self.is_stateful if mask is None else self.is_stateful & mask
-        given = td.get(VERSION, None) if self.are_told else None
-        if given is None:
+        versions = td.get(VERSION, None) if self.are_written else None
+        if versions is None:
             return moving
-        given, newest = given.reshape(self._now.shape).cpu(), self._now
-        stale = moving & (given != newest) & (given != 0) & (newest != 0)
+        versions, newest = versions.reshape(self._now.shape).cpu(), self._now
+        stale = moving & (versions != newest) & (versions != 0) & (newest != 0)
         if bool(stale.any()):
             row = int(stale.nonzero()[0])
             raise StaleDataError(
-                f"row {row} is to be stepped from moment {int(given[row])}, but its simulator is at "
+                f"row {row} is to be stepped from moment {int(versions[row])}, but its simulator is at "
                 f"moment {int(newest[row])} and cannot go back. Step from the newest data, env.step_mdp(td), or call "
                 "env.reset()."
             )
@@ -317,15 +317,15 @@ class RowVersions:
 
     def tell(
         self,
-        told: TensorDictBase,
+        td: TensorDictBase,
         root: TensorDictBase | None = None,
         stepped: torch.Tensor | None = None,
     ) -> None:
         """Write the versions of all rows; those that were not ``stepped`` keep what ``root`` says."""
-        if not self.are_told:
+        if not self.are_written:
             return
-        versions = self._now[:, None].to(told.device or "cpu", copy=True)
-        given = None if root is None else root.get(VERSION, None)
-        if given is not None and stepped is not None:
-            versions = rules.choose(stepped.to(versions.device), versions, given)
-        told.set(VERSION, versions)
+        versions = self._now[:, None].to(td.device or "cpu", copy=True)
+        before = None if root is None else root.get(VERSION, None)
+        if before is not None and stepped is not None:
+            versions = rules.choose(stepped.to(versions.device), versions, before)
+        td.set(VERSION, versions)

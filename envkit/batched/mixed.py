@@ -170,7 +170,7 @@ class MixedEnv(EnvBase):
             for member in self.members
             for path, leaf in member.state.items()
         }
-        if self._versions.are_told:
+        if self._versions.are_written:
             forms[VERSION] = (1,), torch.int64
         observation, device = self.full_observation_spec.clone(), self.device
         require_free(map(as_path, forms), observation)
@@ -199,19 +199,19 @@ class MixedEnv(EnvBase):
         ):
             return None
         exchanges = [rows_for_others(member.env) for member in self.members]
-        found = [one for one in exchanges if one is not None and MixedRows.can_hold(one)]
-        if len(found) < len(exchanges):
+        usable = [one for one in exchanges if one is not None and MixedRows.can_hold(one)]
+        if len(usable) < len(exchanges):
             return None
         cache = self._declared.cache
         rows = cache.get("rows of members")
-        if rows is None or rows.exchanges != tuple(found):
+        if rows is None or rows.exchanges != tuple(usable):
             with lasting():
-                rows = MixedRows(self, found, self._versions, self._keep_newest)
+                rows = MixedRows(self, usable, self._versions, self._keep_newest)
             cache["rows of members"] = rows
         return rows
 
     def _keep_newest(self, rows: MixedRows) -> None:
-        """Note what the members show after a run in their rows."""
+        """Store what the members show after a run in their rows."""
         for member, exchange in zip(self.members, rows.exchanges, strict=True):
             member.newest = None
             if not rows.has_failed:
@@ -225,20 +225,20 @@ class MixedEnv(EnvBase):
         for member in reversed(self._in_order_of_waiting):
             part = member.part(td, self._hidden)
             try:
-                own = member.env._honoured_step(part, advance=ticket.restarts, is_ahead=True)
+                step = member.env._honoured_step(part, advance=ticket.restarts, is_ahead=True)
             except InputError as error:
                 if error.row is None:
                     raise
                 raise counted_from(member.rows.start, error) from None
-            work.parts[member.name] = own
+            work.parts[member.name] = step
 
     def _begin_step(self, ticket: Ticket) -> None:
         self._versions.count(ticket.work.moving)
         try:
-            for own in ticket.work.parts.values():
-                own.begin()
+            for step in ticket.work.parts.values():
+                step.begin()
         except BaseException:
-            self._forget_what_was_told()
+            self._forget_newest()
             raise
 
     def _finish_step(self, ticket: Ticket) -> TensorDictBase:
@@ -275,18 +275,18 @@ class MixedEnv(EnvBase):
             if failed is not None:
                 raise failed
         except BaseException:
-            self._forget_what_was_told()
+            self._forget_newest()
             raise
         return nexts
 
-    def _forget_what_was_told(self) -> None:
-        """Note that it is not known any more which of the members have moved."""
+    def _forget_newest(self) -> None:
+        """Forget the newest results: it is not known any more which of the members have moved."""
         for member in self.members:
             member.newest = None
 
     def _count_begun(self, following: TensorDictBase, root: TensorDictBase) -> None:
         """Count the episodes that members have begun after a step that ended with ``following``."""
-        if not self._versions.are_told:
+        if not self._versions.are_written:
             return
         flags = following.select(*self.done_keys)
         self.any_done(flags)
@@ -294,8 +294,8 @@ class MixedEnv(EnvBase):
         self._versions.count(self._rows_of(masks))
         self._versions.tell(root)
 
-    def _visit_transforms(self, visit: Any, given: Any) -> Any:
-        each = [ALL] * len(self.members) if given == ALL else given
+    def _visit_transforms(self, visit: Any, earlier: Any) -> Any:
+        each = [ALL] * len(self.members) if earlier == ALL else earlier
         return [
             member.env._visit_transforms(visit, one)
             for member, one in zip(self.members, each, strict=True)
@@ -343,12 +343,12 @@ class MixedEnv(EnvBase):
         take = Member.part_to_reset if masks else Member.part
         parts: dict[str, Any] = {}
         keywords = reset_keywords(kwargs, (member.rows.start for member in self.members))
-        for member, given in zip(self.members, keywords, strict=True):
-            own = rows[member.rows]
-            if bool(own.any()):
+        for member, of_member in zip(self.members, keywords, strict=True):
+            chosen = rows[member.rows]
+            if bool(chosen.any()):
                 part = None if td is None else take(member, td, self._hidden)
-                told = member.env.reset(part, **given)
-                member.keep(told, None if bool(own.all()) else own)
+                results = member.env.reset(part, **of_member)
+                member.keep(results, None if bool(chosen.all()) else chosen)
                 self._versions.count(rows, member.rows)
             parts[member.name] = member.newest
         fresh = self._joined(parts)
@@ -375,7 +375,7 @@ class MixedEnv(EnvBase):
         return self
 
     def record_for_resume(self, mode: bool = True) -> Self:
-        """Have every member record its episodes, see `EnvBase.record_for_resume`."""
+        """Record the episodes of every member, see `EnvBase.record_for_resume`."""
         for member in self.members:
             member.env.record_for_resume(mode)
         return self
@@ -441,7 +441,7 @@ class MixedEnv(EnvBase):
     def _leave_episodes(self, call: str) -> None:
         for member in self.members:
             member.env._leave_episodes(call)
-        if self._versions.are_told:
+        if self._versions.are_written:
             super()._leave_episodes(call)
             self._unshown = self._versions.is_stateful.clone()  # the others go on from any root
 
@@ -499,7 +499,7 @@ class _RunsOfMembers(Runs):
         self._env = env
 
     def expect(self, stop: rules.Stop, policy: Any) -> None:
-        """Let each member learn of a rollout."""
+        """Announce a rollout to each member."""
         for member in self._env.members:
             member.env._runs().expect(stop, policy)
 

@@ -111,7 +111,7 @@ class ParallelEnv(Indexable):
         return replace(super()._find_facts(), works_elsewhere=True)
 
     def _take(self, settings: PoolSettings) -> None:
-        """Take over settings that fit together.
+        """Check and store settings that fit together.
 
         Raises:
             ArgumentError, OptionError: what they say of processes, and of the memory that they share, does not.

@@ -38,13 +38,13 @@ def policy_entries(env: EnvBase, policy: Any) -> dict[Path, TensorSpec]:
         For each entry an unbounded spec of one row, shape ``(*sub_batch, *event)``.
     """
     root = env.fake_tensordict().exclude("next")
-    known = {path for path, _ in leaves(root)}
+    declared = {path for path, _ in leaves(root)}
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         acted = bind_policy(env, policy)(root)
     return {
         path: Unbounded(value.shape[1:], dtype=value.dtype, device=value.device)
         for path, value in leaves(acted)
-        if path not in known and path[0] != "next" and isinstance(value, torch.Tensor)
+        if path not in declared and path[0] != "next" and isinstance(value, torch.Tensor)
     }
 
 
@@ -88,7 +88,7 @@ class PolicyEntries:
         return [value.detach().clone() for value in self._newest.values()]
 
     def take(self, values: list[torch.Tensor]) -> None:
-        """Go on from what `state` gave."""
+        """Load what `state` returned."""
         self._newest = dict(zip(self._newest, (v.clone() for v in values), strict=True))
 
     def to(self, device: torch.device) -> None:

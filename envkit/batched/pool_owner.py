@@ -116,7 +116,7 @@ class PoolOwner(EnvBase):
         self._records = False
 
     def _take(self, settings: PoolSettings) -> None:
-        """Take over the settings that `configure_parallel` may change."""
+        """Store the settings that `configure_parallel` may change."""
         self._settings = settings
         self.shared_memory, self.memmap = settings.shared_memory, settings.memmap
         self.num_threads, self.num_sub_threads = settings.num_threads, settings.num_sub_threads
@@ -206,17 +206,17 @@ class PoolOwner(EnvBase):
         first_rows = [tasks.index(task) for task in range(max(tasks) + 1)]
         trusted = known_metadata(self._makers, first_rows)
         pool = self._make_pool(makers, frozenset(first_rows) - trusted.keys())
-        known = self._declared.sides
+        sides = self._declared.sides
         try:
             described = dict(trusted)
-            for found in pool.start():
-                described.update(cast("dict[int, EnvMetaData]", found))
+            for reply in pool.start():
+                described.update(cast("dict[int, EnvMetaData]", reply))
             restarts = self.max_restarts if self.on_worker_failure == "restart" else 0
             self._recovery = Recovery(pool, restarts)
             self._adopt([described[row] for row in first_rows], tasks)
             self._choose_exchange(pool, [described[first_rows[task]] for task in tasks])
         except BaseException:
-            self._declared.put(known)  # a spec that is read next starts them again
+            self._declared.put(sides)  # a spec that is read next starts them again
             pool.close()
             raise
         self._pool, self._was_closed = pool, False
@@ -244,12 +244,12 @@ class PoolOwner(EnvBase):
     # ------------------------------------------------------------------- what the metadata tells
 
     def _adopt(self, metadata: list[EnvMetaData], tasks: Sequence[int]) -> None:
-        """Take over specs, device and batch size from the metadata of each task."""
+        """Set specs, device and batch size from the metadata of each task."""
         own_rows, device = self._settings.share_individual_td, self._given_device
         agreed = layout_of(metadata, self.num_workers, device=device, share_individual_td=own_rows)
         if self.on_worker_failure == "restart":
-            for found in metadata:
-                require_truncated(found)
+            for one in metadata:
+                require_truncated(one)
         self._device, self._batch_size = agreed.device, agreed.batch_size
         self._share_individual_td = agreed.has_own_rows
         self._declared.added_flags = metadata[0].auto_done_twins
@@ -259,7 +259,7 @@ class PoolOwner(EnvBase):
         if self.policy_proof is not None:
             entries = policy_entries(self, self.policy_proof)
             self._entries = PolicyEntries(entries, self.num_workers) if entries else None
-            self._declare([found.with_entries(entries) for found in metadata], tasks)
+            self._declare([one.with_entries(entries) for one in metadata], tasks)
 
     def _declare(self, metadata: Sequence[EnvMetaData], tasks: Sequence[int]) -> None:
         specs = self._with_own_entries(specs_of_rows(metadata, tasks, self._device))

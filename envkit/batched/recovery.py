@@ -89,7 +89,7 @@ class Recovery:
         return rebuilt
 
     def _spend(self, count: int, error: WorkerError, reason: WorkerError | None) -> None:
-        """Take restarts out of the budget."""
+        """Subtract restarts from the budget."""
         self.restarts += count
         if self.restarts <= self._max_restarts:
             return
@@ -123,7 +123,7 @@ class Recovery:
     # ----------------------------------------------------------------------------------- resuming
 
     def record(self, mode: bool, rows: Iterable[int] | None = None) -> None:
-        """Have sub-envs record their episodes, all for None, and those that are built again; see `EnvBase`."""
+        """Record the episodes of sub-envs, of all for None, and of those that are built again; see `EnvBase`."""
         self._records = mode
         every = range(sum(map(len, self._pool.rows_of)))
         record = methodcaller("record_for_resume", mode)
@@ -145,7 +145,7 @@ class Recovery:
         }
 
     def take(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state` gave."""
+        """Load what `state` returned."""
         self.lost, self.unstarted = set(state["lost"]), set(state["unstarted"])
         self.restarts, self._seed = state["restarts"], state["seed"]
         self._restarts_of_row = list(state["restarts_of_row"])

@@ -48,7 +48,7 @@ class SerialEnv(Indexable):
     _attribute_type = LocalAttribute
 
     def _take(self, settings: PoolSettings) -> None:
-        """Take over settings, none of which is for workers alone.
+        """Check and store settings, none of which is for workers alone.
 
         Raises:
             OptionError: (a TypeError) one is.

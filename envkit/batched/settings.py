@@ -254,7 +254,7 @@ class ThreadLimit:
             torch.set_num_threads(num_threads)
 
     def end(self) -> None:
-        """Let the limit of the newest env that still runs hold, or the number before all of them."""
+        """Restore the limit of the newest env that still runs, or the number before all of them."""
         with self._lock:
             self._running.remove(self)
             newest = self._running[-1].num_threads if self._running else ThreadLimit._before

@@ -143,21 +143,21 @@ def cores_of(
         raise UnsupportedError(
             "worker_affinity was given, but this system does not place processes. Leave it out: it needs Linux."
         )
-    given = [affinity(index) for index in range(count)] if callable(affinity) else list(affinity)
-    if len(given) != count:
+    entries = [affinity(index) for index in range(count)] if callable(affinity) else list(affinity)
+    if len(entries) != count:
         raise ArgumentError(
-            f"worker_affinity has {len(given)} entries for {count} processes. Pass one sequence of cores for each."
+            f"worker_affinity has {len(entries)} entries for {count} processes. Pass one sequence of cores for each."
         )
-    return [_cores(index, own) for index, own in enumerate(given)]
+    return [_cores(index, cores) for index, cores in enumerate(entries)]
 
 
-def _cores(index: int, own: Any) -> frozenset[int]:
+def _cores(index: int, entry: Any) -> frozenset[int]:
     name, usable = f"worker_affinity[{index}]", usable_cores()
-    if isinstance(own, (str, bytes)) or not isinstance(own, Iterable):
+    if isinstance(entry, (str, bytes)) or not isinstance(entry, Iterable):
         raise ArgumentTypeError(
-            f"{name} is {own!r}, but must be a sequence of numbers of cores. Pass [0, 1], for example."
+            f"{name} is {entry!r}, but must be a sequence of numbers of cores. Pass [0, 1], for example."
         )
-    cores = list(own)
+    cores = list(entry)
     for core in cores:
         if not isinstance(core, Integral) or isinstance(core, bool):
             raise ArgumentTypeError(

@@ -120,7 +120,7 @@ def test_the_backend_decides_the_class(backend, kind):
 
 
 @pytest.mark.parametrize(
-    ("options", "error", "told"),
+    ("options", "error", "message"),
     [
         ({"backend": "asyncio"}, NotImplementedError, "backend is 'asyncio'.*'threading'"),
         ({"stack": "loose"}, NotImplementedError, "stack is 'loose'.*'maybe_dense'"),
@@ -131,8 +131,8 @@ def test_the_backend_decides_the_class(backend, kind):
         ({"create_env_kwargs": [{}]}, ArgumentCountError, "create_env_kwargs"),
     ],
 )
-def test_what_cannot_be_is_refused_at_once(options, error, told):
-    with pytest.raises(error, match=told):
+def test_what_cannot_be_is_refused_at_once(options, error, message):
+    with pytest.raises(error, match=message):
         AsyncEnvPool([Count, Count], **options)
 
 
@@ -265,28 +265,30 @@ def test_gymnasium_envs_that_are_left_out_do_not_move(new_pool, kinds, seed):
     generator = torch.Generator().manual_seed(seed)
 
     for kind in kinds * (12 // len(kinds)):
-        given = {
+        inputs = {
             "action": torch.rand(2, 1, generator=generator),
             "_step": torch.rand(2, generator=generator) < 0.6,
         }
-        getattr(pool, f"async_{kind}_send")(roots.update(given))
+        getattr(pool, f"async_{kind}_send")(roots.update(inputs))
         received = getattr(pool, f"async_{kind}_recv")(min_get=2)
         for row, single in enumerate(singles):
-            own = alone[row].update({key: value[row] for key, value in given.items()})
-            made = getattr(single, kind)(own)
-            parts = (received, made) if kind == "step" else (received[0], made[0])
+            of_row = alone[row].update({key: value[row] for key, value in inputs.items()})
+            outcome = getattr(single, kind)(of_row)
+            parts = (received, outcome) if kind == "step" else (received[0], outcome[0])
             assert_same(parts[0][row], parts[1], without=(ENV_INDEX,))
-            alone[row] = single.maybe_reset(single.step_mdp(made)) if kind == "step" else made[1]
+            alone[row] = (
+                single.maybe_reset(single.step_mdp(outcome)) if kind == "step" else outcome[1]
+            )
         roots = pool.maybe_reset(pool.step_mdp(received)) if kind == "step" else received[1]
-        for row, own in enumerate(alone):
-            assert_same(roots[row], own, without=(ENV_INDEX,))
+        for row, root in enumerate(alone):
+            assert_same(roots[row], root, without=(ENV_INDEX,))
 
 
-@pytest.mark.parametrize("known", ["a root", "a step"])
-def test_a_gymnasium_env_that_has_ended_and_is_left_out_begins_anew(new_pool, known):
+@pytest.mark.parametrize("source", ["a root", "a step"])
+def test_a_gymnasium_env_that_has_ended_and_is_left_out_begins_anew(new_pool, source):
     pool = new_pool([partial(make_gym, 2)])
     root = pool.set_seed(0) and pool.reset()
-    if known == "a step":
+    if source == "a step":
         for _ in range(2):
             pool.async_step_send(root.set("action", torch.zeros(1, 1)))
             root = pool.step_mdp(pool.async_step_recv())
@@ -355,11 +357,11 @@ def test_envs_begin_where_a_reset_tells_them_to(new_pool):
     root = pool.reset().set("place", torch.tensor([[3.0], [5.0]]))
 
     pool.async_reset_send(root)
-    told = pool.async_reset_recv(min_get=2)
+    started = pool.async_reset_recv(min_get=2)
     pool.async_reset_send(root.exclude("place"))
     left = pool.async_reset_recv(min_get=2)
 
-    assert told["place"].tolist() == [[3], [5]] and left["place"].tolist() == [[0], [0]]
+    assert started["place"].tolist() == [[3], [5]] and left["place"].tolist() == [[0], [0]]
 
 
 @pytest.mark.parametrize("batched", [SerialEnv, partial(ParallelEnv, num_processes=2)])
@@ -604,7 +606,7 @@ def test_who_is_busy_is_told_by_name(new_pool, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("send", "error", "told"),
+    ("send", "error", "message"),
     [
         (lambda pool, td: pool.async_step_send(td.exclude("env_index")), MissingKeyError, "env_index"),
         (lambda pool, td: pool.async_step_send(td, env_index=[0, 2]), ArgumentError, "0 to 1"),
@@ -617,11 +619,11 @@ def test_who_is_busy_is_told_by_name(new_pool, tmp_path):
         (lambda pool, td: pool.async_reset_send(), MissingKeyError, "env_index"),
     ],
 )  # fmt: skip
-def test_what_makes_no_sense_is_refused_and_moves_nothing(new_pool, send, error, told):
+def test_what_makes_no_sense_is_refused_and_moves_nothing(new_pool, send, error, message):
     pool = new_pool([Count, Count])
     td = acting(pool.reset())
 
-    with pytest.raises(error, match=told):
+    with pytest.raises(error, match=message):
         send(pool, td.copy())
 
     assert pool.step(td)["next", "count"].flatten().tolist() == [1, 1]
@@ -820,7 +822,7 @@ def test_ctrl_c_at_any_moment_drops_no_step_and_makes_none_twice(opened, stack):
 
 
 @pytest.mark.parametrize(
-    ("how", "told"),
+    ("how", "message"),
     [
         ({"timeout": -1}, "timeout is -1, but must be a number of seconds, 0 or more"),
         ({"timeout": float("nan")}, "timeout is nan"),
@@ -828,11 +830,11 @@ def test_ctrl_c_at_any_moment_drops_no_step_and_makes_none_twice(opened, stack):
         ({"env_index": [0]}, r"env_index is \[0\], but must be the int of one env"),
     ],
 )
-def test_a_receive_that_cannot_be_is_refused(opened, how, told):
+def test_a_receive_that_cannot_be_is_refused(opened, how, message):
     pool = opened(AsyncEnvPool([Count] * 2, backend="thread"))
     pool.async_reset_send(env_index=[0, 1])
 
-    with pytest.raises(ArgumentError, match=told):
+    with pytest.raises(ArgumentError, match=message):
         pool.async_reset_recv(**how)
 
     assert len(pool.async_reset_recv(min_get=2)) == 2
@@ -866,9 +868,9 @@ def exchanges(pool):
     pool.set_seed(0)
     seen = []
 
-    def keep(*given):
-        seen.extend(td.clone() for td in given)
-        return given[-1]
+    def keep(*calls):
+        seen.extend(td.clone() for td in calls)
+        return calls[-1]
 
     td = keep(pool.reset()).set("mine", torch.arange(3.0).unsqueeze(-1))
     for rows in (slice(None), slice(1, 3), slice(0, 1)):
@@ -980,13 +982,13 @@ class Cores(Count):
 @pytest.mark.parametrize("as_function", [False, True])
 def test_each_process_runs_on_the_cores_it_was_given(opened, as_function):
     every = sorted(os.sched_getaffinity(0))
-    given = [every[:1], every]
-    affinity = given.__getitem__ if as_function else given
+    cores = [every[:1], every]
+    affinity = cores.__getitem__ if as_function else cores
 
     env = opened(AsyncEnvPool([Cores] * 2, backend="multiprocessing", worker_affinity=affinity))
     env.reset()
 
-    assert env.cores() == given
+    assert env.cores() == cores
 
 
 def test_memory_that_envs_of_dynamic_size_cannot_use_is_refused(opened):

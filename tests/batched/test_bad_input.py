@@ -348,15 +348,15 @@ class _BadAtFive:
 @pytest.fixture(scope="module")
 def envs():
     """Open each kind once; with it goes what it gives without a mistake."""
-    known: dict[str, Opened] = {}
+    opened_envs: dict[str, Opened] = {}
 
     def env_of(kind: str) -> Opened:
-        if kind not in known:
-            known[kind] = opened(KINDS[kind]())
-        return known[kind]
+        if kind not in opened_envs:
+            opened_envs[kind] = opened(KINDS[kind]())
+        return opened_envs[kind]
 
     yield env_of
-    for one in known.values():
+    for one in opened_envs.values():
         one.env.close(raise_if_closed=False)
 
 
@@ -408,8 +408,8 @@ def ends_marked(kinds: list[str]) -> list[tuple[str, bool]]:
     ],
 )
 def test_a_mistake_is_told_with_its_cure_and_spoils_nothing(envs, case, kind):
-    known = envs(kind)
-    env = known.env
+    right = envs(kind)
+    env = right.env
     env.set_seed(0)
     td = env.rand_action(env.reset())
 
@@ -419,8 +419,8 @@ def test_a_mistake_is_told_with_its_cure_and_spoils_nothing(envs, case, kind):
     if isinstance(caught.value, WorkerError):
         assert isinstance(caught.value.__cause__, case.cause)
     if not case.steps:
-        assert_equal(run(env), known.resumed)
-    assert_equal(played(env), known.seeded)
+        assert_equal(run(env), right.resumed)
+    assert_equal(played(env), right.seeded)
 
 
 def test_the_table_is_long_enough():
@@ -540,13 +540,13 @@ def test_sub_envs_need_a_reset_before_their_first_step(batched, make, action):
 
 
 def test_an_env_whose_workers_run_is_neither_copied_nor_pickled(envs):
-    known = envs("parallel count")
+    right = envs("parallel count")
 
     for copied in (copy.copy, copy.deepcopy, pickle.dumps):
         with pytest.raises(CopyError, match=r"while its workers run.*or build another one\.$"):
-            copied(known.env)
+            copied(right.env)
 
-    assert_equal(played(known.env), known.seeded)
+    assert_equal(played(right.env), right.seeded)
 
 
 @pytest.mark.parametrize("was_used", [False, True])
@@ -590,14 +590,14 @@ def test_a_step_after_close_says_what_to_do(kind):
 
 @pytest.mark.parametrize("kind", ["serial pendulum", "parallel pendulum", "pendulum"])
 def test_data_of_another_env_is_refused(envs, kind):
-    known, other = envs(kind), envs("pole" if kind == "pendulum" else "serial pole").env
-    env = known.env
+    right, other = envs(kind), envs("pole" if kind == "pendulum" else "serial pole").env
+    env = right.env
     td = other.rand_action(other.reset())
 
     with pytest.raises(InputError, match=r"'action' has shape .*2,?\), but the env takes .*1,?\)"):
         env.step(td)
 
-    assert_equal(played(env), known.seeded)
+    assert_equal(played(env), right.seeded)
 
 
 class Turning(Count):

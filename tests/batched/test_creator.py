@@ -55,32 +55,32 @@ class Born(Count):
 
 
 def test_metadata_can_be_pickled_expanded_and_indexed():
-    found = EnvMetaData.metadata_from_env(Count(5))
+    metadata = EnvMetaData.metadata_from_env(Count(5))
 
-    loaded = pickle.loads(pickle.dumps(found))
+    loaded = pickle.loads(pickle.dumps(metadata))
     expanded = loaded.expand(2)
 
-    assert loaded.specs == found.specs
+    assert loaded.specs == metadata.specs
     assert loaded.batch_locked is True
     assert loaded.env_str == repr(Count(5))
     assert expanded.batch_size == (2,)
     assert expanded.tensordict["next", "count"].shape == (2, 1)
     assert expanded.specs["output_spec", "full_observation_spec", "count"].shape == (2, 1)
     assert expanded[0].batch_size == ()
-    assert expanded[0].specs == found.specs
+    assert expanded[0].specs == metadata.specs
 
 
 def test_metadata_can_be_copied_and_moved():
-    found = EnvMetaData.metadata_from_env(Count(5))
+    metadata = EnvMetaData.metadata_from_env(Count(5))
 
-    cloned, moved = found.clone(), found.to("meta")
+    cloned, moved = metadata.clone(), metadata.to("meta")
     cloned.tensordict["count"] += 1
 
-    assert found.tensordict["count"].item() == 0
+    assert metadata.tensordict["count"].item() == 0
     assert moved.device == torch.device("meta")
     assert moved.tensordict["count"].device == torch.device("meta")
     assert set(moved.device_map.values()) == {torch.device("meta")}
-    assert found.device_map["count"] == torch.device("cpu")
+    assert metadata.device_map["count"] == torch.device("cpu")
 
 
 # --------------------------------------------------------------------------------------- creator
@@ -248,12 +248,12 @@ def test_a_state_outlives_no_maker():
 @pytest.mark.parametrize("lies_there", [b"", b"x" * 4096], ids=["less", "as much"])
 def test_what_lies_where_a_state_was_is_not_taken_for_it(tmp_path, lies_there):
     """As on another machine, where the path of the maker's memory leads to anything."""
-    attach, (_, *known) = SharedState({"x": torch.zeros(1)}).__reduce__()
+    attach, (_, *arguments) = SharedState({"x": torch.zeros(1)}).__reduce__()
     path = tmp_path / "other"
     path.write_bytes(lies_there)
 
     with pytest.raises(SharedMemoryError, match=r"on this machine.*share_memory=False"):
-        attach(str(path), *known)
+        attach(str(path), *arguments)
 
     assert path.read_bytes() == lies_there
 

@@ -72,17 +72,17 @@ KINDS: dict[str, Callable[[], EnvBase]] = {
 def uses(env: EnvBase) -> list[TensorDict]:
     """Use an env in many ways, with no randomness but that of its seed."""
     env.set_seed(0)
-    found = [env.rollout(5, break_when_any_done=False), env.rollout(5)]
+    results = [env.rollout(5, break_when_any_done=False), env.rollout(5)]
     root = env.reset()
     data, root = env.step_and_maybe_reset(env.rand_action(root))
     action = torch.ones(env.action_spec.shape, dtype=torch.int64, device="cpu")
-    found += [data, env.step(root.set("action", action))]
+    results += [data, env.step(root.set("action", action))]
     if env.batch_dims:
         half = torch.arange(env.batch_size[0], device="cpu") == 0
-        root = env.step_mdp(found[-1]).set("action", action)
-        found.append(env.step(root.set("_step", half)))
-        found.append(env.reset(env.step_mdp(found[-1]).set("_reset", half.unsqueeze(-1))))
-    return found
+        root = env.step_mdp(results[-1]).set("action", action)
+        results.append(env.step(root.set("_step", half)))
+        results.append(env.reset(env.step_mdp(results[-1]).set("_reset", half.unsqueeze(-1))))
+    return results
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -44,11 +44,11 @@ ON_BOTH = {"serial": SerialEnv, "parallel": partial(ParallelEnv, num_processes=2
 class Features(Count):
     """A Count that shows ``width`` features, one entry of its own, and takes ``actions`` numbers."""
 
-    def __init__(self, width: int, own: str, n: int = 9, actions: int = 1, high: float = 1.0):
+    def __init__(self, width: int, name: str, n: int = 9, actions: int = 1, high: float = 1.0):
         super().__init__(n)
-        self.width, self.own = width, own
+        self.width, self.name = width, name
         self.observation_spec = Composite(
-            {"obs": Unbounded((width,)), own: Unbounded((1,)), "deep": {"c": Unbounded((width,))}}
+            {"obs": Unbounded((width,)), name: Unbounded((1,)), "deep": {"c": Unbounded((width,))}}
         )
         self.action_spec = Bounded(0.0, high, (actions,))
         self.action = torch.zeros(actions)
@@ -56,7 +56,7 @@ class Features(Count):
     def _out(self):
         td = super()._out().exclude("count")
         seen = torch.full((self.width,), float(self.c))
-        return td.update({"obs": seen, self.own: torch.ones(1), "deep": {"c": seen + 0.5}})
+        return td.update({"obs": seen, self.name: torch.ones(1), "deep": {"c": seen + 0.5}})
 
     def _step(self, td):
         self.action = td["action"]

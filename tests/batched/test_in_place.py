@@ -22,7 +22,7 @@ class Sums(gymnasium.Env):
     action_space = gymnasium.spaces.Discrete(3)
 
     def __init__(self, length=5, fatal=None):
-        self.length, self.fatal, self.made = length, fatal, 0
+        self.length, self.fatal, self.count = length, fatal, 0
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -30,8 +30,8 @@ class Sums(gymnasium.Env):
         return np.zeros(1, np.float32), {}
 
     def step(self, action):
-        self.made += 1
-        if self.made == self.fatal:
+        self.count += 1
+        if self.count == self.fatal:
             raise RuntimeError("broken")
         self.sum, self.steps = self.sum + int(action), self.steps + 1
         ended = self.sum > 6, self.steps >= self.length
@@ -119,11 +119,11 @@ def test_actions_of_rows_that_are_not_stepped_may_be_anything():
 def test_a_row_that_was_lost_is_cut_and_begins_anew():
     env = SerialEnv(2, [partial(GymWrapper, Sums(9)), lambda: GymWrapper(Sums(9, fatal=3))], on_worker_failure="restart", max_restarts=1)  # fmt: skip
     env.reset()
-    place, told = env._runs().in_place(), []
+    place, steps = env._runs().in_place(), []
 
     for _ in range(3):
         following, root = place.advance({("action",): encoded(env, [1, 2])}, None)
-        told.append(
+        steps.append(
             [
                 following["observation"][1, 0],
                 following["truncated"][1, 0],
@@ -131,7 +131,7 @@ def test_a_row_that_was_lost_is_cut_and_begins_anew():
             ]
         )
 
-    assert told == [[2, False, 2], [4, False, 4], [4, True, 0]]
+    assert steps == [[2, False, 2], [4, False, 4], [4, True, 0]]
 
 
 @pytest.mark.parametrize(

@@ -50,14 +50,14 @@ KINDS = {
 
 @pytest.fixture(params=KINDS)
 def new_env(request):
-    made = []
+    envs = []
 
     def make(create):
-        made.append(KINDS[request.param](create))
-        return made[-1]
+        envs.append(KINDS[request.param](create))
+        return envs[-1]
 
     yield make
-    for env in made:
+    for env in envs:
         env.close(raise_if_closed=False)
 
 
@@ -92,13 +92,13 @@ def test_a_part_is_live(new_env):
     env = new_env(Count)
     root = env.reset()
     part = env[1:]
-    own = part.step(ones(part.reset()))
+    data = part.step(ones(part.reset()))
 
     stepped = env.step(ones(root))
 
-    assert own["next", "count"].tolist() == [[1], [1]]
+    assert data["next", "count"].tolist() == [[1], [1]]
     assert stepped["next", "count"].tolist() == [[1], [2], [2]]
-    assert part.step(ones(own["next"].exclude("reward")))["next", "count"].tolist() == [[3], [3]]
+    assert part.step(ones(data["next"].exclude("reward")))["next", "count"].tolist() == [[3], [3]]
 
 
 def test_a_part_gives_the_data_that_its_sub_envs_give_among_all(new_env):

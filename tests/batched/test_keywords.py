@@ -95,8 +95,8 @@ class Moody(Count):
 
     def __init__(self):
         super().__init__()
-        Moody.made += 1
-        self.observation_spec = Composite(count=Unbounded((Moody.made,), dtype=torch.int64))
+        Moody.count += 1
+        self.observation_spec = Composite(count=Unbounded((Moody.count,), dtype=torch.int64))
 
 
 @both
@@ -104,7 +104,7 @@ def test_an_env_that_does_not_fit_its_task_is_named(opened, batched):
     class Local(Moody):
         pass
 
-    Moody.made = 0
+    Moody.count = 0
     env = opened(batched(4, Local, use_buffers=True))
 
     with pytest.raises(
@@ -122,15 +122,17 @@ def test_an_env_that_does_not_fit_its_task_is_named(opened, batched):
 @both
 def test_individual_tds_are_lazy_stacks_of_the_same_data(opened, batched, use_buffers):
     dense = opened(batched(3, make_cartpole, use_buffers=use_buffers))
-    own = opened(batched(3, make_cartpole, use_buffers=use_buffers, share_individual_td=True))
+    individual = opened(
+        batched(3, make_cartpole, use_buffers=use_buffers, share_individual_td=True)
+    )
 
-    assert isinstance(own.reset(), LazyStackedTensorDict)
-    assert isinstance(own.rand_step(), LazyStackedTensorDict)
-    data = play(own)
-    check_env_specs(own)
+    assert isinstance(individual.reset(), LazyStackedTensorDict)
+    assert isinstance(individual.rand_step(), LazyStackedTensorDict)
+    data = play(individual)
+    check_env_specs(individual)
 
-    assert own.share_individual_td is True
-    assert own.use_buffers is use_buffers
+    assert individual.share_individual_td is True
+    assert individual.use_buffers is use_buffers
     assert isinstance(data, LazyStackedTensorDict)
     assert equal(data.contiguous(), play(dense))
 
@@ -495,10 +497,10 @@ def test_serial_env_leaves_threads_alone(opened):
 
 @pytest.mark.skipif(len(usable_cores()) < 2, reason="needs two cores")
 @pytest.mark.parametrize(
-    ("options", "own"),
+    ("options", "one_each"),
     [({}, True), ({"num_processes": 1}, False), ({"num_sub_threads": 2}, False)],
 )
-def test_as_many_workers_as_cores_keep_to_one_each(opened, options, own):
+def test_as_many_workers_as_cores_keep_to_one_each(opened, options, one_each):
     every = os.sched_getaffinity(0)
     two = set(usable_cores()[:2])
     os.sched_setaffinity(0, two)
@@ -509,7 +511,7 @@ def test_as_many_workers_as_cores_keep_to_one_each(opened, options, own):
         os.sched_setaffinity(0, every)
     mine = env.cores()
 
-    assert (sorted(map(sorted, mine)) == [[core] for core in sorted(two)]) is own
+    assert (sorted(map(sorted, mine)) == [[core] for core in sorted(two)]) is one_each
 
 
 # ---------------------------------------------------------------------------------- which env

@@ -15,7 +15,7 @@ def counting(limit=3):
 
 @pytest.mark.parametrize("pool", [SerialEnv, ParallelEnv])
 @pytest.mark.parametrize(
-    ("maker", "kwargs", "told"),
+    ("maker", "kwargs", "message"),
     [
         (partial(GymEnv, "CartPole-v1", sutton=1), {}, r"GymEnv\('CartPole-v1'\).*'sutton'"),
         (GymEnv, {"env_name": "CartPole-v1", "foo": 1}, "takes no keyword 'foo'"),
@@ -24,8 +24,8 @@ def counting(limit=3):
         (counting, {"limt": 2}, "counting takes no keyword 'limt'. Did you mean 'limit'"),
     ],
 )  # fmt: skip
-def test_an_unknown_keyword_is_told_when_the_pool_is_made(pool, maker, kwargs, told):
-    with pytest.raises(OptionError, match=told):
+def test_an_unknown_keyword_is_told_when_the_pool_is_made(pool, maker, kwargs, message):
+    with pytest.raises(OptionError, match=message):
         pool(2, maker, create_env_kwargs=kwargs)
 
 
@@ -34,7 +34,7 @@ def test_what_any_env_takes_and_what_takes_anything_is_let_through(opened):
         def __init__(self, size, **kwargs):
             super().__init__("CartPole-v1", **kwargs)
 
-    known = [
+    makers = [
         partial(GymEnv, "CartPole-v1", spec_locked=False, max_episode_steps=2, render_mode=None),
         partial(GymEnv, "HalfCheetah-v5", whatever=1),
         partial(GymEnv, "CartPole-v1", num_envs=2, vector_kwargs={}),
@@ -42,6 +42,6 @@ def test_what_any_env_takes_and_what_takes_anything_is_let_through(opened):
         lambda **kwargs: Count(3),
     ]
 
-    pools = [opened(SerialEnv(2, maker, create_env_kwargs={})) for maker in known]
+    pools = [opened(SerialEnv(2, maker, create_env_kwargs={})) for maker in makers]
 
     assert all(pool.is_closed for pool in pools)

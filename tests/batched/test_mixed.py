@@ -158,12 +158,12 @@ def test_a_step_mask_reaches_the_member_that_has_the_row(mixed):
     [[T, F, F, T, F], [F, F, F, T, T], [T, T, F, F, F], [F, F, F, F, F], [T, T, T, T, T]],
     ids=["both", "only processes", "only jax", "none", "all"],
 )
-@pytest.mark.parametrize("given", ["data", "mask alone"])
-def test_a_reset_mask_replaces_only_its_rows(mixed, mask, given):
+@pytest.mark.parametrize("passed", ["data", "mask alone"])
+def test_a_reset_mask_replaces_only_its_rows(mixed, mask, passed):
     mask = torch.tensor(mask)[:, None]
     td = mixed.step_mdp(mixed.step(mixed.reset().set("action", torch.full((5, 1), -1.0))))
     before = td["observation"].clone()
-    td = td if given == "data" else TensorDict(batch_size=[5])
+    td = td if passed == "data" else TensorDict(batch_size=[5])
 
     fresh = mixed.reset(td.set("_reset", mask))
     step = mixed.step(fresh.clone().set("action", torch.zeros(5, 1)))
@@ -397,21 +397,21 @@ def preset_what_follows(env, root):
 
 
 @pytest.mark.parametrize(
-    ("call", "known"),
+    ("call", "expected"),
     [
         (reset_the_first, [0, 1, 1, 1]),
         (step_the_first, [2, 1, 1, 1]),
         (preset_what_follows, [2, 2, 2, 2]),
     ],
 )
-def test_what_the_caller_says_of_a_row_is_not_what_its_member_told(call, known):
+def test_what_the_caller_says_of_a_row_is_not_what_its_member_told(call, expected):
     env = MixedEnv([counts(), counts()])
     root = env.step_mdp(env.step(acted(env.reset())))
 
     call(env, root.set("count", torch.full((4, 1), 77)))
-    told = env.reset(TensorDict({"_reset": torch.zeros(4, 1, dtype=torch.bool)}, [4]))
+    root_after = env.reset(TensorDict({"_reset": torch.zeros(4, 1, dtype=torch.bool)}, [4]))
 
-    assert told["count"].flatten().tolist() == known
+    assert root_after["count"].flatten().tolist() == expected
 
 
 def test_what_the_caller_says_of_a_state_is_not_what_its_member_told():

@@ -85,21 +85,21 @@ POLICIES = {
 @pytest.mark.parametrize("stops", [False, True])
 @pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
 def test_recorded_rollouts_show_what_single_steps_show(pair, policy, stops):
-    told = []
+    rollouts = []
     for env, callback in zip(pair, (None, one_by_one), strict=True):
         env.set_seed(3)
         with torch.no_grad():
             first = env.rollout(70, policy(), break_when_any_done=stops, callback=callback)
             again = env.rollout(9, policy(), break_when_any_done=False, callback=callback)
-        told += [first, again]
+        rollouts += [first, again]
 
     assert env._rows_for_run() is not None
-    assert_same(told[0], told[2])
-    assert_same(told[1], told[3])
+    assert_same(rollouts[0], rollouts[2])
+    assert_same(rollouts[1], rollouts[3])
 
 
 def test_after_a_recorded_rollout_rows_are_stepped_and_reset_alone(pair):
-    told = []
+    results = []
     for env, callback in zip(pair, (None, one_by_one), strict=True):
         env.set_seed(3)
         data = env.rollout(12, break_when_any_done=False, callback=callback)
@@ -107,10 +107,10 @@ def test_after_a_recorded_rollout_rows_are_stepped_and_reset_alone(pair):
         root["_step"] = torch.tensor([True, False, True, False, False])
         part = env.step(env.rand_action(root))
         masks = torch.tensor([False, True, False, False, True])[:, None]
-        told.append((part, env.reset(env.step_mdp(part).set("_reset", masks))))
+        results.append((part, env.reset(env.step_mdp(part).set("_reset", masks))))
 
-    assert_same(told[0][0], told[1][0])
-    assert_same(told[0][1], told[1][1])
+    assert_same(results[0][0], results[1][0])
+    assert_same(results[0][1], results[1][1])
 
 
 def test_data_that_a_recorded_rollout_has_left_behind_is_refused(pair):
@@ -166,7 +166,7 @@ def test_a_member_that_fails_leaves_the_others_usable():
 
 
 def test_collected_batches_are_those_of_single_steps(pair):
-    told = []
+    batches = []
     for env in pair:
         env.set_seed(5)
         collector = SyncDataCollector(
@@ -176,9 +176,9 @@ def test_collected_batches_are_those_of_single_steps(pair):
             total_frames=120,
             auto_register_policy_transforms=False,
         )
-        told.append([batch.exclude("collector") for batch in collector])
+        batches.append([batch.exclude("collector") for batch in collector])
 
-    for got, wanted in zip(*told, strict=True):
+    for got, wanted in zip(*batches, strict=True):
         assert_same(got, wanted)
 
 

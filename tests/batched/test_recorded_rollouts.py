@@ -46,13 +46,13 @@ def lean_on_tensordicts(td: TensorDictBase) -> TensorDictBase:
 @pytest.fixture(scope="module")
 def envs():
     """Give an env without rows, and envs with rows, by name."""
-    made = {
+    envs_by_name = {
         "slow": SerialEnv(ROWS, cart_pole, use_buffers=False),
         "serial": SerialEnv(ROWS, cart_pole),
         "parallel": ParallelEnv(ROWS, cart_pole, num_processes=2),
     }
-    yield made
-    for env in made.values():
+    yield envs_by_name
+    for env in envs_by_name.values():
         env.close(raise_if_closed=False)
 
 
@@ -260,13 +260,13 @@ class LargeAndRead(Large):
 @pytest.fixture(scope="module", params=[Large, LargeAndRead])
 def large_envs(request):
     """Give an env without rows, and envs with large rows, by name."""
-    made = {
+    envs_by_name = {
         "slow": SerialEnv(2, request.param, use_buffers=False),
         "serial": SerialEnv(2, request.param),
         "parallel": ParallelEnv(2, request.param, num_processes=2),
     }
-    yield made
-    for env in made.values():
+    yield envs_by_name
+    for env in envs_by_name.values():
         env.close(raise_if_closed=False)
 
 
@@ -396,14 +396,14 @@ def recorded(env: ParallelEnv, plan: dict[tuple[int, int], str], steps: int = 14
 
 
 def by_steps(env: ParallelEnv, plan: dict[tuple[int, int], str], steps: int = 14) -> TensorDictBase:
-    act, td, made = following(plan), started(env), []
+    act, td, steps_made = following(plan), started(env), []
     for step in range(steps):
         if step == steps - 1:
-            made.append(env.step(act(td)))
+            steps_made.append(env.step(act(td)))
         else:
             done, td = env.step_and_maybe_reset(act(td))
-            made.append(done)
-    return torch.stack(made, 1)
+            steps_made.append(done)
+    return torch.stack(steps_made, 1)
 
 
 @pytest.mark.parametrize(

@@ -115,11 +115,11 @@ def scenario_partial_resets(env):
 
 
 def scenario_reset_keywords(env):
-    own = [{"options": {"low": row / 100, "high": row / 50}} for row in range(env.num_workers)]
+    of_rows = [{"options": {"low": row / 100, "high": row / 50}} for row in range(env.num_workers)]
     mask = torch.arange(env.num_workers) % 2 == 0
     first = env.reset(seed=3)
-    second = env.reset(seed=4, list_of_kwargs=own)
-    third = env.reset(second.clone().set("_reset", mask), list_of_kwargs=own[::-1])
+    second = env.reset(seed=4, list_of_kwargs=of_rows)
+    third = env.reset(second.clone().set("_reset", mask), list_of_kwargs=of_rows[::-1])
     return [first, second, third]
 
 
@@ -547,14 +547,16 @@ def test_workers_use_one_torch_thread_and_the_parent_keeps_its_own(opened):
 class Features(Count):
     """A Count that shows ``width`` features and one key of its own."""
 
-    def __init__(self, width: int, own: str, n: int = 9):
+    def __init__(self, width: int, name: str, n: int = 9):
         super().__init__(n)
-        self.width, self.own = width, own
-        self.observation_spec = Composite({"obs": Unbounded((width,)), own: Unbounded((1,))})
+        self.width, self.name = width, name
+        self.observation_spec = Composite({"obs": Unbounded((width,)), name: Unbounded((1,))})
 
     def _out(self):
         td = super()._out().exclude("count")
-        return td.update({"obs": torch.full((self.width,), float(self.c)), self.own: torch.ones(1)})
+        return td.update(
+            {"obs": torch.full((self.width,), float(self.c)), self.name: torch.ones(1)}
+        )
 
 
 @both
@@ -699,7 +701,7 @@ def test_a_rollout_of_groups_is_that_of_stepping_them(use_buffers):
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "message"),
     [
         ("batch_size", "Pass batch_size="),
         ("device", r"env\.to\(device\)"),
@@ -707,10 +709,10 @@ def test_a_rollout_of_groups_is_that_of_stepping_them(use_buffers):
         ("output_spec", "observation_spec"),
     ],
 )
-def test_what_cannot_be_assigned_says_what_to_do(name, told):
+def test_what_cannot_be_assigned_says_what_to_do(name, message):
     env = SerialEnv(2, Count)
 
-    with pytest.raises(ReadOnlyError, match=told):
+    with pytest.raises(ReadOnlyError, match=message):
         setattr(env, name, None)
 
 

@@ -35,14 +35,14 @@ class Drawn(EnvBase):
         self.state_spec = self.observation_spec.clone()
         self.action_spec = Categorical(2, shape=shape)
         self.first = 0
-        self.given: list[str] = []
+        self.keys_seen: list[str] = []
 
     def _root(self, key: torch.Tensor) -> TensorDict:
         entries = {"key": key, "place": key * 7 % 1000, "steps": torch.zeros_like(key)}
         return TensorDict(entries, key.shape[:-1])
 
     def _reset(self, td, **kwargs):
-        self.given = [] if td is None else sorted(map(str, td.keys()))
+        self.keys_seen = [] if td is None else sorted(map(str, td.keys()))
         if td is not None and td.get("key", None) is not None:
             return self._root(td["key"] * 3 + 1)
         self.first += 100
@@ -71,11 +71,11 @@ def nonstop(env) -> list[TensorDict]:
 
 
 def one_by_one(env) -> list[TensorDict]:
-    td, found = env.reset(), []
+    td, steps = env.reset(), []
     for _ in range(7):
         data, td = env.step_and_maybe_reset(acted(td))
-        found.append(data)
-    return found
+        steps.append(data)
+    return steps
 
 
 def resets_with_data(env) -> list[TensorDict]:
@@ -114,7 +114,7 @@ SCENARIOS = [
 
 
 @pytest.fixture(scope="module", params=MAKERS)
-def made(request):
+def envs(request):
     """Give one batched env for each way to carry the data, plain `SerialEnv` first."""
     make = MAKERS[request.param]
     ways = [
@@ -129,14 +129,14 @@ def made(request):
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda one: one.__name__)
-def test_rows_draw_their_episodes_from_their_own_keys_whatever_carries_the_data(made, scenario):
-    found = []
-    for env in made:
+def test_rows_draw_their_episodes_from_their_own_keys_whatever_carries_the_data(envs, scenario):
+    results = []
+    for env in envs:
         env.set_seed(5)
-        found.append([td.exclude("action") for td in scenario(env)])
+        results.append([td.exclude("action") for td in scenario(env)])
 
-    for other in found[1:]:
-        for expected, td in zip(found[0], other, strict=True):
+    for other in results[1:]:
+        for expected, td in zip(results[0], other, strict=True):
             assert set(td.keys(True, True)) == set(expected.keys(True, True))
             assert (td == expected).all()
 
@@ -148,7 +148,7 @@ def test_a_reset_of_everything_tells_a_row_nothing_of_what_was(use_buffers):
 
     env.reset()
 
-    assert env.given == [[]]
+    assert env.keys_seen == [[]]
 
 
 def test_cached_resets_of_rows_begin_where_the_row_began_first():

@@ -126,10 +126,10 @@ class Twins:
             self.rng.choice(kinds)()
         assert not [order for kind in self.orders for order in kind.glob("*/*")]
 
-    def both(self, call: Callable, *own: list) -> list:
+    def both(self, call: Callable, *lists: list) -> list:
         """Call something on both envs, with arguments of their own, and compare the answers."""
         answers = [
-            call(env, *(given[number] for given in own))
+            call(env, *(given[number] for given in lists))
             for number, env in enumerate((self.parallel, self.serial))
         ]
         assert_equal(*answers)

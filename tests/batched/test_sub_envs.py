@@ -206,13 +206,13 @@ def test_a_batch_of_its_own_gets_a_step_mask_in_its_shape(shape, wrapped):
             self.seen = td.get("_step")
             return super()._step(td)
 
-    own = Seeing()
-    env = TransformedEnv(own) if wrapped else own
+    inner = Seeing()
+    env = TransformedEnv(inner) if wrapped else inner
     mask = torch.tensor([T, F]).reshape(shape)
 
     out = env.step(env.rand_action(env.reset()).set("_step", mask))
 
-    assert own.seen.tolist() == [T, F]
+    assert inner.seen.tolist() == [T, F]
     assert mask.shape == shape
     assert "_step" not in out.keys()
 

@@ -67,7 +67,7 @@ def test_a_serial_env_leaves_the_generator_of_its_process_alone():
 # ------------------------------------------------------------------------------------ gym backends
 
 
-def made() -> types.ModuleType:
+def library() -> types.ModuleType:
     """A gym library whose CartPole begins at its right end."""
     module = types.ModuleType("made")
 
@@ -85,7 +85,7 @@ def made() -> types.ModuleType:
 @both
 @pytest.mark.parametrize("started_inside", [True, False])
 def test_sub_envs_are_made_by_the_gym_library_that_is_chosen(opened, batched, started_inside):
-    with set_gym_backend(made()):
+    with set_gym_backend(library()):
         single = GymEnv("CartPole-v1")
         env = opened(batched(1, lambda: GymEnv("CartPole-v1")))
         if started_inside:
@@ -104,7 +104,7 @@ def test_sub_envs_are_made_by_the_gym_library_that_is_chosen(opened, batched, st
 def test_a_gym_library_chosen_when_sub_envs_are_built_serves_too(opened, batched):
     env = opened(batched(1, lambda: GymEnv("CartPole-v1")))
 
-    with set_gym_backend(made()):
+    with set_gym_backend(library()):
         env.start()
 
     assert (env.reset()["observation"] > 0.9).all()

@@ -101,12 +101,12 @@ def test_an_env_instance_is_copied_for_each_row(opened, batched):
 @both
 def test_keywords_are_one_dict_for_all_or_one_for_each(opened, batched):
     shared = opened(batched(2, Count, create_env_kwargs={"n": 3}))
-    own = opened(batched(2, Count, create_env_kwargs=[{"n": 1}, {"n": 2}]))
-    for env in (shared, own):
+    each = opened(batched(2, Count, create_env_kwargs=[{"n": 1}, {"n": 2}]))
+    for env in (shared, each):
         env.reset()
 
     assert list(shared.n) == [3, 3]
-    assert list(own.n) == [1, 2]
+    assert list(each.n) == [1, 2]
 
 
 @both
