@@ -269,49 +269,49 @@ class CopyIn:
         Raises:
             EncodingError: it has another shape, is no number, or the dtype of ``row`` cannot hold it.
         """
-        found = np.asarray(value)
-        if found.shape != row.shape:
-            if found.size != 1 or row.size != 1:
-                raise misshapen(self.key, found.shape, row.shape)
-            found = found.reshape(row.shape)
-        if found.dtype == row.dtype:
-            row[...] = found
+        array = np.asarray(value)
+        if array.shape != row.shape:
+            if array.size != 1 or row.size != 1:
+                raise misshapen(self.key, array.shape, row.shape)
+            array = array.reshape(row.shape)
+        if array.dtype == row.dtype:
+            row[...] = array
             return
-        if not holds_numbers(found, row.dtype):
-            raise _unholdable(self.key, found, row)
+        if not holds_numbers(array, row.dtype):
+            raise _unholdable(self.key, array, row)
         try:
             with np.errstate(over="raise", invalid="raise"):
-                row[...] = found
+                row[...] = array
         except (FloatingPointError, OverflowError, TypeError, ValueError) as error:
-            raise _unholdable(self.key, found, row) from error
-        if row.dtype.kind != "f" and not np.array_equal(row, found):
-            raise _unholdable(self.key, found, row)
+            raise _unholdable(self.key, array, row) from error
+        if row.dtype.kind != "f" and not np.array_equal(row, array):
+            raise _unholdable(self.key, array, row)
 
 
-def holds_numbers(found: np.ndarray, dtype: np.dtype) -> bool:
+def holds_numbers(array: np.ndarray, dtype: np.dtype) -> bool:
     """Check whether an array holds real numbers alone, of any library, that ``dtype`` may take.
 
     A cast of NumPy would make NaN of None, 1.5 of ``"1.5"``, and drop imaginary parts.
     """
-    if found.dtype.kind == "O":
-        return all(isinstance(item, (Real, np.bool_)) for item in found.flat)
-    return found.dtype.kind in "biuf" or np.can_cast(found.dtype, dtype, "same_kind")
+    if array.dtype.kind == "O":
+        return all(isinstance(item, (Real, np.bool_)) for item in array.flat)
+    return array.dtype.kind in "biuf" or np.can_cast(array.dtype, dtype, "same_kind")
 
 
 _CURE = "Correct the env or its space: gymnasium.utils.env_checker.check_env(env) compares the two."
 
 
-def misshapen(key: object, found: tuple[int, ...], wanted: tuple[int, ...]) -> EncodingError:
+def misshapen(key: object, shape: tuple[int, ...], wanted: tuple[int, ...]) -> EncodingError:
     """Return an error that says that a value has another shape than its space."""
     return EncodingError(
-        f"cannot put {key!r} of shape {found} into shape {wanted}, which its space declares. {_CURE}"
+        f"cannot put {key!r} of shape {shape} into shape {wanted}, which its space declares. {_CURE}"
     )
 
 
-def _unholdable(key: object, found: np.ndarray, row: np.ndarray) -> EncodingError:
+def _unholdable(key: object, array: np.ndarray, row: np.ndarray) -> EncodingError:
     return EncodingError(
-        f"cannot put {key!r} of dtype {found.dtype} into {row.dtype}, which its space declares: "
-        f"{_shown(found)} does not fit. {_CURE}"
+        f"cannot put {key!r} of dtype {array.dtype} into {row.dtype}, which its space declares: "
+        f"{_shown(array)} does not fit. {_CURE}"
     )
 
 
@@ -409,7 +409,7 @@ def _box(space: GymSpace, key: object) -> RowLeaf:
 
 
 def _copied(spec: TensorSpec, space: GymSpace, key: object) -> ArrayForm:
-    """Take arrays as they are where they have the form of the rows."""
+    """Copy arrays at once where they have the form of the rows."""
     assert spec.dtype is not None
     shape, dtype = tuple(spec.shape), numpy_dtype(spec.dtype)
     copy_in = CopyIn(key)
@@ -486,12 +486,12 @@ def _discrete(space: GymSpace, categorical: bool, key: object) -> RowLeaf:
 
 def _whole(value: SpaceValue, space: GymSpace, key: object) -> np.ndarray:
     """Return the integers that ``value`` spells: 1.0 is one, and 1.5, ``"1"`` and None are none."""
-    found = np.asarray(value)
-    if found.dtype.kind in "biu":
-        return found.astype(np.int64)
-    if not (holds_numbers(found, np.dtype(float)) and (found.astype(float) % 1 == 0).all()):
+    array = np.asarray(value)
+    if array.dtype.kind in "biu":
+        return array.astype(np.int64)
+    if not (holds_numbers(array, np.dtype(float)) and (array.astype(float) % 1 == 0).all()):
         raise outside(key, value, space)
-    return found.astype(np.int64)
+    return array.astype(np.int64)
 
 
 def _multi_discrete(space: GymSpace, categorical: bool, key: object) -> RowLeaf:
@@ -626,7 +626,7 @@ class Codec:
         return encoded
 
     def encode_nested(self, value: SpaceValue) -> dict[str, Any]:
-        """Do what `encode` does, and give nested dicts."""
+        """Encode as `encode` does, and return nested dicts."""
         if self._only is None:
             return nest(self.encode(value))
         (name,), leaf = self._only

@@ -83,7 +83,7 @@ def _draws_with_mujoco(env: Simulator) -> bool:
 
 
 def _free_in_its_context(viewer: Any) -> None:
-    """Have a viewer free its textures in its own context, not in whichever is current when it is collected.
+    """Make a viewer free its textures in its own context, not in whichever is current when it is collected.
 
     At the latest when the program ends, while there still is a library to free them with.
     """

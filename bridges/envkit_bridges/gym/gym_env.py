@@ -173,24 +173,28 @@ def _make_vector(
     return library.make_vec(env_name, num_envs=num_envs, vectorization_mode=mode, **kwargs)
 
 
-def known_to_env(library: ModuleType, env_name: object, own: Iterable[str]) -> list[str]:
-    """List ``own`` keywords, those of ``gymnasium.make``, and of what makes the env, where that is known."""
+def known_to_env(library: ModuleType, env_name: object, of_class: Iterable[str]) -> list[str]:
+    """List ``of_class`` keywords, those of ``gymnasium.make``, and of what makes the env, where that is known."""
     made_by = _made_by(library, env_name)
-    named = [*own, *parameters_of(library.make)]
+    named = [*of_class, *parameters_of(library.make)]
     with contextlib.suppress(Exception):  # what a library says of its envs is a hint
         named += [] if made_by is None else parameters_of(made_by)
     return [name for name in dict.fromkeys(named) if name not in ("env", "id")]
 
 
 def require_known(
-    library: ModuleType, env_name: object, given: Collection[str], own: Collection[str]
+    library: ModuleType, env_name: object, keywords: Collection[str], of_class: Collection[str]
 ) -> None:
     """Check keywords against those of an env, unless it takes any; nothing is made, but its module may be imported.
 
     Raises:
         OptionError: (a TypeError) one is unknown.
     """
-    asked = [name for name in given if name not in own and name not in parameters_of(library.make)]
+    asked = [
+        name
+        for name in keywords
+        if name not in of_class and name not in parameters_of(library.make)
+    ]
     made_by = _made_by(library, env_name) if asked else None
     if made_by is None:
         return
@@ -199,7 +203,7 @@ def require_known(
     except (TypeError, ValueError):
         return  # of some callables Python knows no signature
     if all(parameter.kind is not parameter.VAR_KEYWORD for parameter in parameters):
-        refuse_unknown(f"GymEnv({env_name!r})", asked, known_to_env(library, env_name, own))
+        refuse_unknown(f"GymEnv({env_name!r})", asked, known_to_env(library, env_name, of_class))
 
 
 def require_render_mode(library: ModuleType, env_name: object, mode: object) -> None:
@@ -213,12 +217,12 @@ def require_render_mode(library: ModuleType, env_name: object, mode: object) -> 
     if mode is None:
         return
     metadata = getattr(_made_by(library, env_name), "metadata", None) or {}
-    known = list(metadata.get("render_modes") or [])
-    made = [f"{one}_list" for one in known if isinstance(one, str)]
-    if "rgb_array" in known or "rgb_array_list" in known:
-        made.append("human")
-    if known:
-        require_option(f"render_mode of {env_name!r}", mode, dict.fromkeys((*known, *made)))
+    modes = list(metadata.get("render_modes") or [])
+    further = [f"{one}_list" for one in modes if isinstance(one, str)]
+    if "rgb_array" in modes or "rgb_array_list" in modes:
+        further.append("human")
+    if modes:
+        require_option(f"render_mode of {env_name!r}", mode, dict.fromkeys((*modes, *further)))
 
 
 def _made_by(library: ModuleType, env_name: object) -> Any:

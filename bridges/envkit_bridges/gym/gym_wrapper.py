@@ -482,5 +482,5 @@ def _arrays(spec: Composite) -> dict[Path, tuple[torch.Size, torch.dtype | None]
 
 
 def _published(env: Simulator, name: str) -> Any:
-    """Look an attribute up on the env and on what its wrappers hold; None when there is none."""
+    """Return an attribute of the env, or of what its wrappers hold; None when there is none."""
     return getattr(env, name, getattr(env.unwrapped, name, None))

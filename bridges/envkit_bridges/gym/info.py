@@ -83,14 +83,16 @@ class default_info_dict_reader:
     ):
         self.ignore_private = ignore_private
         names = None if keys is None else [keys] if isinstance(keys, str) else list(keys)
-        known = _given_specs(names, spec)
+        specs_passed = _given_specs(names, spec)
         public = [name for name in names or () if self._is_public(name)]
-        self._assumed = {name for name in public if name not in known.keys()}
-        self._spec: Composite | None = known if spec is not None else None
+        self._assumed = {name for name in public if name not in specs_passed.keys()}
+        self._spec: Composite | None = specs_passed if spec is not None else None
         if names is not None:
-            number = Unbounded(tuple(known.shape))
-            found = {name: number if name in self._assumed else known[name] for name in public}
-            self._spec = Composite(found, shape=known.shape)
+            number = Unbounded(tuple(specs_passed.shape))
+            found = {
+                name: number if name in self._assumed else specs_passed[name] for name in public
+            }
+            self._spec = Composite(found, shape=specs_passed.shape)
 
     def _is_public(self, name: str) -> bool:
         return not (self.ignore_private and name.startswith("_"))
@@ -123,29 +125,29 @@ class default_info_dict_reader:
             batch_size: of that env; specs that were given for one env are expanded to it.
         """
         batch = torch.Size(batch_size)
-        found = self._described(info, batch)
+        described = self._described(info, batch)
         if self._spec is None:
-            self._spec = found
+            self._spec = described
             return
         if self._spec.shape != batch:
             self._spec = self._spec.expand(batch)
-        for name in self._assumed & set(found.keys()):
-            if found[name].shape != batch:
-                self._spec[name] = found[name]
+        for name in self._assumed & set(described.keys()):
+            if described[name].shape != batch:
+                self._spec[name] = described[name]
         self._assumed = set()
 
     def _described(self, info: Mapping[str, Any], batch: torch.Size) -> Composite:
-        found = Composite(shape=batch)
+        specs = Composite(shape=batch)
         for name, value in info.items():
             if not isinstance(name, str) or not self._is_public(name):
                 continue
             if isinstance(value, Mapping):
                 below = self._described(value, batch)
                 if len(below):
-                    found[name] = below
+                    specs[name] = below
             elif (array := _as_array(value)) is not None and array.shape[: len(batch)] == batch:
-                found[name] = Unbounded(array.shape, dtype=torch.from_numpy(array).dtype)
-        return found
+                specs[name] = Unbounded(array.shape, dtype=torch.from_numpy(array).dtype)
+        return specs
 
     def __call__(self, info: Mapping[str, Any], tensordict: TensorDictBase) -> TensorDictBase:
         """Write the entries of ``info`` into ``tensordict``, which is returned.
@@ -243,11 +245,11 @@ def _given_specs(names: list[str] | None, spec: Any) -> Composite:
         ArgumentError: they do not belong to the names.
     """
     if spec is None:
-        known = Composite()
+        specs_by_name = Composite()
     elif isinstance(spec, Composite):
-        known = spec
+        specs_by_name = spec
     elif isinstance(spec, Mapping):
-        known = Composite(dict(spec))
+        specs_by_name = Composite(dict(spec))
     else:
         specs = list(spec)
         if names is None or len(names) != len(specs):
@@ -255,13 +257,13 @@ def _given_specs(names: list[str] | None, spec: Any) -> Composite:
                 f"{len(specs)} info specs were given for the keys {names}. Pass one for each key, "
                 "or a dict of specs by key."
             )
-        known = Composite(dict(zip(names, specs, strict=True)))
-    if names is not None and len(known) and not set(names) & set(known.keys()):
+        specs_by_name = Composite(dict(zip(names, specs, strict=True)))
+    if names is not None and len(specs_by_name) and not set(names) & set(specs_by_name.keys()):
         raise ArgumentError(
-            f"the info specs are for {sorted(known.keys())}, but the keys are {names}. Give specs of these "
+            f"the info specs are for {sorted(specs_by_name.keys())}, but the keys are {names}. Give specs of these "
             "keys, or leave them out."
         )
-    return known
+    return specs_by_name
 
 
 Reader = Callable[[dict[str, Any], TensorDictBase], Any]
@@ -299,7 +301,7 @@ class InfoReading(EnvBase):
         self._readers_changed()
 
     def _readers_changed(self) -> None:
-        """Have what was made of the readers made again."""
+        """Drop what was built from the readers; it is built again when it is needed."""
 
     # ------------------------------------------------------------------- what it asks of the simulator
 
@@ -310,7 +312,7 @@ class InfoReading(EnvBase):
 
     @abstractmethod
     def _action_in(self, td: TensorDictBase, rows: list[int] | None = None) -> SpaceValue:
-        """Take the action out of a root."""
+        """Return the action in a root."""
 
     @abstractmethod
     def read_action(self, action: Value) -> SpaceValue:
@@ -377,7 +379,7 @@ class InfoReading(EnvBase):
         return sorted({as_path(key)[0] for key in keys} & {*names})
 
     def _leave_out_taken(self, reader: default_info_dict_reader) -> None:
-        """Leave out of a reader the infos that it has found under names of other entries, with a warning."""
+        """Remove from a reader, with a warning, infos under names of other entries."""
         found = reader.info_spec.keys()
         taken = [
             *self._entries_among(found),
@@ -408,7 +410,7 @@ class InfoReading(EnvBase):
         self._read_infos |= set(leaf_paths(Composite(dict(spec))))
 
     def _info_of_one_step(self) -> dict[str, Any]:
-        """Take its own step; the env must be reset afterwards."""
+        """Return the info of a step; the env must be reset afterwards."""
         generator = torch.Generator(self.device or "cpu").manual_seed(0)
         self._simulator.reset()
         action = self._action_in(self.full_action_spec.rand((), generator))

@@ -333,7 +333,7 @@ class GymLikeEnv(InfoReading):
         return (observation, reward, *rest)
 
     def _action_in(self, td: TensorDictBase, rows: list[int] | None = None) -> SpaceValue:
-        """Take the action out of a root, as its spec says: a tensor, or a TensorDict of several.
+        """Return the action in a root, as its spec says: a tensor, or a TensorDict of several.
 
         Only those of ``rows`` are looked at, see `ActionInput.take`.
         """
@@ -365,18 +365,18 @@ class GymLikeEnv(InfoReading):
 
     def _packed(self, entries: Mapping[str, Any], path: tuple[str, ...]) -> TensorDict:
         """Build a TensorDict, encoding by their specs the values that are not data yet."""
-        made: dict[str, Any] = {}
+        packed: dict[str, Any] = {}
         device = self._device
         for name, value in entries.items():
             if isinstance(value, torch.Tensor | TensorDictBase):
-                made[name] = value if device is None else value.to(device)
+                packed[name] = value if device is None else value.to(device)
             elif is_non_tensor(value):
-                made[name] = value
+                packed[name] = value
             elif isinstance(value, Mapping):
-                made[name] = self._packed(value, (*path, name))
+                packed[name] = self._packed(value, (*path, name))
             else:
-                made[name] = self._spec_at((*path, name)).encode(value)
-        return TensorDict._new_unsafe(made, batch_size=self._batch_size, device=device)
+                packed[name] = self._spec_at((*path, name)).encode(value)
+        return TensorDict._new_unsafe(packed, batch_size=self._batch_size, device=device)
 
     def _spec_at(self, path: tuple[str, ...]) -> Any:
         for spec in (self.full_observation_spec, self.full_reward_spec, self.full_done_spec):
@@ -461,7 +461,7 @@ class GymLikeEnv(InfoReading):
     # ---------------------------------------------------------------------------------------- rest
 
     def fast_encoding(self, mode: bool = True) -> None:
-        """Remember how observations and rewards are encoded, instead of finding out at each step.
+        """Store how observations and rewards are encoded, instead of looking it up at each step.
 
         Raises:
             EncodingError: `read_obs` or `read_reward` is overridden, and may encode in other ways.

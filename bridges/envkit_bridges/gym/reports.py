@@ -102,20 +102,20 @@ class Listener:
         return result
 
     def note_step(self, reward: Any, info: Info | None) -> None:
-        """Note the results of a step."""
+        """Record the results of a step."""
         self.reward = reward
         if self._rewards is not None:
             self._rewards[self._row] = _number(reward)
         self._note(STEP, info)
 
     def note_reset(self, info: Info | None) -> None:
-        """Note the info of a reset."""
+        """Record the info of a reset."""
         self._note(RESET, info)
 
     def _note(self, call: int, info: Info | None) -> None:
         noted = info or _NOTHING
         if self._rewards is None:
-            noted = own(noted) if info else noted
+            noted = copied(noted) if info else noted
         elif not (noted is self.infos[call] is _NOTHING):  # nothing again needs no note
             self._write(call, noted)
         self.infos[call] = noted
@@ -136,12 +136,12 @@ class Listener:
 _NOTHING: Info = {}
 
 
-def own(value: Any) -> Any:
+def copied(value: Any) -> Any:
     """Copy dicts, lists and arrays, which a simulator may fill again; other objects are kept."""
     if isinstance(value, dict):
-        return {name: own(part) for name, part in value.items()}
+        return {name: copied(part) for name, part in value.items()}
     if isinstance(value, list):
-        return [own(part) for part in value]
+        return [copied(part) for part in value]
     return value.copy() if isinstance(value, np.ndarray) else value
 
 
@@ -293,7 +293,7 @@ def listen(env: Any) -> tuple[SpacesOfEnv | None, Listener | None]:
 
 
 def _listen(asking_pid: int, env: Any) -> tuple[SpacesOfEnv | None, Listener | None]:
-    """Do what `listen` does; a listener stays in its process."""
+    """Register a listener as `listen` does; a listener stays in its process."""
     facts, listener = listen(env)
     return facts, listener if os.getpid() == asking_pid else None
 

@@ -183,17 +183,17 @@ def saved(env: Simulator, *, exact: bool) -> dict[str, Any]:
     Raises:
         ResumeError: the episode is asked for, and cannot be restored exactly.
     """
-    own = bare(env)
-    held = _held_if_offered(own)
+    simulator = bare(env)
+    held = _held_if_offered(simulator)
     if held is not None:
-        state = plain(chain_of(own)[-1].get_state(), f"what get_state() of {own} gave")
+        state = plain(chain_of(simulator)[-1].get_state(), f"what get_state() of {simulator} gave")
         values = plain(_read_all(held))
-        return {"offered": state, "held": values, "generator": plain(_generator_states(own))}
+        return {"offered": state, "held": values, "generator": plain(_generator_states(simulator))}
     if exact:
-        _require_exact(own)
-    if is_fresh(own) or not exact:
-        return {"between": plain(_between_episodes(own)), "is_fresh": is_fresh(own)}
-    return (env if isinstance(env, Recorded) else Recorded(own)).state()
+        _require_exact(simulator)
+    if is_fresh(simulator) or not exact:
+        return {"between": plain(_between_episodes(simulator)), "is_fresh": is_fresh(simulator)}
+    return (env if isinstance(env, Recorded) else Recorded(simulator)).state()
 
 
 def is_without_episode(state: Mapping[str, Any]) -> bool:
@@ -207,22 +207,22 @@ def restored(env: Simulator, state: Mapping[str, Any]) -> Simulator:
     Raises:
         ResumeError: it did not get there.
     """
-    own = bare(env)
+    simulator = bare(env)
     if "between" in state:
-        begin_nothing(own)
-        _begin_between_episodes(own, from_plain(state["between"]))
-        return recorded(own, env is not own)
+        begin_nothing(simulator)
+        _begin_between_episodes(simulator, from_plain(state["between"]))
+        return recorded(simulator, env is not simulator)
     if "offered" in state:
-        _offer(own, state)
-        return own
-    _require_exact(own)
-    log = env if isinstance(env, Recorded) else Recorded(own)
+        _offer(simulator, state)
+        return simulator
+    _require_exact(simulator)
+    log = env if isinstance(env, Recorded) else Recorded(simulator)
     log.play(state)
     return log
 
 
 def _offer(env: Simulator, state: Mapping[str, Any]) -> None:
-    """Hand a simulator what its ``get_state`` gave.
+    """Load into a simulator what its ``get_state`` returned.
 
     Raises:
         ResumeError: it has no ``set_state``, or that leaves something out.
@@ -338,7 +338,7 @@ def is_fresh(env: Simulator) -> bool:
 
 
 def begin_nothing(env: Simulator) -> None:
-    """Have wrappers of Gymnasium wait for a reset, as those of an env that was never reset."""
+    """Set wrappers of Gymnasium to wait for a reset, as those of an env that was not reset yet."""
     for wrapper in chain_of(env):
         for name in _FRESH.keys() & vars(wrapper).keys():
             vars(wrapper)[name] = _FRESH[name]

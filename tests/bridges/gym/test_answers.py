@@ -101,7 +101,7 @@ class Spaceless(gymnasium.Env):
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("value", "message"),
     [
         (Honest, r"env is the class Honest.*Write GymWrapper\(Honest\(\)\)"),
         (Unrelated(), r"no gymnasium\.Env.*class Unrelated\(gymnasium\.Env\).*truncated, info"),
@@ -110,9 +110,9 @@ class Spaceless(gymnasium.Env):
         ("CartPole-v1", r"let GymEnv\('CartPole-v1'\) build it"),
     ],
 )
-def test_what_is_no_env_object_is_refused_by_what_to_write(given, message):
+def test_what_is_no_env_object_is_refused_by_what_to_write(value, message):
     with pytest.raises(ArgumentTypeError, match=message):
-        GymWrapper(given)
+        GymWrapper(value)
 
 
 def test_a_reset_that_takes_no_seed_is_told_the_form_of_one_that_does():

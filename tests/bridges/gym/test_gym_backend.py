@@ -13,7 +13,7 @@ from tests.test_front_door import run_without
 
 
 @pytest.fixture
-def made():
+def library():
     """A module with gymnasium's interface that notes what it makes."""
     module = types.ModuleType("made")
     module.__dict__.update(vars(gymnasium))
@@ -34,19 +34,19 @@ def test_gymnasium_is_the_library_unless_said_otherwise():
         assert gym_backend().__name__ == "gymnasium"
 
 
-def test_a_module_may_be_chosen_for_a_while(made):
-    with set_gym_backend(made):
-        assert gym_backend() is made
+def test_a_module_may_be_chosen_for_a_while(library):
+    with set_gym_backend(library):
+        assert gym_backend() is library
         with set_gym_backend("gymnasium"):
             assert gym_backend() is gymnasium
         GymEnv("CartPole-v1")
 
     assert gym_backend() is gymnasium
-    assert made.names == ["CartPole-v1"]
+    assert library.names == ["CartPole-v1"]
 
 
-def test_a_function_may_be_given_a_backend(made):
-    @set_gym_backend(made)
+def test_a_function_may_be_given_a_backend(module):
+    @set_gym_backend(module)
     def make(name, *, backend=None):
         """Make it."""
         return gym_backend(), GymEnv(name, backend=backend)
@@ -54,40 +54,40 @@ def test_a_function_may_be_given_a_backend(made):
     library, _ = make("CartPole-v1")
     make("CartPole-v1", backend="gymnasium")
 
-    assert library is made
+    assert library is module
     assert gym_backend() is gymnasium
-    assert made.names == ["CartPole-v1"]
+    assert module.names == ["CartPole-v1"]
     assert make.__doc__ == "Make it."
 
 
-def test_a_backend_may_be_set_for_good(made):
+def test_a_backend_may_be_set_for_good(library):
     try:
-        set_gym_backend(made).set()
+        set_gym_backend(library).set()
         GymEnv("CartPole-v1")
         names = GymEnv.available_envs
     finally:
         set_gym_backend("gymnasium").set()
 
-    assert made.names == ["CartPole-v1"]
+    assert library.names == ["CartPole-v1"]
     assert "CartPole-v1" in names
 
 
-def test_one_env_may_have_a_backend_of_its_own(made):
-    env = GymEnv("Pendulum-v1", backend=made)
+def test_one_env_may_have_a_backend_of_its_own(library):
+    env = GymEnv("Pendulum-v1", backend=library)
 
-    assert made.names == ["Pendulum-v1"]
+    assert library.names == ["Pendulum-v1"]
     assert env.env_name == "Pendulum-v1"
     assert env.libname == "gymnasium"  # the library its simulator is made of
     assert gym_backend() is gymnasium
 
 
-def test_objects_know_their_library(made):
+def test_objects_know_their_library(library):
     class Space(gymnasium.spaces.Discrete):
         pass
 
-    with set_gym_backend(made):
+    with set_gym_backend(library):
         assert library_of(Space(2)) is gymnasium
-        assert library_of(object()) is made
+        assert library_of(object()) is library
 
 
 def test_registered_names_are_listed():

@@ -207,7 +207,7 @@ def test_infos_are_read_in_batches(batched):
 
 def many_kinds(count: int) -> dict:
     """Infos of every form, some missing at times."""
-    told = {
+    infos = {
         "float": count / 3,
         "double": np.float64(count) / 7,
         "single": np.float32(count) / 7,
@@ -217,8 +217,8 @@ def many_kinds(count: int) -> dict:
         "nested": {"speed": 0.1 * count, "deep": {"at": np.full((2, 2), count, np.float32)}},
     }
     for name in (["float"] if count % 3 == 0 else []) + (["nested"] if count % 4 == 3 else []):
-        del told[name]
-    return told
+        del infos[name]
+    return infos
 
 
 @pytest.mark.parametrize("keys", [None, ["float", "whole", "array"]])

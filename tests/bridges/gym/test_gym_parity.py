@@ -47,7 +47,7 @@ pytestmark = [
 ]
 
 
-def made(name: str, **kwargs: Any) -> GymEnv:
+def env_or_skip(name: str, **kwargs: Any) -> GymEnv:
     """Make an env; only where its simulator is not installed may it be missing."""
     if name in MUJOCO:
         pytest.importorskip("mujoco")
@@ -86,7 +86,7 @@ def shown(codec: Codec, td: TensorDict) -> Any:
 
 
 def assert_parity(name: str, *, one_by_one: bool, **kwargs: Any) -> None:
-    env = made(name, **kwargs)
+    env = env_or_skip(name, **kwargs)
     actions, bare = bare_steps(name)
     env.set_seed(SEED)
 
@@ -126,7 +126,7 @@ def test_mujoco_envs_give_the_bits_of_bare_gymnasium(name):
 
 def test_dtypes_are_those_of_the_simulators():
     for name in ("HalfCheetah-v5", "CartPole-v1", "FrozenLake-v1"):
-        env = made(name, categorical_action_encoding=True)
+        env = env_or_skip(name, categorical_action_encoding=True)
         spec = env.observation_spec["observation"]
 
         assert spec.dtype == torch.from_numpy(np.empty(0, env.observation_space.dtype)).dtype

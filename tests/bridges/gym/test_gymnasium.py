@@ -74,18 +74,18 @@ def random_actions(name: str, steps: int, envs: int) -> list[list]:
 
 
 def assert_same_bits(data: TensorDict, bare: dict[str, np.ndarray]) -> None:
-    found = {
+    recorded = {
         "observation": data["observation"],
         "next": data["next", "observation"],
         "reward": data["next", "reward"].squeeze(-1),
         "terminated": data["next", "terminated"].squeeze(-1),
         "truncated": data["next", "truncated"].squeeze(-1),
     }
-    for name, tensor in found.items():
+    for name, tensor in recorded.items():
         assert tensor.numpy().dtype == bare[name].dtype, name
         np.testing.assert_array_equal(tensor.numpy(), bare[name], err_msg=name)
     done = data["next", "done"].squeeze(-1)
-    assert done.equal(found["terminated"] | found["truncated"])
+    assert done.equal(recorded["terminated"] | recorded["truncated"])
 
 
 @pytest.mark.parametrize(("name", "steps"), PARITY.items())
@@ -345,12 +345,12 @@ def test_a_mistake_inside_an_env_stays_what_it_is():
 
     gymnasium.register("Broken-v0", broken)
     try:
-        with pytest.raises(TypeError, match="keys") as told:
+        with pytest.raises(TypeError, match="keys") as caught:
             GymEnv("Broken-v0", size=3)
     finally:
         del gymnasium.registry["Broken-v0"]
 
-    assert not isinstance(told.value, OptionError)
+    assert not isinstance(caught.value, OptionError)
 
 
 def test_pixels_of_an_env_that_renders_nothing_are_refused():
@@ -728,7 +728,7 @@ USED = {
 
 @pytest.mark.parametrize("use", USED)
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("answers", "message"),
     [
         ({"reward": None}, r"returned the reward None, of type NoneType, but must return a number"),
         ({"reward": "1.5"}, r"returned the reward '1.5', of type str, but must return a number"),
@@ -743,9 +743,9 @@ USED = {
         ({"terminated": np.array([True, False])}, r"of type ndarray, but must return a bool"),
     ],
 )
-def test_what_is_no_number_or_no_flag_is_refused(use, given, told):
-    with pytest.raises((EncodingError, WorkerError), match=told):
-        USED[use](lambda: GymWrapper(Answers(**given)))
+def test_what_is_no_number_or_no_flag_is_refused(use, answers, message):
+    with pytest.raises((EncodingError, WorkerError), match=message):
+        USED[use](lambda: GymWrapper(Answers(**answers)))
 
 
 class Sees(Answers):
@@ -777,11 +777,11 @@ UNLIKE = {
 @pytest.mark.parametrize("rows", [False, True], ids=["single", "rows"])
 @pytest.mark.parametrize("kind", UNLIKE)
 def test_observations_that_a_cast_would_change_are_refused(kind, rows, encoding):
-    space, seen, told = UNLIKE[kind]
+    space, seen, message = UNLIKE[kind]
     make = partial(GymWrapper, categorical_action_encoding=encoding)
     env = SerialEnv(1, lambda: make(Sees(space, seen))) if rows else make(Sees(space, seen))
 
-    with pytest.raises((EncodingError, WorkerError), match=told):
+    with pytest.raises((EncodingError, WorkerError), match=message):
         env.reset()
 
 
@@ -809,7 +809,7 @@ class Counts(Answers):
 
 @pytest.mark.parametrize("use", USED)
 @pytest.mark.parametrize(
-    ("reward", "told"),
+    ("reward", "message"),
     [
         (0.5, "returned the reward 0.5, but its spec says int32"),
         (np.float32("nan"), "but its spec says int32"),
@@ -817,8 +817,8 @@ class Counts(Answers):
         (10**30, "too large for int32"),
     ],
 )
-def test_a_reward_that_is_no_whole_number_is_not_cut_to_one(use, reward, told):
-    with pytest.raises((EncodingError, WorkerError), match=told):
+def test_a_reward_that_is_no_whole_number_is_not_cut_to_one(use, reward, message):
+    with pytest.raises((EncodingError, WorkerError), match=message):
         USED[use](lambda: GymWrapper(Counts(reward)))
 
 
@@ -833,7 +833,7 @@ def test_a_whole_reward_may_be_written_in_any_form(use, reward):
 
 @pytest.mark.parametrize("use", USED)
 @pytest.mark.parametrize(
-    ("given", "reward", "terminated"),
+    ("answers", "reward", "terminated"),
     [
         ({"reward": 2, "terminated": 1}, 2.0, True),
         ({"reward": np.float32(0.5), "terminated": np.bool_(True)}, 0.5, True),
@@ -841,8 +841,8 @@ def test_a_whole_reward_may_be_written_in_any_form(use, reward):
         ({"reward": True, "terminated": 0}, 1.0, False),
     ],
 )
-def test_numbers_and_flags_of_any_library_are_taken(use, given, reward, terminated):
-    following = USED[use](lambda: GymWrapper(Answers(**given)))["next"]
+def test_numbers_and_flags_of_any_library_are_taken(use, answers, reward, terminated):
+    following = USED[use](lambda: GymWrapper(Answers(**answers)))["next"]
 
     assert following["reward"].flatten()[0].item() == reward
     assert following["terminated"].flatten()[0].item() is terminated

@@ -145,9 +145,11 @@ def test_a_space_without_a_spec_is_named_with_the_line_that_registers_one():
         GymWrapper(Guided(Mission()))
 
 
-@pytest.mark.parametrize("made", [None, Composite(a=Unbounded(1)), gymnasium.spaces.Discrete(2)])
-def test_what_is_no_spec_is_refused(made):
-    register_gym_spec_conversion(Mission)(lambda space, **kwargs: made)
+@pytest.mark.parametrize(
+    "returned", [None, Composite(a=Unbounded(1)), gymnasium.spaces.Discrete(2)]
+)
+def test_what_is_no_spec_is_refused(returned):
+    register_gym_spec_conversion(Mission)(lambda space, **kwargs: returned)
 
     with pytest.raises(
         SpecError, match=r"(?s)registered for Mission.*'goal'.*must return one spec"
