@@ -143,7 +143,7 @@ def test_no_flag_is_read(walker, chain):
     with HostReads() as reads:
         env.step_and_maybe_reset(td)
 
-    assert reads.found == []
+    assert reads.reads == []
 
 
 @pytest.mark.usefixtures("waiting")
@@ -155,7 +155,7 @@ def test_flags_are_read_where_a_reset_of_nothing_could_leave_a_trace(walker, cha
     with HostReads() as reads:
         env.step_and_maybe_reset(td)
 
-    assert reads.found
+    assert reads.reads
 
 
 def test_a_promise_is_not_inherited():

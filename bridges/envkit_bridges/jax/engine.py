@@ -229,7 +229,7 @@ class ProgramEngine:
         return self.named(shape, outcome)
 
     def _keep_arrays(self, root: TensorDictBase, arrays: Mapping[Path, Any]) -> None:
-        """Keep the arrays that the tensors of a state are views of, which the next step is given instead of them."""
+        """Store the arrays that the tensors of a state are views of, which the next step gets instead of them."""
         if not self.settings.requires_grad and root.batch_size == self.settings.batch_size:
             for path, tensor in leaves(root.get("state")):
                 self.kept.keep(tensor, arrays[path])
@@ -290,7 +290,7 @@ class ProgramEngine:
         return to_jit(value.detach() if after is None else after, copy=True)
 
     def without_shared(self, outputs: dict[str, Any]) -> dict[str, Any]:
-        """Take what transforms have seen in a program out of its last outputs, and write it into their tensors."""
+        """Write what transforms have learnt in a program, which is among its last outputs, into their tensors."""
         if "shared" not in outputs:
             return outputs
         shared = to_torch(outputs.pop("shared"))
@@ -379,11 +379,11 @@ class ProgramEngine:
 
     def _state_of_step(self, td: TensorDictBase) -> dict[Path, Any]:
         """Read it as a step does: what came from JAX and was not written to since goes back, where handing over takes long."""
-        own = self._state(td)
-        rows: dict[Path, Any] = self._in_rows(td.batch_size, own)
-        if not reading_waits(next(iter(own.values()))):
+        state = self._state(td)
+        rows: dict[Path, Any] = self._in_rows(td.batch_size, state)
+        if not reading_waits(next(iter(state.values()))):
             return rows
-        for path, value in own.items():
+        for path, value in state.items():
             array = self.kept.find(value)
             if array is not None:
                 rows[path] = array
@@ -399,13 +399,13 @@ class ProgramEngine:
                 f"the TensorDict has no 'state'; it has {sorted(map(str, td.keys()))}. A stateless "
                 "env reads its whole state from its input: start from env.reset()."
             )
-        batch, found = td.batch_size, {}
+        batch, state_leaves = td.batch_size, {}
         for path, key, shape in self._state_entries:
             value = state.get(key, None)
             if type(value) is not torch.Tensor or value.shape != (*batch, *shape):
                 return self._relaid_or_refused(td, dict(leaves(state)))
-            found[path] = value
-        return found
+            state_leaves[path] = value
+        return state_leaves
 
     @cached_property
     def _state_entries(self) -> list[tuple[Path, Key, tuple[int, ...]]]:
@@ -413,21 +413,21 @@ class ProgramEngine:
         shapes = self._state_shapes
         return [(path, as_key(path), shapes[path]) for path in self.state_paths]
 
-    def _relaid_or_refused(self, td: TensorDictBase, found: Rows) -> Rows:
+    def _relaid_or_refused(self, td: TensorDictBase, state: Rows) -> Rows:
         """Bring a state of the other layout into the env's own, in ``td``; that of another env is an error."""
-        self.require_own_state(found, td.batch_dims)
-        if not found.keys() >= set(self.state_paths):
-            found = self._relaid(td, found)
-        return {path: found[path] for path in self.state_paths}
+        self.require_own_state(state, td.batch_dims)
+        if not state.keys() >= set(self.state_paths):
+            state = self._relaid(td, state)
+        return {path: state[path] for path in self.state_paths}
 
-    def require_own_state(self, found: Mapping[Path, torch.Tensor], batch_dims: int) -> None:
+    def require_own_state(self, state: Mapping[Path, torch.Tensor], batch_dims: int) -> None:
         """Check that a state has the sizes of this env's, in either layout.
 
         Raises:
             InputError: it has others, as that of another env has.
         """
         for path, shape in self._state_shapes.items():
-            value = found.get(path)
+            value = state.get(path)
             if value is not None and value.shape[batch_dims:] != shape:
                 raise InputError(
                     f"{as_key(('state', *path))!r} has shape {tuple(value.shape)}, but the state of "
@@ -444,20 +444,20 @@ class ProgramEngine:
         shapes = {path: like.shape for path, like in nested.items()}
         return shapes | {(name,): like.shape for name, like in packed.items()}
 
-    def _relaid(self, td: TensorDictBase, found: Rows) -> Rows:
+    def _relaid(self, td: TensorDictBase, state: Rows) -> Rows:
         names = tuple(field.name for field in self.programs.env.packing.fields)
         wanted = names if self.programs.packed else PACKED
-        missing = [as_key(path) for path in wanted if path not in found]
+        missing = [as_key(path) for path in wanted if path not in state]
         if missing:
             raise MissingKeyError(
                 f"the 'state' of the TensorDict lacks {missing}. Pass the whole state that reset or "
                 "step returned, packed or nested."
             )
-        given = {path: self.rows(td.batch_size, found[path]) for path in wanted}
-        relaid = self._start(self.programs.relayout, (given,)).result()
-        own = self._tensordict(td.batch_size, relaid)
-        td.set("state", own)
-        return dict(leaves(own))
+        state_rows = {path: self.rows(td.batch_size, state[path]) for path in wanted}
+        relaid = self._start(self.programs.relayout, (state_rows,)).result()
+        node = self._tensordict(td.batch_size, relaid)
+        td.set("state", node)
+        return dict(leaves(node))
 
     # ---- actions
 
@@ -576,18 +576,18 @@ class ProgramEngine:
 
     def _told_actions(self, root: TensorDictBase, where: str) -> str:
         """Return what one row chose, and what it might have chosen if its data shows that."""
-        told = []
+        choices = []
         for action, shown in self.programs.env.action_masks:
             key = as_key(action_path(action))
             value, mask = root.get(key), root.get(as_key(shown), None)
             chosen = value.tolist() if self.settings.categorical else value.argmax(-1).tolist()
             legal = "" if mask is None else f"; legal are {mask.nonzero().flatten().tolist()}"
-            told.append(f"{key!r}{where} is {chosen}, which is illegal{legal}")
-        return " and ".join(told)
+            choices.append(f"{key!r}{where} is {chosen}, which is illegal{legal}")
+        return " and ".join(choices)
 
     @cached_property
     def _action_rules(self) -> dict[Key, ActionInput]:
-        """What actions of one row may be: the space says it, whatever batch the specs are of."""
+        """Return what actions of one row may be: the space says it, whatever batch the specs are of."""
         categorical = self.settings.categorical
         space = self.programs.env.action_space
         one = action_composite(space, torch.Size(), None, categorical=categorical)
@@ -597,11 +597,11 @@ class ProgramEngine:
 
     def flags(self, td: TensorDictBase) -> torch.Tensor:
         """Read the done flags, bool (3, rows, 1); those that are absent are not set."""
-        given = [td.get(name, None) for name in DONE_LEAVES]
-        if any(flag is None for flag in given):
+        leaves_read = [td.get(name, None) for name in DONE_LEAVES]
+        if any(flag is None for flag in leaves_read):
             blank = torch.zeros(*td.batch_size, 1, dtype=torch.bool, device=self.device)
-            given = [blank if flag is None else flag for flag in given]
-        flags = torch.stack(given)
+            leaves_read = [blank if flag is None else flag for flag in leaves_read]
+        flags = torch.stack(leaves_read)
         if td.batch_size and td.batch_size == self.settings.batch_size:
             return flags if td.batch_dims == 1 else flags.flatten(1, -2)
         rows = flags.flatten(1, -2) if td.batch_size else flags[:, None]

@@ -113,7 +113,7 @@ class NamedRows:
 
     def begin(self, inner: object, memory: ByPath) -> RowState:
         """Return a state of the env, and what is remembered, as a state of rows."""
-        return RowState(inner, memory, self._given)
+        return RowState(inner, memory, self._initial_shared)
 
     def unstepped(self, state: RowState, rows: int) -> tuple[RowState, Timestep]:
         """Return what `step` gives in form, but no step is made: the state stays, what is shown means nothing."""
@@ -145,7 +145,7 @@ class NamedRows:
 
     def blank_inputs(self, rows: int) -> tuple[Any, ByPath]:
         """Return an action and the memory of a step in form; what they hold means nothing."""
-        shown, shared = self._begun(_named(self._blank(rows)), self._given)
+        shown, shared = self._begun(_named(self._blank(rows)), self._initial_shared)
         action = sample_space(self.env.action_space, jnp.zeros(2, jnp.uint32), (rows,))
         return action, self._moment(None, shown, shared)[0].memory
 
@@ -182,16 +182,18 @@ class NamedRows:
         state = self.begin(write(inner), {})
         return self._moment(*self._restarted(mask, origins, state, write))
 
-    def resume(self, inner: object, given: ByPath, flags: jax.Array) -> tuple[RowState, Timestep]:
-        """Go on from a root of which some leaves are given; the others begin as after a reset.
+    def resume(
+        self, inner: object, root_leaves: ByPath, flags: jax.Array
+    ) -> tuple[RowState, Timestep]:
+        """Build the state of rows from a root of which some leaves are known; the others begin as after a reset.
 
         Args:
-            given: leaves of the root by path.
+            root_leaves: leaves of the root by path.
             flags: bool (3, rows, 1): done, terminated, truncated.
         """
-        blank, shared = _named(self._blank(flags.shape[1])), self._given
+        blank, shared = _named(self._blank(flags.shape[1])), self._initial_shared
         begun = self._begun(blank, shared)[0]
-        leaves = begun | given | dict(zip(FLAGS, flags, strict=True))
+        leaves = begun | root_leaves | dict(zip(FLAGS, flags, strict=True))
         state, root = self._moment(inner, leaves, shared)
         following = self._stepped(state.memory, blank | self._unpaid(flags.shape[1]), shared)
         _, shown = self._moment(inner, *following)
@@ -200,7 +202,7 @@ class NamedRows:
     # -------------------------------------------------------------------------------------- leaves
 
     @property
-    def _given(self) -> Shared:
+    def _initial_shared(self) -> Shared:
         """Values that rows share, as they were given."""
         return tuple(
             {name: constants[name] for name in transform.state()}
@@ -267,19 +269,19 @@ class NamedRows:
         Of a step they also see the memory at its root, if the step produced none.
         """
         after = []
-        for (transform, constants), own in zip(self._chain, shared, strict=True):
-            constants, seen = {**constants, **own}, Leaves(leaves, 1)
-            if own and mask is not None:
+        for (transform, constants), values in zip(self._chain, shared, strict=True):
+            constants, seen = {**constants, **values}, Leaves(leaves, 1)
+            if values and mask is not None:
                 before = {
                     path: leaf
                     for path in transform.memory()
                     if (leaf := root().get(path)) is not None
                 }
-                known = Leaves({**before, **leaves}, 1)
-                own = {**own, **transform.seen_leaves(known, mask, constants)}
-                constants |= own
+                rows_seen = Leaves({**before, **leaves}, 1)
+                values = {**values, **transform.seen_leaves(rows_seen, mask, constants)}
+                constants |= values
             leaves = with_changes(leaves, hook(transform, seen, constants))
-            after.append(own)
+            after.append(values)
         return leaves, tuple(after)
 
     def _blank(self, rows: int) -> Timestep:
@@ -291,7 +293,9 @@ class NamedRows:
 
     @cached_property
     def _shown_by_reset(self) -> set[Path]:
-        return set(jax.eval_shape(lambda: self._begun(_named(self._blank(1)), self._given)[0]))
+        return set(
+            jax.eval_shape(lambda: self._begun(_named(self._blank(1)), self._initial_shared)[0])
+        )
 
     def _moment(self, inner: object, leaves: ByPath, shared: Shared) -> tuple[RowState, Timestep]:
         memory = {path: leaf for path, leaf in leaves.items() if path in self._memory}

@@ -374,7 +374,7 @@ class JaxEnv(EnvBase):
     def _kept_where_skipped(
         self, td: TensorDictBase, mask: torch.Tensor, following: TensorDictBase
     ) -> TensorDictBase:
-        """Keep what was there in rows that ``mask`` leaves out; their reward is 0."""
+        """Replace the results in rows that ``mask`` leaves out by what was there; their reward is 0."""
         if bool(mask.all()):
             return following
         return merge_rows(self._skipped_next(td), following, {(): mask})

@@ -125,7 +125,7 @@ LIMIT = "the steps of an episode, None for the library's own limit, or -1 for no
 
 
 def of_every_env(options: JaxOptions) -> EnvOptions:
-    """Leave out the keywords that only envs over JAX take; unknown ones stay, for `EnvBase` to refuse."""
+    """Return the keywords without those that only envs over JAX take; unknown ones stay, for `EnvBase` to refuse."""
     own = _Own.__annotations__
     return {name: value for name, value in options.items() if name not in own}  # type: ignore[return-value]
 
@@ -205,12 +205,12 @@ def rows_of(
     )
 
 
-def padded_size(rows: int, own: int, multiple: int) -> int:
+def padded_size(rows: int, rows_of_env: int, multiple: int) -> int:
     """Return the size to compile for: the env's own as it is, any other rounded up to a power of two.
 
     Sizes from 1 to N thus take about log2(N) programs. ``multiple`` must divide all but the own size.
     """
-    if rows == own:
-        return own
+    if rows == rows_of_env:
+        return rows_of_env
     size = 1 << max(rows - 1, 0).bit_length()
     return -(-size // multiple) * multiple

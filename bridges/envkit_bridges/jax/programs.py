@@ -337,7 +337,7 @@ class Programs:
         """
         key, start = draws[:-1], draws[-1]
         rows, carry = self._begun(begin, constants)
-        carry, made = unroll(
+        carry, record = unroll(
             rows,
             carry,
             random_policy(rows) if policy is None else self._drawing_apart(policy),
@@ -347,7 +347,7 @@ class Programs:
             start=start,
             record_state=record_state,
         )
-        return self._run(made), self._root_after(carry), carry[0].inner
+        return self._run(record), self._root_after(carry), carry[0].inner
 
     def _until(
         self,
@@ -365,7 +365,7 @@ class Programs:
     ) -> tuple[dict[str, Any], dict[str, Any], Stopped]:
         """Take steps until rows are done, see `unroll_until`; gives what `_unroll` does, and the end."""
         rows, carry = self._begun(begin, constants)
-        carry, made, stopped = unroll_until(
+        carry, record, stopped = unroll_until(
             rows,
             carry,
             policy or random_policy(rows),
@@ -379,10 +379,10 @@ class Programs:
             check_every=check_every,
             record_state=True,
         )
-        return self._run(made), self._root_after(carry), stopped
+        return self._run(record), self._root_after(carry), stopped
 
     def _drawing_apart(self, policy: Policy) -> Policy:
-        """Let a policy draw other numbers on every shard."""
+        """Wrap a policy so that it draws other numbers on every shard."""
         if self.shards is None:
             return policy
         return lambda params, observation, key: policy(
@@ -397,14 +397,14 @@ class Programs:
     def _root_after(self, carry: tuple[RowState, Timestep]) -> dict[str, Any]:
         return self._outputs(carry[0], replace(carry[1], reward={}))
 
-    def _run(self, made: Transition) -> dict[str, Any]:
-        root = Timestep(made.observation, {}, made.terminated, made.truncated, made.info)
-        is_acted = isinstance(made.action, Acted)
+    def _run(self, record: Transition) -> dict[str, Any]:
+        root = Timestep(record.observation, {}, record.terminated, record.truncated, record.info)
+        is_acted = isinstance(record.action, Acted)
         return {
-            "root": {**self._shown(root), "state": self._name_buffers(made.state)},
-            "next": {**self._shown(made.next), "state": self._name_buffers(made.next_state)},
-            "action": None if is_acted else made.action,
-            "written": made.action.written if is_acted else {},
+            "root": {**self._shown(root), "state": self._name_buffers(record.state)},
+            "next": {**self._shown(record.next), "state": self._name_buffers(record.next_state)},
+            "action": None if is_acted else record.action,
+            "written": record.action.written if is_acted else {},
         }
 
     # -------------------------------------------------------------------------------------- names

@@ -60,23 +60,27 @@ class Shards:
                     f"devices holds {device!r} of type {type(device).__name__}; expected devices of JAX, or torch's names of "
                     "them. Pass jax.local_devices(), or some of them: jax.local_devices()[:2]."
                 )
-        found = [
+        jax_devices = [
             device if isinstance(device, jax.Device) else jax_device_of(torch.device(device))
             for device in devices
         ]
-        own = jax.process_index()
-        if others := [device for device in found if device.process_index != own]:
+        process = jax.process_index()
+        if others := [device for device in jax_devices if device.process_index != process]:
             raise ArgumentError(
-                f"devices holds {others}, of another process; expected devices of this one, process {own}. Pass "
+                f"devices holds {others}, of another process; expected devices of this one, process {process}. Pass "
                 "jax.local_devices(): each process runs its own part of a batch."
             )
-        if not found or len(set(found)) != len(found) or len({d.platform for d in found}) > 1:
+        if (
+            not jax_devices
+            or len(set(jax_devices)) != len(jax_devices)
+            or len({d.platform for d in jax_devices}) > 1
+        ):
             raise ArgumentError(
                 f"devices={list(devices)} must be different devices of one platform, at least one. "
                 "Pass jax.local_devices(), or some of them."
             )
-        self.devices = tuple(found)
-        self._mesh = Mesh(np.asarray(found), (AXIS,))
+        self.devices = tuple(jax_devices)
+        self._mesh = Mesh(np.asarray(jax_devices), (AXIS,))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _shards_of, ([(device.platform, device.id) for device in self.devices],)
@@ -127,7 +131,7 @@ class Shards:
         """
 
         def spread(*args: object) -> PyTree:
-            fixed, given = args[:static], args[static:]
+            fixed, arrays = args[:static], args[static:]
             on_shard = jax.shard_map(
                 lambda *local: function(*fixed, *local),
                 mesh=self._mesh,
@@ -135,7 +139,7 @@ class Shards:
                 out_specs=gives,
                 check_vma=False,
             )
-            return on_shard(*given)
+            return on_shard(*arrays)
 
         compiled = jit_with_note(spread, what, static_argnums=tuple(range(static)))
 
@@ -184,13 +188,13 @@ def _is_spec(tree: object) -> bool:
 
 def _shards_of(named: list[tuple[str, int]]) -> Shards:
     """Find the devices of `Shards` that come from another process."""
-    found = {(device.platform, device.id): device for device in jax.devices(named[0][0])}
+    devices = {(device.platform, device.id): device for device in jax.devices(named[0][0])}
     missing = [
-        f"{platform}:{number}" for platform, number in named if (platform, number) not in found
+        f"{platform}:{number}" for platform, number in named if (platform, number) not in devices
     ]
     if missing:
         raise ArgumentError(
             f"an env that was spread over {len(named)} devices needs {missing}, which this process does not "
             "see. Build it here, with devices=jax.devices()."
         )
-    return Shards([found[name] for name in named])
+    return Shards([devices[name] for name in named])

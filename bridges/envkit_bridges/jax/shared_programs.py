@@ -202,5 +202,5 @@ class Program:
         return self._owner.shared.call(self._name, self._owner, args)
 
     def lower(self, *args: object) -> Any:
-        """Do what `jax.jit` does under that name."""
+        """Lower the program as a function of `jax.jit` does."""
         return self._owner.shared.call(self._name, self._owner, args, lowers=True)

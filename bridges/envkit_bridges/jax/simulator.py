@@ -108,9 +108,9 @@ class SimulatorCore:
         return _core_of, (type(self), given)
 
 
-def _core_of(kind: type[SimulatorCore], given: dict[str, Any]) -> SimulatorCore:
+def _core_of(kind: type[SimulatorCore], fields: dict[str, Any]) -> SimulatorCore:
     """Build what another process pickled."""
-    return kind(**given) if "env" in given else kind(given["make"](), **given)
+    return kind(**fields) if "env" in fields else kind(fields["make"](), **fields)
 
 
 @dataclass(frozen=True)
@@ -142,12 +142,12 @@ class ModelledCore(SimulatorCore):
             yield self.env
             return
         with _PUTTING:
-            own = getattr(self.env, self.attribute)
+            original = getattr(self.env, self.attribute)
             setattr(self.env, self.attribute, self.other)
             try:
                 yield self.env
             finally:
-                setattr(self.env, self.attribute, own)
+                setattr(self.env, self.attribute, original)
 
     @property
     def action_space(self) -> Box:
@@ -220,12 +220,14 @@ class ParamsCore(SimulatorCore):
 
     def lasting(self, steps: int | None) -> Self:
         """Return the env with params of such a limit."""
-        own = getattr(self.params, self.limit_name, None)
-        if own is None or (steps is not None and steps <= own):
+        current = getattr(self.params, self.limit_name, None)
+        if current is None or (steps is not None and steps <= current):
             return self
         limit = NO_LIMIT if steps is None else steps
-        if not isinstance(own, int):
-            limit = float(limit) if isinstance(own, float) else jnp.asarray(limit, own.dtype)
+        if not isinstance(current, int):
+            limit = (
+                float(limit) if isinstance(current, float) else jnp.asarray(limit, current.dtype)
+            )
         params = self.params.replace(**{self.limit_name: limit})
         return dataclasses.replace(self, params=params, form=_form_of(params))
 
@@ -259,11 +261,11 @@ def _require_kind(params: PyTree, like: PyTree) -> None:
     Raises:
         ArgumentTypeError: they are not.
     """
-    given, wanted = (
+    names, wanted = (
         [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(one)]
         for one in (params, like)
     )
-    if type(params) is not type(like) or given != wanted:
+    if type(params) is not type(like) or names != wanted:
         raise ArgumentTypeError(
             f"params are {jax.tree.structure(params)}, but this env has {jax.tree.structure(like)}. Pass "
             "env.params.replace(...)."
@@ -386,11 +388,11 @@ class ParamsEnv(SimulatorEnv):
         **options: Unpack[ParamsOptions],
     ):
         core = self.core_type.of(env, env_params, self._maker)
-        given: dict[str, Any] = dict(options)
-        if as_bool("params_per_row", given.pop("params_per_row", False)):
-            given["randomize_at"] = given.get("randomize_at") or "construction"
-            given["randomize"] = _EveryLeaf(given.get("randomize"))
-        super().__init__(core, device=device, **given)
+        keywords: dict[str, Any] = dict(options)
+        if as_bool("params_per_row", keywords.pop("params_per_row", False)):
+            keywords["randomize_at"] = keywords.get("randomize_at") or "construction"
+            keywords["randomize"] = _EveryLeaf(keywords.get("randomize"))
+        super().__init__(core, device=device, **keywords)
         self._params = self._core.params
         self._engine.settings.model = jax.tree.map(jnp.asarray, self._params)
 

@@ -97,7 +97,7 @@ class Unrolling:
         rows, device = self._root.numel(), self._root.device
         counted = torch.arange(engine.size(rows), device="cpu") < rows
         pieces: list[TensorDict] = []
-        made = 0
+        taken = 0
         while True:
             # Lent memory is kept until the host has read how many steps were made.
             begin, constants = self._start(), engine.constants(self._root.batch_size)
@@ -110,10 +110,10 @@ class Unrolling:
                 begin,
                 actor.params,
                 key,
-                number_to_jit(made, device),
+                number_to_jit(taken, device),
                 constants,
                 stepped,
-                number_to_jit(min(capacity, steps - made), device),
+                number_to_jit(min(capacity, steps - taken), device),
             )
             engine.without_shared(last)
             count = int(stopped.made)
@@ -121,8 +121,8 @@ class Unrolling:
             if pieces:
                 self._repeat_ended(pieces[-1], piece)
             pieces.append(piece)
-            made += count
-            if made == steps or bool(stopped.ended):
+            taken += count
+            if taken == steps or bool(stopped.ended):
                 data = pieces[0] if len(pieces) == 1 else TensorDict.cat(pieces, self._root.ndim)
                 self._require_right(data)
                 return data
@@ -147,7 +147,7 @@ class Unrolling:
             )
 
     def _repeat_ended(self, before: TensorDict, piece: TensorDict) -> None:
-        """Let rows that were done before a piece repeat the last transition that they made, unpaid."""
+        """Replace the transitions of rows that were done before a piece by their last one, with reward 0."""
         done = self._root["done"].squeeze(-1)
         if bool(done.any()):
             last: Any = before[done][:, -1:]

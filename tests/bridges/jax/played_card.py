@@ -99,7 +99,7 @@ def _play_torch(patch: pytest.MonkeyPatch, card: PlayedCard) -> None:
     ``torch.tensor([value])`` would then refuse each scalar tensor in this process.
     """
     on_cpu_too = {name: getattr(FakeTensor, name) for name in ("__getitem__", "copy_")}
-    made = torch.Generator
+    real_generator = torch.Generator
 
     def is_played(tensor: FakeTensor) -> bool:
         return tensor.device.type != "cpu"
@@ -137,4 +137,4 @@ def _play_torch(patch: pytest.MonkeyPatch, card: PlayedCard) -> None:
     patch.setattr(FakeTensor, "data_ptr", lambda self: 0)
     patch.setattr(FakeTensor, "tolist", lambda self: self.numpy().tolist())
     patch.setattr(FakeTensor, "__invert__", lambda self: torch.bitwise_not(self))
-    patch.setattr(torch, "Generator", lambda device="cpu": made("cpu"))
+    patch.setattr(torch, "Generator", lambda device="cpu": real_generator("cpu"))

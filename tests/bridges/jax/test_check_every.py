@@ -70,11 +70,11 @@ def is_same(first, second):
 def test_the_data_is_that_of_a_rollout_that_asks_after_each_step(kind, stop, every, request):
     env = request.getfixturevalue(kind)
     expected, asked = rolled(env, 40, stop)
-    found, called = rolled(env, 40, stop, check_every=every)
+    data, called = rolled(env, 40, stop, check_every=every)
 
     steps = expected.batch_size[-1]
-    assert 1 < steps < 40 and found.batch_size == expected.batch_size
-    assert is_same(found, expected)
+    assert 1 < steps < 40 and data.batch_size == expected.batch_size
+    assert is_same(data, expected)
     assert asked == steps and called == min(40, -(-steps // every) * every)
 
 
@@ -104,7 +104,7 @@ def test_nothing_else_is_read(walker, stop):
     for steps in (2, 2, 6):
         with HostReads() as reads:
             rolled(walker, steps, stop, check_every=50)
-        counts.append(len(reads.found))
+        counts.append(len(reads.reads))
 
     assert counts[1] == counts[2]
 

@@ -17,7 +17,7 @@ from tests.zoo.walkers import Pendulum, unlike_any
 
 @pytest.fixture
 def keep_in():
-    """Have JAX keep all programs in a folder, or none for None, until the test ends."""
+    """Set the folder in which JAX keeps all programs, or None for none, until the test ends."""
     names = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
     before = [getattr(jax.config, name) for name in names]
 
@@ -82,9 +82,9 @@ def test_a_short_one_is_not(monkeypatch, caplog):
 
 
 def test_nothing_is_announced_after_an_error(monkeypatch, caplog):
-    made, timer = [], threading.Timer
+    timers, timer = [], threading.Timer
     monkeypatch.setattr(compilation, "NOTE_AFTER_S", 600.0)
-    monkeypatch.setattr(threading, "Timer", lambda *args: made.append(timer(*args)) or made[-1])
+    monkeypatch.setattr(threading, "Timer", lambda *args: timers.append(timer(*args)) or timers[-1])
 
     def fails(x):
         raise ValueError("no")
@@ -93,7 +93,7 @@ def test_nothing_is_announced_after_an_error(monkeypatch, caplog):
     with pytest.raises(ValueError, match="no"):
         run(1.0)
 
-    (waiting,) = made
+    (waiting,) = timers
     waiting.join(60.0)
     assert not waiting.is_alive() and not caplog.messages
 

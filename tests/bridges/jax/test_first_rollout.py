@@ -39,11 +39,11 @@ def test_it_gives_what_a_reset_and_a_rollout_from_it_give(make, record_state):
         env.set_seed(3)
 
     for _ in range(2):  # keys that follow are the same, too
-        found = ours.rollout(12, **how)
+        data = ours.rollout(12, **how)
         wanted = theirs.rollout(12, auto_reset=False, tensordict=theirs.reset(), **how)
 
-        assert_same(found, wanted)
-    assert found["next", "done"].any()
+        assert_same(data, wanted)
+    assert data["next", "done"].any()
     assert "restart" not in ours.traces
 
 

@@ -100,25 +100,30 @@ def test_products_have_the_precision_that_jax_is_asked_for_and_those_of_compiled
     monkeypatch,
 ):
     """A card multiplies float32 in TF32 unless it is told otherwise, see docs/gpu.md."""
-    found = []
+    are_highest = []
 
     def unroll(programs, steps, policy, record_state, *args):
         traced = jax.make_jaxpr(partial(unrolled, programs, steps, policy, record_state))(*args)
-        found.append("Precision.HIGHEST" in str(traced))
+        are_highest.append("Precision.HIGHEST" in str(traced))
         return unrolled(programs, steps, policy, record_state, *args)
 
     unrolled = Programs._unroll
     monkeypatch.setattr(Programs, "_unroll", unroll)
     env = JaxEnv(unlike_any(Walker), batch_size=[3])
     compiled = compile_policy(OfPlace("cpu"))
-    own = JaxPolicy(lambda params, shown, key: shown["place"] @ params, jnp.eye(2))
+    in_jax = JaxPolicy(lambda params, shown, key: shown["place"] @ params, jnp.eye(2))
 
-    for policy in (compiled, own):
+    for policy in (compiled, in_jax):
         for precision in (None, "highest", None):
             with jax.default_matmul_precision(precision):
                 env.unroll(env.reset(), 2, policy)
 
-    assert found == [True, True, False, True]  # a program that was asked for before is found again
+    assert are_highest == [
+        True,
+        True,
+        False,
+        True,
+    ]  # a program that was asked for before is found again
 
 
 # ------------------------------------------------------------------------------------ on a card

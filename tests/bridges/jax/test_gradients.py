@@ -190,15 +190,15 @@ def test_nothing_has_a_graph_unless_it_is_wanted(env):
 
     with torch.no_grad():
         unrecorded = env.step_and_maybe_reset(root.copy().set("action", action))[0]
-    given = {
+    by_way = {
         "no_grad": unrecorded,
         "an action without": step_once(env, root, action.detach()),
         "an env without": step_once(plain, start(plain), action),
     }
 
-    for way, td in given.items():
+    for way, td in by_way.items():
         assert not any(leaf.requires_grad for leaf in td["next"].values(True, True)), way
-    assert_same(given["no_grad"]["next"], step_once(env, root, action)["next"].detach())
+    assert_same(by_way["no_grad"]["next"], step_once(env, root, action)["next"].detach())
 
 
 def test_a_detached_root_cuts_the_gradient(env):

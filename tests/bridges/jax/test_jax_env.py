@@ -126,10 +126,10 @@ def test_sizes_one_to_nine_take_one_program_for_each_power_of_two():
 )
 def test_at_most_two_programs_compile_before_a_first_call_returns(call, programs):
     env = JaxEnv(unlike_any(Walker), batch_size=[4], device="cpu")
-    found = []
+    events = []
 
     def heard(event, duration, **about):
-        found.append(event.endswith("backend_compile_duration"))
+        events.append(event.endswith("backend_compile_duration"))
 
     jax.monitoring.register_event_duration_secs_listener(heard)
     try:
@@ -138,18 +138,20 @@ def test_at_most_two_programs_compile_before_a_first_call_returns(call, programs
         jax.monitoring.unregister_event_duration_listener(heard)
 
     assert env.traces == dict.fromkeys(programs, 1)
-    assert sum(found) == len(programs) <= 2
+    assert sum(events) == len(programs) <= 2
 
 
 def test_the_program_of_a_run_gives_out_the_state_that_its_loop_carries(walker, monkeypatch):
     """Nobody reads it; without it the same run takes a tenth longer on a CPU, see docs/performance.md."""
-    programs, given = walker._engine.programs, []
+    programs, results = walker._engine.programs, []
     unroll = programs.unroll
-    monkeypatch.setattr(programs, "unroll", lambda *args: given.append(unroll(*args)) or given[-1])
+    monkeypatch.setattr(
+        programs, "unroll", lambda *args: results.append(unroll(*args)) or results[-1]
+    )
 
     walker.unroll(seeded(walker).reset(), 3)
 
-    ((_, last, carried),) = given
+    ((_, last, carried),) = results
     expected = programs.read_state(last["state"])
     assert jax.tree.structure(carried) == jax.tree.structure(expected)
     for ours, theirs in zip(*map(jax.tree.leaves, (carried, expected)), strict=True):
@@ -800,7 +802,7 @@ def test_no_two_leaves_of_a_result_share_memory(walker, nested_walker, layout):
     env = walker if layout == "packed" else nested_walker
     mask = torch.tensor([True, False, True, False])
     root = seeded(env).reset()
-    given = root.clone()
+    before = root.clone()
 
     stepped = env.step(act(root.copy(), 0.1))
     masked = env.step(act(root.copy(), 0.1).set("_step", mask))
@@ -814,7 +816,7 @@ def test_no_two_leaves_of_a_result_share_memory(walker, nested_walker, layout):
     assert not shared_memory(data, following.exclude("action"))
     for record_state in (False, True):
         assert not shared_memory(root, *env.unroll(root, STEPS, record_state=record_state))
-    assert_same(root, given)
+    assert_same(root, before)
 
 
 class Late(Pendulum):
@@ -825,9 +827,9 @@ class Late(Pendulum):
         return super().step(state, action + power[0, 0])
 
 
-@pytest.mark.parametrize("own", [8, 4], ids="env of {} rows".format)
-def test_refilling_the_action_during_and_after_a_step_changes_nothing(own):
-    env = seeded(JaxEnv(Late(), batch_size=[own]))
+@pytest.mark.parametrize("size", [8, 4], ids="env of {} rows".format)
+def test_refilling_the_action_during_and_after_a_step_changes_nothing(size):
+    env = seeded(JaxEnv(Late(), batch_size=[size]))
     root = env.reset(TensorDict(batch_size=[8]))
     wanted = env.step(root.clone().set("action", torch.ones(8, 1)))
 

@@ -37,20 +37,20 @@ def test_where_another_generator_is_set_jax_is_asked():
     before = jax.config.jax_default_prng_impl  # type: ignore[attr-defined]
     jax.config.update("jax_default_prng_impl", "rbg")
     try:
-        found, wanted = split(key_of(2**40 + 3)), jax.random.split(key_of_jax(2**40 + 3))
+        keys, wanted = split(key_of(2**40 + 3)), jax.random.split(key_of_jax(2**40 + 3))
     finally:
         jax.config.update("jax_default_prng_impl", before)
 
-    assert np.array_equal(found, wanted)
+    assert np.array_equal(keys, wanted)
 
 
 def test_where_jax_counts_as_it_did_once_it_is_asked():
     key, before = key_of(3), jax.config.jax_threefry_partitionable  # type: ignore[attr-defined]
     jax.config.update("jax_threefry_partitionable", not before)
     try:
-        found, wanted = split(key), jax.random.split(jax.random.PRNGKey(3))
+        keys, wanted = split(key), jax.random.split(jax.random.PRNGKey(3))
     finally:
         jax.config.update("jax_threefry_partitionable", before)
 
-    assert np.array_equal(found, wanted)
-    assert not np.array_equal(found, split(key))
+    assert np.array_equal(keys, wanted)
+    assert not np.array_equal(keys, split(key))

@@ -78,13 +78,13 @@ class HostReads(TorchDispatchMode):
 
     def __init__(self):
         super().__init__()
-        self.found: list[str] = []
+        self.reads: list[str] = []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         name = func.__name__.partition(".")[0]
         moves = name == "_to_copy" and "device" in (kwargs or {})
         if name in self.names or moves:
-            self.found.append(name)
+            self.reads.append(name)
         return func(*args, **(kwargs or {}))
 
 
@@ -112,7 +112,7 @@ def test_the_host_reads_nothing_in_a_step(call, kind, device, request):
     with HostReads() as reads:
         getattr(env, call)(act(td))
 
-    assert reads.found == []
+    assert reads.reads == []
 
 
 @both_devices
@@ -128,7 +128,7 @@ def test_the_host_reads_once_at_the_start_of_a_rollout_and_never_while_it_steps(
     with HostReads() as reads:
         env.rollout(7, act, auto_reset=False, tensordict=td, break_when_any_done=False)
 
-    assert reads.found == ["is_nonzero"] or reads.found == ["_local_scalar_dense"]
+    assert reads.reads == ["is_nonzero"] or reads.reads == ["_local_scalar_dense"]
 
 
 @both_devices
@@ -146,13 +146,13 @@ def test_a_state_that_came_from_jax_goes_back_as_it_is_unless_it_was_written_to(
     expected, _ = walker.step_and_maybe_reset(act(written))
     assert len(copied) == len(written["state"].keys())
     copied.clear()
-    found, root = walker.step_and_maybe_reset(act(same))
+    data, root = walker.step_and_maybe_reset(act(same))
     assert not copied
     for leaf in root["state"].values():
         leaf.add_(0)
     walker.step_and_maybe_reset(act(root))
     assert len(copied) == len(root["state"].keys())
-    assert (found == expected).all()
+    assert (data == expected).all()
 
 
 @pytest.mark.usefixtures("waiting")
@@ -338,11 +338,11 @@ def test_every_program_takes_a_tensor_and_nothing_that_the_host_brings_to_a_card
     walker, watched, device, monkeypatch
 ):
     """What the host brings waits for nothing, and may be written where a dropped tensor is still read."""
-    given = []
+    calls = []
 
     def call(program, *args):
         static = program._owner._functions[program._name][1]
-        given.append(args[static:])
+        calls.append(args[static:])
         return called(program, *args)
 
     called = Program.__call__
@@ -365,8 +365,8 @@ def test_every_program_takes_a_tensor_and_nothing_that_the_host_brings_to_a_card
         env.rollout(3, act, break_when_any_done=False)
     walker.reseed(walker.reset())
 
-    assert len(given) > 12
-    for args in given:
+    assert len(calls) > 12
+    for args in calls:
         leaves = jax.tree.leaves(args)
         assert leaves and all(isinstance(leaf, jax.Array) for leaf in leaves)
 

@@ -79,11 +79,11 @@ def test_episodes_are_the_same_whichever_rows_are_reset(rows, run):
         env.set_seed(3)
     action = torch.linspace(0.1, 0.9, 2 * rows).reshape(rows, 2)
     policy = None if run == "in one program" else lambda td: td.set("action", action)
-    expected, found = (env.rollout(30, policy, **how) for env in (done, every))
+    expected, data = (env.rollout(30, policy, **how) for env in (done, every))
 
-    assert set(found.keys(True, True)) == set(expected.keys(True, True))
+    assert set(data.keys(True, True)) == set(expected.keys(True, True))
     for key in expected.keys(True, True):
-        torch.testing.assert_close(found[key], expected[key], rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(data[key], expected[key], rtol=1e-5, atol=1e-5)
     ends = expected["next", "done"][..., 0].sum(1)
     assert run == "until one ends" or (ends > 1).all()
 

@@ -240,18 +240,18 @@ def test_an_array_of_several_devices_is_no_tensor(spread):
 def test_programs_communicate_nothing(pair, name):
     env = pair[1]
     td = env.rand_action(env.reset())
-    given = jax.tree.map(np.asarray, env._engine.prepare(td).inputs)
+    inputs = jax.tree.map(np.asarray, env._engine.prepare(td).inputs)
     constants = env._engine.constants(td.batch_size)
     arguments = {
-        "step": (*given, constants),
-        "advance": (*given, constants, True),
-        "restart": (given[0], np.ones(8, bool), constants, 1),
+        "step": (*inputs, constants),
+        "advance": (*inputs, constants, True),
+        "restart": (inputs[0], np.ones(8, bool), constants, 1),
         "unroll": (
             3,
             None,
             True,
             (
-                given[0],
+                inputs[0],
                 {path: np.asarray(leaf) for path, leaf in env._engine.root(td).items()},
                 np.zeros((3, 8, 1), bool),
                 {},

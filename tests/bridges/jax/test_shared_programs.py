@@ -53,7 +53,7 @@ def mark():
     return next(UNLIKE)
 
 
-def made(gravity, mark, rows=2, **options):
+def falling(gravity, mark, rows=2, **options):
     return env_of(Fall(gravity, mark), rows, **options)
 
 
@@ -72,7 +72,7 @@ TRACED = {"restart": 1, "step": 1}
 
 
 def test_an_env_that_equals_another_traces_nothing(mark):
-    first, second = (made((1.0, 2.0), mark, episode_length=5) for _ in range(2))
+    first, second = (falling((1.0, 2.0), mark, episode_length=5) for _ in range(2))
 
     data = first.rollout(3, break_when_any_done=True, policy=lambda seen: seen)
 
@@ -95,16 +95,16 @@ def test_an_env_that_equals_another_traces_nothing(mark):
     ],
 )
 def test_an_env_that_differs_is_traced_for_itself(mark, gravity, options):
-    first = made(1.0, mark)
+    first = falling(1.0, mark)
     fallen(first)
-    second = made(gravity, mark, **options)
+    second = falling(gravity, mark, **options)
 
     assert fallen(second) == float(np.sum(gravity() if callable(gravity) else gravity))
     assert second.traces == TRACED
 
 
 def test_closures_over_unlike_values_are_not_shared(mark):
-    first, second = (made(lambda pull=pull: pull, mark) for pull in (1.0, 2.0))
+    first, second = (falling(lambda pull=pull: pull, mark) for pull in (1.0, 2.0))
 
     assert [fallen(first), fallen(second)] == [1.0, 2.0]
 
@@ -205,7 +205,7 @@ def test_copies_share_what_is_compiled(core):
 
 
 def test_programs_go_with_the_last_env_that_uses_them(mark):
-    first, second = made(1.0, mark), made(1.0, mark)
+    first, second = falling(1.0, mark), falling(1.0, mark)
     assert fallen(first) == fallen(second)
     programs = weakref.ref(first._engine.programs.shared)
     assert programs() is second._engine.programs.shared
@@ -220,7 +220,7 @@ def test_programs_go_with_the_last_env_that_uses_them(mark):
 
 
 def test_envs_that_programs_see_through_unlike_transforms_share_none(mark):
-    first, second = (TransformedEnv(made(1.0, mark), StepCounter()) for _ in range(2))
+    first, second = (TransformedEnv(falling(1.0, mark), StepCounter()) for _ in range(2))
 
     assert fallen(first) == fallen(second) == 1.0
     assert second.traces == TRACED
@@ -235,7 +235,7 @@ def test_devices_and_backends_tell_envs_apart(mark):
     assert key() == key()
     assert key() != key("positional")
     spread = JaxEnv(Fall(), batch_size=[2], devices=jax.devices()[:1])
-    assert spread._engine.programs.key() != made(1.0, 0)._engine.programs.key()
+    assert spread._engine.programs.key() != falling(1.0, 0)._engine.programs.key()
 
 
 @dataclass
@@ -333,7 +333,7 @@ def test_an_env_that_is_changed_is_no_longer_what_others_are_compared_with(mark)
     ("one", "other"), [(2, 2.0), (True, 1), (0.0, -0.0), ((1,), (True,)), ((1,), [1])]
 )
 def test_numbers_that_are_equal_but_unlike_are_traced_apart(mark, one, other):
-    envs = [made(value, mark) for value in (one, other)]
+    envs = [falling(value, mark) for value in (one, other)]
     for env in envs:
         fallen(env)
 
