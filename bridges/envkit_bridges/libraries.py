@@ -116,7 +116,7 @@ def near_name(name: str, names: Iterable[str], otherwise: str) -> str:
 
 @contextlib.contextmanager
 def quietly() -> Iterator[None]:
-    """Let a library be imported or called without the lines it prints and the warnings it gives; other threads keep theirs."""
+    """Suppress the lines that a library prints and the warnings it gives, when it is imported or called; other threads keep theirs."""
     with no_output(), filters_kept(), no_warnings():
         yield
 
@@ -129,14 +129,14 @@ def require_quietly(library: str) -> ModuleType:
 
 @contextlib.contextmanager
 def keywords_told(
-    owner: str, given: Collection[str], known: Callable[[], Sequence[str]]
+    owner: str, keywords: Collection[str], accepted: Callable[[], Sequence[str]]
 ) -> Iterator[None]:
     """Explain a call of a library that fails because it does not know one of the keywords handed to it.
 
     Args:
         owner: who takes keywords, for the message.
-        given: the names of those that were handed over; what else the library does not know is its own mistake.
-        known: names those that it takes, as far as is known. Called only then.
+        keywords: the names of those that were handed over; what else the library does not know is its own mistake.
+        accepted: names those that it takes, as far as is known. Called only then.
 
     Raises:
         OptionError: (a TypeError) one is unknown; the message names the nearest that is known.
@@ -144,10 +144,10 @@ def keywords_told(
     try:
         yield
     except TypeError as error:
-        found = _UNEXPECTED.search(str(error))
-        if found is None or found[1] not in given:
+        named = _UNEXPECTED.search(str(error))
+        if named is None or named[1] not in keywords:
             raise
-        refuse_unknown(owner, [found[1]], [name for name in known() if name != found[1]])
+        refuse_unknown(owner, [named[1]], [name for name in accepted() if name != named[1]])
 
 
 _UNEXPECTED = re.compile(r"got an unexpected keyword argument '(\w+)'")

@@ -27,12 +27,12 @@ def a_module(tmp_path, monkeypatch):
 def test_a_library_that_fails_at_import_is_named_with_what_it_says_and_the_cure(a_module):
     a_module("raise RuntimeError('no such instruction')")
 
-    with pytest.raises(BrokenLibraryError, match="no such instruction") as told:
+    with pytest.raises(BrokenLibraryError, match="no such instruction") as caught:
         require("gymnax")
 
-    assert "pip install -e '.[gymnax]'" in str(told.value)
-    assert "\n" not in str(told.value)
-    assert isinstance(told.value.__cause__, RuntimeError)
+    assert "pip install -e '.[gymnax]'" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert isinstance(caught.value.__cause__, RuntimeError)
 
 
 def test_a_library_that_lacks_another_is_not_called_missing_itself(a_module):

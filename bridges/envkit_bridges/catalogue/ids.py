@@ -318,19 +318,19 @@ def _in_world(world: World, name: str) -> EnvEntry:
 
 
 def _anywhere(name: str) -> EnvEntry:
-    """Look a name without a world up in every world that is installed."""
+    """Find a name without a library in every library that is installed."""
     readable = {world.name: names for world in _all_worlds().values() if (names := _names(world))}
     holders = [world for world, names in readable.items() if name in names]
-    own = [id for id in _REGISTERED if id.partition("/")[2] == name]
-    candidates = [*(f"{world}/{name}" for world in holders), *own]
+    registered = [id for id in _REGISTERED if id.partition("/")[2] == name]
+    candidates = [*(f"{world}/{name}" for world in holders), *registered]
     if len(candidates) > 1:
         raise ArgumentError(
             f"{name!r} is in several libraries. Say which one: {', '.join(map(repr, candidates))}."
         )
     if holders:
         return _in_world(_all_worlds()[holders[0]], name)
-    if own:
-        return _REGISTERED[own[0]]
+    if registered:
+        return _REGISTERED[registered[0]]
     raise ArgumentError(_unknown(name, readable))
 
 

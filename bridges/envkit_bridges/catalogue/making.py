@@ -176,12 +176,15 @@ class _Request:
 
     def _of_pools(self) -> str:
         """Return the end of a message: which keywords a pool takes itself."""
-        own = [name for name in known_to(ParallelEnv) or () if name in self.keywords]
-        if not own:
+        of_pools = [name for name in known_to(ParallelEnv) or () if name in self.keywords]
+        if not of_pools:
             return ""
-        id, given = f"{self.entry.world}/{self.entry.name}", f"{own[0]}={self.keywords[own[0]]!r}"
+        id, example = (
+            f"{self.entry.world}/{self.entry.name}",
+            f"{of_pools[0]}={self.keywords[of_pools[0]]!r}",
+        )
         return (
-            f" A pool takes {', '.join(own)} itself: ParallelEnv({self.num_envs}, lambda: make({id!r}), {given}), or "
+            f" A pool takes {', '.join(of_pools)} itself: ParallelEnv({self.num_envs}, lambda: make({id!r}), {example}), or "
             "another class of pools."
         )
 

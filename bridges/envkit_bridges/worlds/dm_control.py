@@ -65,17 +65,17 @@ def require_drawable(physics: Any, options: Mapping[str, Any]) -> None:
 
 def _require_camera(model: Any, camera: Any) -> None:
     names = [model.id2name(number, "camera") for number in range(model.ncam)]
-    told = f"camera_id is {camera!r}, but this model has {_listed(names)}. Pass one of these, or -1, the free camera."
+    message = f"camera_id is {camera!r}, but this model has {_listed(names)}. Pass one of these, or -1, the free camera."
     if isinstance(camera, str):
         if camera not in names:
-            raise ArgumentError(told)
+            raise ArgumentError(message)
         return
     try:
         number = operator.index(camera)
     except TypeError as error:
-        raise ArgumentTypeError(told) from error
+        raise ArgumentTypeError(message) from error
     if not -1 <= number < len(names):
-        raise ArgumentError(told)
+        raise ArgumentError(message)
 
 
 def _listed(names: list[str]) -> str:
@@ -102,7 +102,7 @@ def import_suite() -> ModuleType:
 
 @contextlib.contextmanager
 def _on_the_calling_thread() -> Iterator[None]:
-    """Have OSMesa draw where it is called, as EGL does: its own thread could not be left at exit without errors."""
+    """Make OSMesa draw where it is called, as EGL does: its own thread could not be left at exit without errors."""
     name = "DISABLE_RENDER_THREAD_OFFLOADING"  # read when dm_control is imported
     with variables_kept(name):
         os.environ.setdefault(name, "1")
@@ -110,7 +110,7 @@ def _on_the_calling_thread() -> Iterator[None]:
 
 
 def draw_without_window() -> None:
-    """Have dm_control choose how it draws at its first picture: some tasks draw in a reset, or a user's code does."""
+    """Defer the choice how dm_control draws to its first picture: some tasks draw in a reset, or a user's code does."""
     drawing: Any = importlib.import_module("dm_control._render")
 
     def first_renderer(*args: object, **kwargs: Any) -> Any:
@@ -125,7 +125,7 @@ def draw_without_window() -> None:
 
 @contextlib.contextmanager
 def without_advice() -> Iterator[None]:
-    """Leave out what MuJoCo says of the age of dm_control's own models."""
+    """Suppress what MuJoCo says of the age of dm_control's own models."""
 
     def is_wanted(record: logging.LogRecord) -> bool:
         return "is deprecated" not in record.getMessage()
@@ -321,33 +321,33 @@ def require_env(name: str) -> None:
     require_name("dm_control", name, env_names())
 
 
-def require_keywords(name: str, given: Mapping[str, Any]) -> None:
+def require_keywords(name: str, keywords: Mapping[str, Any]) -> None:
     """Check the keywords that `build` will be given; nothing is made.
 
     Raises:
         OptionError: (a TypeError) `DMControlEnv`, or the task that ``task_kwargs`` are for, does not know one.
         ArgumentTypeError: (a TypeError) ``task_kwargs`` are no dict.
     """
-    refuse_unknown("DMControlEnv", given, known_to(DMControlEnv) or [])
+    refuse_unknown("DMControlEnv", keywords, known_to(DMControlEnv) or [])
     domain, _, task = name.partition("/")
-    of_task = as_keywords("task_kwargs", given.get("task_kwargs"), "{'time_limit': 5}")
+    of_task = as_keywords("task_kwargs", keywords.get("task_kwargs"), "{'time_limit': 5}")
     made_by = import_suite()._DOMAINS[domain].SUITE[task]
     refuse_unknown(f"task_kwargs of {name!r}", of_task, parameters_of(made_by))
 
 
-def lasting(name: str, steps: int | None, given: Mapping[str, Any]) -> dict[str, Any]:
+def lasting(name: str, steps: int | None, keywords: Mapping[str, Any]) -> dict[str, Any]:
     """Return the keywords by which the library cuts no episode of a task: `make` counts ``steps``, or with None nothing does.
 
     Raises:
         OptionError: (a TypeError) ``task_kwargs`` have a ``time_limit``.
     """
-    of_task = as_keywords("task_kwargs", given.get("task_kwargs"), "{'time_limit': 5}")
+    of_task = as_keywords("task_kwargs", keywords.get("task_kwargs"), "{'time_limit': 5}")
     if "time_limit" in of_task:
         raise OptionError(
             f"max_episode_steps={-1 if steps is None else steps} and time_limit={of_task['time_limit']!r} say the same. Pass "
             "one of them."
         )
-    return {**given, "task_kwargs": {**of_task, "time_limit": float("inf")}}
+    return {**keywords, "task_kwargs": {**of_task, "time_limit": float("inf")}}
 
 
 def build(name: str, **kwargs: Any) -> DMControlEnv:

@@ -92,7 +92,7 @@ class JaxMARLCore(SimulatorCore):
         group_map: GroupMap | None,
         use_mask: bool,
     ) -> Self:
-        """Look into an env object: its agents, their spaces, what it shows.
+        """Read an env object: its agents, their spaces, what it shows.
 
         Raises:
             SpecError: agents of a group are unlike.
@@ -225,7 +225,7 @@ class JaxMARLCore(SimulatorCore):
         )
 
     def _of_agent(self, tree: PyTree, number: int) -> PyTree:
-        """Take out what is an agent's: by name, by number, or along the first axis; what has no such axis is all agents'."""
+        """Return what belongs to an agent: by name, by number, or along the first axis; what has no such axis belongs to all agents."""
         agent, agents = self.env.agents[number], len(self.env.agents)
         if isinstance(tree, Mapping) and agent in tree:
             return tree[agent]
@@ -250,17 +250,17 @@ class JaxMARLCore(SimulatorCore):
         allowed = getattr(self.env, self.masks)(inner) if self.masks else {}
         for group, members in self.members:
             numbers = jnp.array(members)
-            own = {
+            of_group = {
                 "observation": self._stacked(members, observed),
                 "terminated": terminated[numbers][:, None],
                 "truncated": truncated[numbers][:, None],
             }
             if self._has_options(group):
                 mask = self._stacked(members, allowed) != 0
-                own["action_mask"] = mask | ~mask.any(-1, keepdims=True)
+                of_group["action_mask"] = mask | ~mask.any(-1, keepdims=True)
             if self.use_mask:
-                own["mask"] = jnp.ones(len(members), bool)
-            shown[group] = own
+                of_group["mask"] = jnp.ones(len(members), bool)
+            shown[group] = of_group
         return shown
 
     def render(self, states: Sequence[Any]) -> list[np.ndarray]:
@@ -340,7 +340,7 @@ def _form_of(space: Any) -> str:
 
 
 def _alike(groups: Mapping[str, Sequence[str]], forms: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Take groups apart whose agents are unlike."""
+    """Divide groups whose agents are unlike."""
     alike: dict[str, list[str]] = {}
     for group, agents in groups.items():
         is_even = len({forms[agent] for agent in agents}) == 1

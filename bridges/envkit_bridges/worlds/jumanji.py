@@ -55,13 +55,13 @@ class JumanjiCore(SimulatorCore):
 
     def lasting(self, steps: int | None) -> Self:
         """Return the env made again with such a ``time_limit``, if it has one."""
-        own = getattr(self.env, "time_limit", None)
-        if own is None or (steps is not None and steps <= own):
+        current = getattr(self.env, "time_limit", None)
+        if current is None or (steps is not None and steps <= current):
             return self
         name = type(self.env.unwrapped).__name__
         if self.make is None:
             raise ArgumentError(
-                f"episode_length is {-1 if steps is None else steps}, but {name} ends by itself after {own} steps. Make it "
+                f"episode_length is {-1 if steps is None else steps}, but {name} ends by itself after {current} steps. Make it "
                 f"with time_limit={'2**31 - 1' if steps is None else steps}."
             )
         if steps is None and name == "MMST":
@@ -107,7 +107,7 @@ class JumanjiCore(SimulatorCore):
 
 
 def _known_warnings() -> AbstractContextManager[None]:
-    """Leave out what JAX warns of when it traces some of Jumanji's envs, which cannot be changed here."""
+    """Suppress what JAX warns of when it traces some of Jumanji's envs, which cannot be changed here."""
     return no_warnings("scatter inputs have incompatible types", FutureWarning)
 
 

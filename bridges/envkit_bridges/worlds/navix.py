@@ -62,11 +62,11 @@ class NavixCore(SimulatorCore):
 
     def lasting(self, steps: int | None) -> Self:
         """Refuse a limit that is beyond the library's own."""
-        own = int(self.env.max_steps)
-        if steps is not None and steps <= own:
+        current = int(self.env.max_steps)
+        if steps is not None and steps <= current:
             return self
         raise ArgumentError(
-            f"episode_length is {-1 if steps is None else steps}, but this env of Navix ends by itself after {own} steps. "
+            f"episode_length is {-1 if steps is None else steps}, but this env of Navix ends by itself after {current} steps. "
             f"Pass max_steps={NO_LIMIT if steps is None else steps} to NavixEnv or make."
         )
 

@@ -95,7 +95,7 @@ class PgxCore(SimulatorCore):
 
 
 def _bare(state: PyTree) -> PyTree:
-    """Leave out the observation, which no step reads: a program would carry it twice."""
+    """Remove the observation, which no step reads: a program would carry it twice."""
     return state.replace(observation=None)
 
 

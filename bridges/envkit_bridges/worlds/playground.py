@@ -200,7 +200,9 @@ class _Randomizer:
     def __call__(self, key: jax.Array, model: PyTree) -> PyTree:
         many, _ = self.theirs(model, key[None])
         return jax.tree.map(
-            lambda leaf, own: leaf if leaf is own or leaf.shape == own.shape else leaf[0],
+            lambda leaf, original: (
+                leaf if leaf is original or leaf.shape == original.shape else leaf[0]
+            ),
             many,
             model,
         )
@@ -220,9 +222,11 @@ def _menagerie() -> ModuleType:
     return require("mujoco_playground._src.mjx_env")
 
 
-def _config(name: str, given: Any, overrides: Mapping[str, Any] | None, impl: str) -> Any:
+def _config(name: str, config_passed: Any, overrides: Mapping[str, Any] | None, impl: str) -> Any:
     require_option("impl", impl, ("jax", "warp"), fix="Leave it out for 'jax'.")
-    config = _library().registry.get_default_config(name) if given is None else given
+    config = (
+        _library().registry.get_default_config(name) if config_passed is None else config_passed
+    )
     if not hasattr(config, "copy_and_resolve_references"):
         raise ArgumentTypeError(
             f"config is {config!r}, of type {type(config).__name__}, but must be a ConfigDict, as "
@@ -288,12 +292,12 @@ def _require_menagerie(name: str) -> None:
             free = sorted(set(env_names()) - fetching_names())
             raise FetchError(
                 f"{name!r} is made from robot models that MuJoCo Playground clones from {_MENAGERIE_URL}, which "
-                f"failed ({_told(error)}). Where there is a network, clone it to {home.MENAGERIE_PATH} and check out "
+                f"failed ({_reason_of(error)}). Where there is a network, clone it to {home.MENAGERIE_PATH} and check out "
                 f"{home.MENAGERIE_COMMIT_SHA}. Envs that need none of it: {', '.join(free)}."
             ) from error
 
 
-def _told(error: Exception) -> str:
+def _reason_of(error: Exception) -> str:
     if isinstance(error, subprocess.TimeoutExpired):
         return f"no answer within {error.timeout:.0f} s"
     stderr = getattr(error, "stderr", None) or b""

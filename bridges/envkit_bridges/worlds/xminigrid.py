@@ -192,7 +192,7 @@ class XMiniGridEnv(XMiniGridWrapper):
         require_name("XLand-MiniGrid", env_name, env_names())
         self.env_name, self._maker = env_name, partial(_environment, env_name)
         if env_params is None:
-            env_params = _made(env_name)[1]
+            env_params = _library_env(env_name)[1]
         if benchmark is not None:
             env_params, options = _with_tasks(env_name, env_params, benchmark, options)
         super().__init__(self._maker(), env_params=env_params, device=device, **options)
@@ -201,7 +201,7 @@ class XMiniGridEnv(XMiniGridWrapper):
 def _with_tasks(
     env_name: str, params: PyTree, benchmark: Any, options: ParamsOptions
 ) -> tuple[Any, ParamsOptions]:
-    """Let episodes draw their ruleset from a benchmark; gives params with the first one, and the options."""
+    """Return params with the first ruleset of a benchmark, and the options by which episodes draw theirs from it."""
     if not hasattr(params, "ruleset"):
         raise ArgumentError(
             f"benchmark is given, but {env_name!r} has a fixed task. Leave benchmark out, or make an env whose "
@@ -245,10 +245,10 @@ def _benchmark(benchmark: Any) -> Any:
         return library.load_benchmark(benchmark)
 
 
-def _made(name: str) -> tuple[Any, Any]:
+def _library_env(name: str) -> tuple[Any, Any]:
     with quietly():
         return require("xminigrid").make(name)
 
 
 def _environment(name: str) -> Simulator:
-    return _made(name)[0]
+    return _library_env(name)[0]

@@ -67,7 +67,7 @@ def test_many_of_a_stateless_world_are_one_env(opened):
 
 
 @pytest.mark.parametrize(
-    ("given", "limit"),
+    ("options", "limit"),
     [
         ({}, 1000),
         ({"max_episode_steps": 5}, 5),
@@ -75,8 +75,8 @@ def test_many_of_a_stateless_world_are_one_env(opened):
         ({"episode_length": None}, None),
     ],
 )
-def test_episodes_of_brax_are_as_long_as_its_own_maker_has_them(opened, given, limit):
-    assert opened(make("brax/fast", **given)).episode_length == limit
+def test_episodes_of_brax_are_as_long_as_its_own_maker_has_them(opened, options, limit):
+    assert opened(make("brax/fast", **options)).episode_length == limit
 
 
 def test_a_keyword_of_brax_called_backend_goes_to_brax(opened):
@@ -162,7 +162,7 @@ def test_a_name_that_several_worlds_have_is_told_with_their_ids(registry):
 
 
 @pytest.mark.parametrize(
-    ("id", "told"),
+    ("id", "text"),
     [
         ("gym/CartPol-v1", "'CartPole-v1'"),
         ("HalfCheeta-v5", "'gym/HalfCheetah-v5'"),
@@ -175,11 +175,11 @@ def test_a_name_that_several_worlds_have_is_told_with_their_ids(registry):
         ("", "list_envs"),
     ],
 )
-def test_an_unknown_id_is_told_with_the_closest(id, told):
+def test_an_unknown_id_is_told_with_the_closest(id, text):
     with pytest.raises(ArgumentError) as error:
         make(id)
 
-    assert told in str(error.value) and repr(id.removeprefix("gym/").removeprefix("brax/")) in str(
+    assert text in str(error.value) and repr(id.removeprefix("gym/").removeprefix("brax/")) in str(
         error.value
     )
     assert "\n" not in str(error.value)
@@ -187,7 +187,7 @@ def test_an_unknown_id_is_told_with_the_closest(id, told):
 
 @pytest.mark.parametrize("backend", [None, "serial", "async"])
 @pytest.mark.parametrize(
-    ("id", "wrong", "told"),
+    ("id", "wrong", "message"),
     [
         ("gym/CartPole-v1", {"foo": 1}, r"GymEnv\('CartPole-v1'\) takes no keyword 'foo'"),
         ("gym/CartPole-v1", {"timeout": 2}, r"ParallelEnv\(2, lambda: make\('gym/CartPole-v1'\), timeout=2"),
@@ -197,8 +197,8 @@ def test_an_unknown_id_is_told_with_the_closest(id, told):
         ("pettingzoo/butterfly/pistonball_v6", {"n_piston": 1}, "Did you mean 'n_pistons'"),
     ],
 )  # fmt: skip
-def test_a_wrong_keyword_of_a_pool_is_told_before_it_starts(id, wrong, told, backend):
-    with pytest.raises(OptionError, match=told):
+def test_a_wrong_keyword_of_a_pool_is_told_before_it_starts(id, wrong, message, backend):
+    with pytest.raises(OptionError, match=message):
         make(id, 2, backend=backend, **wrong)
 
 
@@ -222,7 +222,7 @@ def test_a_limit_does_not_overwrite_a_state_of_the_env(opened):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "options", "error", "told"),
+    ("arguments", "options", "error", "message"),
     [
         ((3,), {}, ArgumentTypeError, "id is 3, of type int"),
         (("gym/CartPole-v1", 0), {}, ArgumentError, "num_envs is 0"),
@@ -239,8 +239,8 @@ def test_a_limit_does_not_overwrite_a_state_of_the_env(opened):
         (("dm_control/cartpole/swing", 2), {}, ArgumentError, "Did you mean 'cartpole/swingup'"),
     ],
 )  # fmt: skip
-def test_a_mistake_is_told_where_it_is_made(arguments, options, error, told):
-    with pytest.raises(error, match=told):
+def test_a_mistake_is_told_where_it_is_made(arguments, options, error, message):
+    with pytest.raises(error, match=message):
         make(*arguments, **options)
 
 
@@ -266,7 +266,7 @@ def test_a_stateless_env_of_ones_own_is_given_its_batch(opened, registry):
 
 
 @pytest.mark.parametrize(
-    ("id", "factory", "options", "told"),
+    ("id", "factory", "options", "message"),
     [
         ("Count", Count, {}, "'library/name'"),
         ("lab/", Count, {}, "'library/name'"),
@@ -276,10 +276,10 @@ def test_a_stateless_env_of_ones_own_is_given_its_batch(opened, registry):
         ("lab/There", Count, {}, "registered already"),
     ],
 )
-def test_an_id_that_cannot_be_registered_is_refused(registry, id, factory, options, told):
+def test_an_id_that_cannot_be_registered_is_refused(registry, id, factory, options, message):
     register("lab/There", Count)
 
-    with pytest.raises(ArgumentError, match=told):
+    with pytest.raises(ArgumentError, match=message):
         register(id, factory, **options)
 
 
@@ -386,11 +386,11 @@ def test_what_gymnasium_only_keeps_the_names_of_is_not_listed():
 
 
 def test_worlds_say_what_is_installed(monkeypatch):
-    found = {world.name: world for world in worlds()}
+    by_name = {world.name: world for world in worlds()}
 
-    assert found["brax"].kind == "stateless" and found["brax"].extra == "brax"
-    assert found["brax"].num_envs == len(list_envs(world="brax"))
-    assert found["gym"].version and found["gym"].problem is None
+    assert by_name["brax"].kind == "stateless" and by_name["brax"].extra == "brax"
+    assert by_name["brax"].num_envs == len(list_envs(world="brax"))
+    assert by_name["gym"].version and by_name["gym"].problem is None
 
 
 def test_a_world_that_fails_at_import_is_told_and_hides_no_other(tmp_path, monkeypatch, registry):
@@ -440,19 +440,19 @@ SLOW = ("keywords that no signature shows", "jumanji", "jaxmarl", "xminigrid")
     [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in LIMITED],
 )
 def test_a_limit_beyond_that_of_the_library_is_in_force_and_minus_one_removes_it(library, opened):
-    id, own, param = LIMITED[library]
+    id, steps, param = LIMITED[library]
     options = {}
     if param is not None:
-        options["env_params"] = make(id).params.replace(**{param: own})
+        options["env_params"] = make(id).params.replace(**{param: steps})
 
     cut = {}
-    for limit in (None, own + 4, -1):
+    for limit in (None, steps + 4, -1):
         env = opened(make(id, max_episode_steps=limit, seed=0, **options))
-        run = env.rollout(own + 6, break_when_any_done=False)["next", "truncated"].flatten()
+        run = env.rollout(steps + 6, break_when_any_done=False)["next", "truncated"].flatten()
         cut[limit] = run.nonzero().flatten().add(1).tolist()
 
-    assert cut[own + 4] == [own + 4] or library in ("jumanji", "agents in turns")
-    assert own + 4 not in cut[None] and not cut[-1]
+    assert cut[steps + 4] == [steps + 4] or library in ("jumanji", "agents in turns")
+    assert steps + 4 not in cut[None] and not cut[-1]
 
 
 @pytest.mark.slow

@@ -39,23 +39,23 @@ def own_states(env: Any, td: TensorDict) -> Any:
 def assert_shows(td: TensorDict, moment: Moment, *, close: bool = False) -> None:
     """Check that an entry stands for every leaf of an observation, and reward and end are the same."""
     for path, leaf in observation_leaves(Timestep(moment["observation"])).items():
-        found = td[as_key(path)].numpy()
-        assert found.dtype == leaf.dtype, (path, found.dtype, leaf.dtype)
-        _compare(found, leaf, path, close)
+        array = td[as_key(path)].numpy()
+        assert array.dtype == leaf.dtype, (path, array.dtype, leaf.dtype)
+        _compare(array, leaf, path, close)
     for name in moment:
         if name not in ("observation", "rewards"):
             wanted = np.asarray(moment[name]).reshape(td[name].shape)
             _compare(td[name].numpy(), wanted.astype(td[name].numpy().dtype), name, close)
     for path, leaf in jax.tree_util.tree_leaves_with_path(moment.get("rewards", {})):
-        found = td[as_key(name_of(path))].numpy()
-        _compare(found, np.asarray(leaf, np.float32).reshape(found.shape), path, close)
+        array = td[as_key(name_of(path))].numpy()
+        _compare(array, np.asarray(leaf, np.float32).reshape(array.shape), path, close)
 
 
-def _compare(found: Any, wanted: Any, what: Any, close: bool) -> None:
-    if close and np.issubdtype(found.dtype, np.floating):
-        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5, err_msg=str(what))
+def _compare(array: Any, wanted: Any, what: Any, close: bool) -> None:
+    if close and np.issubdtype(array.dtype, np.floating):
+        np.testing.assert_allclose(array, wanted, rtol=1e-5, atol=1e-5, err_msg=str(what))
     else:
-        np.testing.assert_array_equal(found, wanted, err_msg=str(what))
+        np.testing.assert_array_equal(array, wanted, err_msg=str(what))
 
 
 def assert_equals_bare(

@@ -165,8 +165,8 @@ def test_gradients_through_three_steps_equal_those_of_brax_in_jax(name):
 
     @jax.jit
     @jax.grad
-    def wanted(given):
-        actions, qd = given
+    def wanted(inputs):
+        actions, qd = inputs
         state = first.replace(pipeline_state=first.pipeline_state.replace(qd=qd))
         loss = 0.0
         for step in range(3):
@@ -340,7 +340,7 @@ def test_stored_states_are_drawn_by_brax(rendering, pendulum):
 
 
 @pytest.mark.parametrize(
-    ("options", "error", "told"),
+    ("options", "error", "message"),
     [
         ({"camera": "side"}, ArgumentError, "camera is 'side', but this model has .*-1, the free"),
         ({"camera": 7}, ArgumentError, "camera is 7"),
@@ -349,7 +349,7 @@ def test_stored_states_are_drawn_by_brax(rendering, pendulum):
         ({"heigth": 3}, OptionError, "render of Lying takes no keyword 'heigth'. Did you mean 'height'"),
     ],
 )  # fmt: skip
-def test_what_brax_cannot_draw_is_told_before_it_is_drawn(options, error, told):
+def test_what_brax_cannot_draw_is_told_before_it_is_drawn(options, error, message):
     class Lying:
         def render(self, trajectory, height=240, width=320, camera=None):
             raise AssertionError
@@ -358,7 +358,7 @@ def test_what_brax_cannot_draw_is_told_before_it_is_drawn(options, error, told):
         "<mujoco><worldbody><camera name='top'/></worldbody></mujoco>"
     )
 
-    with pytest.raises(error, match=told):
+    with pytest.raises(error, match=message):
         require_drawable("Lying", Lying().render, model, options)
 
 

@@ -100,17 +100,17 @@ def test_achievements_are_there_at_the_end_of_an_episode_and_time_truncates_it(
 ):
     classic.params = default_params.replace(max_timesteps=5)
     classic.set_seed(0)
-    td, flags, found = classic.reset(), [], []
+    td, flags, metrics = classic.reset(), [], []
     for _ in range(5):
         data, td = classic.step_and_maybe_reset(td.set("action", torch.full((ROWS,), 5)))
         flags.append(data["next", "truncated"].flatten().tolist())
-        found.append(data["next", "metrics"].clone())
+        metrics.append(data["next", "metrics"].clone())
 
     assert flags == [[False] * ROWS] * 4 + [[True] * ROWS]
     assert not data["next", "terminated"].any()
-    told = {name for name, value in found[-1].items() if (value != 0).any()}
-    assert not any((value != 0).any() for name, value in found[0].items() if name != "discount")
-    assert told <= {name for name in found[-1].keys() if name.startswith("Ach")} | {"score"}
+    achieved = {name for name, value in metrics[-1].items() if (value != 0).any()}
+    assert not any((value != 0).any() for name, value in metrics[0].items() if name != "discount")
+    assert achieved <= {name for name in metrics[-1].keys() if name.startswith("Ach")} | {"score"}
     assert (td["metrics", "score"] == 0).all()
 
 

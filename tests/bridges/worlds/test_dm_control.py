@@ -513,7 +513,7 @@ def test_env_objects_of_composer_are_wrapped_too(opened):
 
 
 @pytest.mark.parametrize(
-    ("call", "error", "told"),
+    ("call", "error", "message"),
     [
         (lambda: DMControlEnv("cartpole"), TypeError, "needs the name of one task, but was given none"),
         (lambda: DMControlEnv("cartpole", "swingup", task="balance"), OptionError, "and task='balance'"),
@@ -534,8 +534,8 @@ def test_env_objects_of_composer_are_wrapped_too(opened):
         (lambda: short(environment_kwargs=3), ArgumentTypeError, "environment_kwargs is 3"),
     ],
 )  # fmt: skip
-def test_a_mistake_is_named_with_its_cure(call, error, told):
-    with pytest.raises(error, match=told):
+def test_a_mistake_is_named_with_its_cure(call, error, message):
+    with pytest.raises(error, match=message):
         call()
 
 

@@ -519,7 +519,7 @@ def test_the_library_leaves_the_variables_of_matplotlib_as_they_are():
         MultiThreadedEnv(1, "CartPole-v1").close()
         print(os.environ.get("MPLBACKEND"), os.environ.get("MPLCONFIGDIR"))
     """
-    found = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(script)],
         capture_output=True,
         text=True,
@@ -527,4 +527,4 @@ def test_the_library_leaves_the_variables_of_matplotlib_as_they_are():
         timeout=60,
     )
 
-    assert found.stdout.split() == ["svg", "None"], found.stderr
+    assert done.stdout.split() == ["svg", "None"], done.stderr

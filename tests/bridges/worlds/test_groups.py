@@ -39,20 +39,16 @@ def test_agents_of_one_name_share_a_group_where_all_act_at_once(make):
 
 def test_a_moment_lies_in_rows_as_in_a_tensordict():
     team, now = group("a", "b"), moment(a=[1.0, 2.0], b=None)
-    told = team.tensordict(now, rewards=True)
-    rows = {(key,): np.ones_like(value.numpy()) for key, value in told.items()}
+    td = team.tensordict(now, rewards=True)
+    rows = {(key,): np.ones_like(value.numpy()) for key, value in td.items()}
 
     for seat in team.seats(rows):
         seat.write(now)
 
     for (key,), row in rows.items():
-        assert torch.equal(torch.from_numpy(row), told[key]), key
-    assert told["observation"].tolist() == [[1.0, 2.0], [0.0, 0.0]]
-    assert (
-        told["done"].squeeze(-1).tolist()
-        == told["terminated"].squeeze(-1).tolist()
-        == [False, True]
-    )
+        assert torch.equal(torch.from_numpy(row), td[key]), key
+    assert td["observation"].tolist() == [[1.0, 2.0], [0.0, 0.0]]
+    assert td["done"].squeeze(-1).tolist() == td["terminated"].squeeze(-1).tolist() == [False, True]
 
 
 def test_actions_side_by_side_are_those_of_each_agent():

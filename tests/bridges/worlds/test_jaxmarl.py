@@ -77,21 +77,21 @@ def assert_equals_jaxmarl(env, steps):
         return {"observation": shown(bare.reset(jax.random.split(key)[0])[0])}
 
     def step(state, actions):
-        given = {
+        by_agent = {
             bare.agents[names.index(name)]: actions[group]["action"][place]
             for group, agents in groups.items()
             for place, name in enumerate(agents)
         }
         key = jax.random.fold_in(state.draws, state.moves)
         observed, inner, rewards, dones, _ = bare.step_env(
-            key, state.inner, {agent: given[agent] for agent in bare.agents}
+            key, state.inner, {agent: by_agent[agent] for agent in bare.agents}
         )
         over = jnp.asarray(dones["__all__"], bool).reshape(())
         moment = {"observation": shown(observed)}
         paid = {group: {"reward": together(rewards, agents)} for group, agents in groups.items()}
         moment["rewards"] = paid
-        own = [dones.get(a, dones.get(n, over)) for a, n in zip(bare.agents, names, strict=True)]
-        ended = jnp.stack([jnp.asarray(flag, bool).reshape(()) for flag in own]) | state.ended
+        flags = [dones.get(a, dones.get(n, over)) for a, n in zip(bare.agents, names, strict=True)]
+        ended = jnp.stack([jnp.asarray(flag, bool).reshape(()) for flag in flags]) | state.ended
         late = over & (env._core.limit is not None) & (state.moves + 1 >= (env._core.limit or 0))
         moment |= {"terminated": over & ~late, "truncated": over & late}
         after = state.after(inner)

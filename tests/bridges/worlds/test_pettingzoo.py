@@ -753,7 +753,7 @@ def test_a_step_that_does_not_tell_all_of_the_living_is_refused(change, message)
 
 
 @pytest.mark.parametrize(
-    ("place", "value", "told"),
+    ("place", "value", "message"),
     [
         (1, None, r"reward of 'agent_0' is None, but must be a number"),
         (1, "1.5", r"reward of 'agent_0' is '1.5', but must be a number"),
@@ -762,14 +762,14 @@ def test_a_step_that_does_not_tell_all_of_the_living_is_refused(change, message)
         (3, None, r"truncated=None, of type NoneType, but must return a bool"),
     ],
 )
-def test_rewards_and_flags_that_a_cast_would_change_are_refused(place, value, told):
+def test_rewards_and_flags_that_a_cast_would_change_are_refused(place, value, message):
     class Odd(Fading):
         def step(self, actions):
             parts = list(super().step(actions))
             parts[place] = dict.fromkeys(parts[place], value)
             return tuple(parts)
 
-    with pytest.raises(EncodingError, match=told):
+    with pytest.raises(EncodingError, match=message):
         PettingZooWrapper(Odd()).rollout(1)
 
 
@@ -789,15 +789,15 @@ def telling_in_turns(call, part, value):
 
 @pytest.mark.parametrize("call", ["reset", "step"])
 @pytest.mark.parametrize(
-    ("part", "value", "told"),
+    ("part", "value", "message"),
     [
         ("terminations", "no", r"terminated='no', of type str, but must return a bool"),
         ("truncations", None, r"truncated=None, of type NoneType, but must return a bool"),
         ("truncations", 0.5, r"truncated=0.5, of type float, but must return a bool"),
     ],
 )
-def test_flags_of_turns_that_are_none_are_refused(call, part, value, told):
-    with pytest.raises(EncodingError, match=told):
+def test_flags_of_turns_that_are_none_are_refused(call, part, value, message):
+    with pytest.raises(EncodingError, match=message):
         make_fading(telling_in_turns(call, part, value)).rollout(2)
 
 

@@ -257,11 +257,13 @@ def test_an_illegal_action_of_a_single_step_is_an_error(tictactoe):
 
 @pytest.mark.slow
 def test_a_run_with_an_illegal_action_is_an_error_after_it(tictactoe):
-    told = r"'action' of row 0 at step 1 is 0, which is illegal; legal are \[1.*illegal='library'"
+    message = (
+        r"'action' of row 0 at step 1 is 0, which is illegal; legal are \[1.*illegal='library'"
+    )
 
-    with pytest.raises(InputError, match=told):
+    with pytest.raises(InputError, match=message):
         tictactoe.unroll(tictactoe.reset(), 4, corner)
-    with pytest.raises(InputError, match=told):
+    with pytest.raises(InputError, match=message):
         tictactoe.rollout(4, corner, break_when_any_done=False)
     with pytest.raises(InputError, match="'action' of row 0 is 0"):
         tictactoe.rollout(4, take_corner)
@@ -270,15 +272,15 @@ def test_a_run_with_an_illegal_action_is_an_error_after_it(tictactoe):
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_so_it_is_until_an_end_in_evaluations_and_in_collectors(tictactoe):
-    told = r"'action' of row 0 at step 1 is 0, which is illegal; legal are \[1"
+    message = r"'action' of row 0 at step 1 is 0, which is illegal; legal are \[1"
 
-    with pytest.raises(InputError, match=told):
+    with pytest.raises(InputError, match=message):
         tictactoe.rollout(4, corner)
-    with pytest.raises(InputError, match=told):
+    with pytest.raises(InputError, match=message):
         evaluate(tictactoe, corner, episodes=4, reward_key="reward")
     with pytest.raises(ArgumentError, match=r"Name one: reward_key='reward'\."):
         evaluate(tictactoe, corner, episodes=4)
-    with pytest.raises(InputError, match=told):
+    with pytest.raises(InputError, match=message):
         next(iter(Collector(tictactoe, corner, frames_per_batch=16, total_frames=16)))
 
 

@@ -68,7 +68,7 @@ class EnvPoolAsyncEnvPool(AsyncEnvPool):
 
     backend = "envpool"
 
-    def _visit_transforms(self, visit: object, given: object) -> Any:
+    def _visit_transforms(self, visit: object, earlier: object) -> Any:
         return None  # envs of the library have no transforms
 
     def __init__(
@@ -197,7 +197,7 @@ class EnvPoolRows(Backend[EnvPoolRow]):
         )
 
     def close(self) -> None:
-        """Have the thread end once what is under way has come, and wait for that a few seconds."""
+        """End the thread once what is under way has come, and wait for that a few seconds."""
         workers, self.workers = self.workers, []
         if workers:
             self._awaited.put(False)
@@ -208,7 +208,7 @@ class EnvPoolRows(Backend[EnvPoolRow]):
     def run(
         self, workers: Sequence[EnvPoolRow], request: Request, command: int, mask: np.ndarray | None
     ) -> None:
-        """Have rows step, or be reset."""
+        """Start a step or a reset of rows."""
         for worker in workers:
             if worker.lost is None:
                 self._run(worker, request, command)
@@ -227,7 +227,9 @@ class EnvPoolRows(Backend[EnvPoolRow]):
             self._send_reset(worker)
         else:
             self._awaited.put(True)
-            rows = {path: ring[worker.slot, _own(worker)] for path, ring in self._inputs.items()}
+            rows = {
+                path: ring[worker.slot, _slice_of(worker)] for path, ring in self._inputs.items()
+            }
             self._pool.send(self._acted.decode_arrays(rows), _id(worker))
 
     def _send_reset(self, worker: EnvPoolRow) -> None:
@@ -251,7 +253,7 @@ class EnvPoolRows(Backend[EnvPoolRow]):
         request.settle(index, None, failures)
 
     def _call_set_seed(self, of_row: dict[int, int]) -> None:
-        """Note seeds; once all rows have new ones, the pool is built again with them."""
+        """Store seeds; once all rows have new ones, the pool is built again with them."""
         self._seeds.update(of_row)
         if len(self._seeds) == len(self.rows_of):
             seeds, self._seeds = self._seeds, {}
@@ -292,7 +294,7 @@ class EnvPoolRows(Backend[EnvPoolRow]):
         return self._answers.attend(self.pending, until, left)
 
     def give_up(self, stuck: Sequence[tuple[EnvPoolRow, Failure]]) -> None:
-        """Note that rows are lost."""
+        """Record that rows are lost."""
         with self._answers:
             for worker, why in stuck:
                 if worker.reply in self.pending:
@@ -306,7 +308,7 @@ class EnvPoolRows(Backend[EnvPoolRow]):
         self._pool.close()
 
     def _take(self, result: Stepped) -> None:
-        """Take a result of some row; the result of a job that was given up is dropped."""
+        """Receive a result of some row; the result of a job that was given up is dropped."""
         with self._answers:
             if not self.workers:
                 return
@@ -339,9 +341,9 @@ class EnvPoolRows(Backend[EnvPoolRow]):
             flags = (terminated | truncated, terminated, truncated)
             columns = dict(zip((("reward",), *DONE), (rewards, *flags), strict=True))
             outcome = {**shown, **{path: column[:, None] for path, column in columns.items()}}
-            _write(outcome, self._nexts, worker.slot, _own(worker))
+            _write(outcome, self._nexts, worker.slot, _slice_of(worker))
         if worker.resets or worker.command == ADVANCE:
-            _write(shown, self._roots, worker.slot + 1, _own(worker))
+            _write(shown, self._roots, worker.slot + 1, _slice_of(worker))
 
 
 def _write(values: Rows, rings: Rows, slot: int, rows: slice) -> None:
@@ -350,7 +352,7 @@ def _write(values: Rows, rings: Rows, slot: int, rows: slice) -> None:
         rings[path][slot, rows] = value
 
 
-def _own(worker: EnvPoolRow) -> slice:
+def _slice_of(worker: EnvPoolRow) -> slice:
     return slice(worker.index, worker.index + 1)
 
 

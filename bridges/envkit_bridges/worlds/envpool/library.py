@@ -80,10 +80,12 @@ def make_pool(
     return pool
 
 
-def _unfit(library: ModuleType, name: str, given: Mapping[str, Any], error: TypeError) -> Exception:
+def _unfit(
+    library: ModuleType, name: str, keywords: Mapping[str, Any], error: TypeError
+) -> Exception:
     """Return the name of the keyword whose value is of another kind than its default; ``error`` itself where that is none."""
     defaults = library.make_spec(name).config._asdict()
-    for key, value in given.items():
+    for key, value in keywords.items():
         wanted = type(defaults.get(key, value))
         fits = isinstance(value, (int, float) if wanted is float else wanted)
         if not fits:
@@ -135,13 +137,13 @@ _HINT = "The number of envs is num_workers, and all of them step together."
 
 def _given_seeds(kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Return the seeds among the keywords as the library takes them."""
-    found = {name: kwargs[name] for name in ("seed", "env_seed") if name in kwargs}
-    for name, seeds in found.items():
+    seeds_by_name = {name: kwargs[name] for name in ("seed", "env_seed") if name in kwargs}
+    for name, seeds in seeds_by_name.items():
         if isinstance(seeds, int):
-            found[name] = _as_int32(seeds)
+            seeds_by_name[name] = _as_int32(seeds)
         elif isinstance(seeds, list | tuple) and all(isinstance(seed, int) for seed in seeds):
-            found[name] = [_as_int32(seed) for seed in seeds]
-    return found
+            seeds_by_name[name] = [_as_int32(seed) for seed in seeds]
+    return seeds_by_name
 
 
 def _drawn_seeds(count: int) -> list[int]:
@@ -259,7 +261,7 @@ class PoolVectorEnv:
         return repr(self.unwrapped)
 
     def send(self, actions: SpaceValue, rows: Rows = None) -> None:
-        """Have rows step, with an action for each of them, and return at once."""
+        """Start a step of rows, with an action for each of them, and return at once."""
         self.unwrapped.send(actions, rows)
 
     def recv(self, actions: Any, rows: Rows = None) -> Stepped:
@@ -339,7 +341,7 @@ class PoolCore(VectorCore):
 
     @contextmanager
     def freezing(self, rows: np.ndarray) -> Iterator[None]:
-        """Leave rows out of the step that is made meanwhile."""
+        """Exclude rows from the step that is made meanwhile."""
         self._frozen = rows.copy()
         try:
             yield

@@ -125,23 +125,23 @@ class Game(ABC):
                 "Correct the env: they name all that may ever appear."
             )
         named = ("rewards", "terminations", "truncations")
-        for what, told in (("observations", observations), *zip(named, others, strict=True)):
-            due = living if told is observations else living & before
-            if missing := due.difference(told):
+        for what, by_agent in (("observations", observations), *zip(named, others, strict=True)):
+            due = living if by_agent is observations else living & before
+            if missing := due.difference(by_agent):
                 raise OutputShapeError(
                     f"{sorted(missing)} are among the agents of {self}, but the {what} of its step hold only "
-                    f"{sorted(told)}. Correct the env: agents that are dead leave env.agents, and the others appear in each result."
+                    f"{sorted(by_agent)}. Correct the env: agents that are dead leave env.agents, and the others appear in each result."
                 )
 
     def _end(self, observations: ByAgent, terminated: ByAgent, truncated: ByAgent) -> None:
-        """Take the flags of a step: those of an agent that is gone stay as they were when it went."""
+        """Store the flags of a step: those of an agent that is gone stay as they were when it went."""
         living = self.env.agents
         for name in self.names:
-            told = flags_of(terminated.get(name, False), truncated.get(name, False))
+            flags = flags_of(terminated.get(name, False), truncated.get(name, False))
             if name in living:
-                self.ends[name] = told
+                self.ends[name] = flags
             elif not any(self.ends[name]) and (name in self.played or name in observations):
-                self.ends[name] = told if any(told) else (True, False)  # gone silently
+                self.ends[name] = flags if any(flags) else (True, False)  # gone silently
 
     def _over(self) -> NotResetError:
         return NotResetError(f"the game of {self} is over: no agent can act. Reset it first.")
@@ -165,12 +165,12 @@ class Game(ABC):
     @property
     def np_random(self) -> Any:
         """The generator of the env, a tuple where it has several; None where none is known."""
-        found = _generators_in(self.env.unwrapped)
-        if not found and type(self.env.unwrapped).__module__.startswith(_WITHOUT_CHANCE):
+        generators = _generators_in(self.env.unwrapped)
+        if not generators and type(self.env.unwrapped).__module__.startswith(_WITHOUT_CHANCE):
             return np.random.default_rng(0)
-        if len(found) > 1:
-            return tuple(found)
-        return found[0] if found else None
+        if len(generators) > 1:
+            return tuple(generators)
+        return generators[0] if generators else None
 
     def __getstate__(self) -> dict[str, Any]:
         """Add where the generators are: the library rebuilds most envs that are copied."""
@@ -263,11 +263,11 @@ _DEPTH = 3
 
 def _generators_in(env: Simulator) -> list[Any]:
     """Find the generators of random numbers that an env holds, itself or in its parts."""
-    found: dict[int, Any] = {}
+    generators: dict[int, Any] = {}
     for value in _parts_of(env, _DEPTH, set()):
         if isinstance(value, np.random.Generator | np.random.RandomState):
-            found[id(value)] = value
-    return list(found.values())
+            generators[id(value)] = value
+    return list(generators.values())
 
 
 def _parts_of(value: object, depth: int, seen: set[int]) -> Iterator[Any]:
@@ -285,5 +285,5 @@ def _bits(generator: Any) -> Any:
 
 
 def _hushed() -> AbstractContextManager[None]:
-    """Leave out what Cooperative Pong warns of at each step: that it shows nothing, which it was not asked to."""
+    """Suppress what Cooperative Pong warns of at each step: that it shows nothing, which it was not asked to."""
     return no_warnings(".*without specifying any render mode")

@@ -181,14 +181,14 @@ class Seat:
 
 
 def _pay(row: np.ndarray, reward: object, name: str) -> None:
-    found = np.asarray(reward)
-    if found.size != 1 or not holds_numbers(found, row.dtype):
+    array = np.asarray(reward)
+    if array.size != 1 or not holds_numbers(array, row.dtype):
         raise EncodingError(
             f"the reward of {name!r} is {reward!r}, but must be a number. Correct the env, or add up its parts with "
             "a wrapper of PettingZoo."
         )
     try:
-        row[0] = found.item()
+        row[0] = array.item()
     except OverflowError as error:
         raise EncodingError(
             f"the reward of {name!r} is a whole number too large for {row.dtype}. Correct the env, or scale its "

@@ -63,7 +63,7 @@ def make(task: str, *, parallel: bool, kwargs: Mapping[str, Any]) -> Simulator:
             at the same time.
         OptionError: (a TypeError) the env does not take one of the keywords.
     """
-    task, module = _found(task)
+    task, module = _module_of(task)
     home = _imported(module)
     # of bounds that float32 cannot tell, of displays that are not there
     with no_warnings():
@@ -85,7 +85,7 @@ def require_env(task: str) -> None:
     Raises:
         MissingLibraryError, ArgumentTypeError, UnknownEnvError: see `make`.
     """
-    _found(task)
+    _module_of(task)
 
 
 def require_known(task: str, *, parallel: bool, kwargs: Mapping[str, Any]) -> None:
@@ -94,7 +94,7 @@ def require_known(task: str, *, parallel: bool, kwargs: Mapping[str, Any]) -> No
     Raises:
         OptionError, UnknownEnvError, MissingLibraryError, BrokenLibraryError, ArgumentTypeError: see `make`.
     """
-    task, module = _found(task)
+    task, module = _module_of(task)
     home = _imported(module)
     _require_form(task, home, parallel=parallel)
     _refuse_unknown(task, home, kwargs)
@@ -106,7 +106,7 @@ def has_parallel(task: str) -> bool:
     Raises:
         MissingLibraryError, ArgumentTypeError, UnknownEnvError: see `make`.
     """
-    return hasattr(_imported(_found(task)[1]), "parallel_env")
+    return hasattr(_imported(_module_of(task)[1]), "parallel_env")
 
 
 def _imported(module: str) -> ModuleType:
@@ -115,7 +115,7 @@ def _imported(module: str) -> ModuleType:
         return require(module)
 
 
-def _found(task: str) -> tuple[str, str]:
+def _module_of(task: str) -> tuple[str, str]:
     if not isinstance(task, str):
         raise ArgumentTypeError(
             f"task is {task!r}, of type {type(task).__name__}, but must be the name of an env of PettingZoo. "
@@ -223,13 +223,13 @@ class PettingZooEnv(PettingZooWrapper):
             OptionError, UnknownEnvError, MissingLibraryError: see the constructor.
         """
         try:
-            given = inspect.signature(cls).bind(*args, **kwargs)
+            bound = inspect.signature(cls).bind(*args, **kwargs)
         except TypeError:
             return  # what is wrong there is no keyword
-        of_env = given.arguments.get("kwargs", {})
-        if of_env or "parallel" in given.arguments:
-            parallel = as_bool("parallel", given.arguments.get("parallel", True))
-            require_known(given.arguments["task"], parallel=parallel, kwargs=of_env)
+        of_env = bound.arguments.get("kwargs", {})
+        if of_env or "parallel" in bound.arguments:
+            parallel = as_bool("parallel", bound.arguments.get("parallel", True))
+            require_known(bound.arguments["task"], parallel=parallel, kwargs=of_env)
 
     def _repr_arguments(self) -> list[str]:
         return [repr(self.task_name), f"parallel={self.parallel}"]
@@ -247,18 +247,18 @@ def env_names() -> list[str]:
     return names()
 
 
-def require_keywords(name: str, given: Mapping[str, Any]) -> None:
+def require_keywords(name: str, keywords: Mapping[str, Any]) -> None:
     """Check the keywords that `build` will be given; nothing is made.
 
     Raises:
         OptionError: (a TypeError) neither `PettingZooEnv` nor the env knows one.
         UnknownEnvError: (a ValueError) a parallel form is asked for, and there is none.
     """
-    if not given:
+    if not keywords:
         return
-    parallel = given.get("parallel")
-    told = {**given, "parallel": has_parallel(name) if parallel is None else parallel}
-    PettingZooEnv.require_keywords(name, **told)
+    parallel = keywords.get("parallel")
+    completed = {**keywords, "parallel": has_parallel(name) if parallel is None else parallel}
+    PettingZooEnv.require_keywords(name, **completed)
 
 
 _NO_LIMIT = 2**31 - 1
@@ -266,24 +266,24 @@ _HIDE_THEIRS = ("sisl", "atari")
 """Families whose envs take ``max_cycles`` without saying so in their signature."""
 
 
-def lasting(name: str, steps: int | None, given: Mapping[str, Any]) -> dict[str, Any]:
+def lasting(name: str, steps: int | None, keywords: Mapping[str, Any]) -> dict[str, Any]:
     """Return the keywords by which the library cuts no episode before so many steps; None: none at all.
 
     Raises:
         OptionError: (a TypeError) ``max_cycles``, which is that limit, is given too.
     """
-    if "max_cycles" in given:
+    if "max_cycles" in keywords:
         raise OptionError(
-            f"max_episode_steps={-1 if steps is None else steps} and max_cycles={given['max_cycles']!r} say the same. Pass "
+            f"max_episode_steps={-1 if steps is None else steps} and max_cycles={keywords['max_cycles']!r} say the same. Pass "
             "one of them."
         )
-    task, module = _found(name)
-    own = inspect.signature(_imported(module).raw_env).parameters.get("max_cycles")
-    if own is None and task.partition("/")[0] not in _HIDE_THEIRS:
-        return dict(given)
-    if own is not None and steps is not None and steps <= (own.default or 0):
-        return dict(given)
-    return {**given, "max_cycles": _NO_LIMIT if steps is None else steps}
+    task, module = _module_of(name)
+    of_env = inspect.signature(_imported(module).raw_env).parameters.get("max_cycles")
+    if of_env is None and task.partition("/")[0] not in _HIDE_THEIRS:
+        return dict(keywords)
+    if of_env is not None and steps is not None and steps <= (of_env.default or 0):
+        return dict(keywords)
+    return {**keywords, "max_cycles": _NO_LIMIT if steps is None else steps}
 
 
 def build(name: str, **kwargs: Any) -> PettingZooEnv:

@@ -288,7 +288,7 @@ class PettingZooWrapper(GymLikeEnv):
     # -------------------------------------------------------------------------------------- actions
 
     def _actions_in(self, td: TensorDictBase) -> SpaceValue:
-        """Take the actions out of a root: of all agents by name, or that of the one whose turn it is."""
+        """Return the actions in a root: of all agents by name, or that of the one whose turn it is."""
         if self.parallel:
             return dict(item for group in self._groups for item in self._actions_of(group, td))
         (turn,) = self._env.acting()
@@ -297,11 +297,11 @@ class PettingZooWrapper(GymLikeEnv):
     def _actions_of(self, group: Group, td: TensorDictBase) -> Any:
         if group.is_even:
             return group.even_actions(self._taken(td, (group.name,), self._action_inputs, ()))
-        given = td.get(group.name, None)
-        if given is None:
+        node = td.get(group.name, None)
+        if node is None:
             raise _missing((group.name, "action"), td)
         rules_of = self._declared.cached("uneven", self._uneven_inputs)[group.name]
-        parts = zip(given.unbind(0), rules_of, strict=True)
+        parts = zip(node.unbind(0), rules_of, strict=True)
         return group.actions(
             [self._taken(part, (), inputs, (group.name,)) for part, inputs in parts]
         )
@@ -322,16 +322,16 @@ class PettingZooWrapper(GymLikeEnv):
 
     @staticmethod
     def _taken(
-        td: TensorDictBase, node: Path, inputs: Mapping[Key, ActionInput], told: Path
+        td: TensorDictBase, node: Path, inputs: Mapping[Key, ActionInput], prefix: Path
     ) -> dict[Path, np.ndarray]:
-        """Take the actions below a node, checked, as arrays by path below it."""
+        """Return the actions below a node, checked, as arrays by path below it."""
         taken = {}
         for key, rule in inputs.items():
             path = as_path(key)
             if path[: len(node)] == node:
                 value = td.get(key, None)
                 if value is None:
-                    raise _missing((*told, *path), td)
+                    raise _missing((*prefix, *path), td)
                 taken[path[len(node) :]] = rule.take(value).numpy(force=True)
         return taken
 
@@ -443,7 +443,7 @@ class GameCore:
         return write
 
     def end(self, info: object) -> None:
-        """Nothing: infos are in the moment."""
+        """Do nothing: infos are in the moment."""
 
 
 def _require_no_batch(batch_size: Any) -> None:
