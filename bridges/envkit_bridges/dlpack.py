@@ -136,7 +136,7 @@ _BITS = {1: torch.uint8, 2: torch.int16}  # dtypes NumPy lacks cross it as these
 
 
 def to_torch(tree: PyTree) -> PyTree:
-    """Hand JAX arrays to torch without a copy.
+    """Convert JAX arrays to tensors without a copy.
 
     Args:
         tree: a `jax.Array` or a pytree of them, computed or still being computed.
@@ -180,7 +180,7 @@ def _tensor_of(array: Any) -> torch.Tensor:
 
 
 def _checked_tensor_of(array: object) -> torch.Tensor:
-    """Hand an array over as both libraries document it, or say why it cannot be."""
+    """Convert an array as both libraries document it, or raise why it cannot be."""
     if not isinstance(array, jax.Array) or isinstance(array, Tracer):
         raise HandoffError(
             f"to_torch takes concrete jax.Array leaves, but got {_kind(array)}. "
@@ -212,7 +212,7 @@ def _checked_tensor_of(array: object) -> torch.Tensor:
 def to_jax(
     tree: PyTree, *, copy: bool = True, dtype: DTypeLike | None = None, detach: bool = False
 ) -> PyTree:
-    """Hand tensors to JAX.
+    """Convert tensors to JAX arrays.
 
     Args:
         tree: a `torch.Tensor`, a NumPy array, or a pytree of them: any strides, size or alignment.
@@ -233,7 +233,7 @@ def to_jax(
 
 
 def to_jit(tree: PyTree, *, copy: bool = True, detach: bool = False) -> PyTree:
-    """Hand tensors to the arguments of a jitted call: `to_jax`, three times as fast on CPU.
+    """Convert tensors to arguments of a jitted call: `to_jax`, three times as fast on CPU.
 
     On CPU the leaves are NumPy arrays, which jit takes in place; elsewhere, and beside a GPU, `jax.Array`: jit runs
     on the GPU unless an argument that the program uses lies elsewhere. They are arguments of one call, not values to
@@ -242,13 +242,13 @@ def to_jit(tree: PyTree, *, copy: bool = True, detach: bool = False) -> PyTree:
     """
     leaves, treedef = tree_flatten(tree)
     if jax.default_backend() == "cpu":
-        given = [_lent(leaf, copy, detach) for leaf in leaves]
+        arrays = [_lent(leaf, copy, detach) for leaf in leaves]
     else:
-        given = [
+        arrays = [
             leaf if isinstance(leaf, jax.Array) else _array_of(_plain(leaf, None, detach), copy)
             for leaf in leaves
         ]
-    return tree_unflatten(treedef, given)
+    return tree_unflatten(treedef, arrays)
 
 
 def adopted(tree: PyTree) -> PyTree:
@@ -279,9 +279,9 @@ def jax_device_of(device: torch.device | str) -> JaxDevice:
     device = torch.device(device)
     platform = {"cpu": "cpu", "cuda": "cuda"}.get(device.type)
     try:
-        found = jax.local_devices(backend=platform) if platform else []
+        devices = jax.local_devices(backend=platform) if platform else []
     except RuntimeError:
-        found = []
+        devices = []
     if device.type == "cuda" and not torch.cuda.is_available():
         raise DeviceNameError(
             f"torch sees no {str(device)!r}: this installation of it, or this machine, has no CUDA. Use "
@@ -289,9 +289,9 @@ def jax_device_of(device: torch.device | str) -> JaxDevice:
         )
     if device.type == "cuda":
         index = torch.cuda.current_device() if device.index is None else device.index
-        found = [candidate for candidate in found if candidate.local_hardware_id == index]
-    if found:
-        return found[0]
+        devices = [candidate for candidate in devices if candidate.local_hardware_id == index]
+    if devices:
+        return devices[0]
     raise DeviceNameError(
         f"JAX sees no device for torch's {str(device)!r}; it sees {jax.devices()}. "
         "Install JAX for that device (jax[cuda13]), or use device='cpu'."
@@ -321,7 +321,7 @@ def _wait_for_torch(device: torch.device) -> None:
 
 
 def _lent(leaf: Any, copy: bool, detach: bool) -> Any:
-    """Hand a leaf to the arguments of a jitted call on the CPU; most are viewed as they are."""
+    """Convert a leaf to an argument of a jitted call on the CPU; most are viewed as they are."""
     if not copy:
         is_known = type(leaf) is torch.Tensor and leaf.dtype in _SAME_IN_BOTH and leaf.is_cpu
         if is_known and leaf.is_contiguous() and not (leaf.requires_grad or leaf.is_neg()):

@@ -53,7 +53,7 @@ _choosing = threading.Lock()
 
 
 def be_silent() -> None:
-    """Have pygame, which draws many games, open no sound device from now on: without one ALSA fills the terminal.
+    """Stop pygame, which draws many games, from opening a sound device: without one ALSA fills the terminal.
 
     ``SDL_AUDIODRIVER`` that is set already stays.
     """
@@ -143,7 +143,7 @@ def _use(backend: str) -> None:
 
 @contextlib.contextmanager
 def in_memory() -> Iterator[Callable[[], np.ndarray]]:
-    """Have pyplot draw into memory, and give a function that reads its current figure as a frame.
+    """Make pyplot draw into memory, and yield a function that reads its current figure as a frame.
 
     Figures that are made inside are closed at the end; the user's own figures and backend stay.
 

@@ -78,7 +78,7 @@ class RaySession:
         )
 
     def end(self) -> None:
-        """Have no part in it any more, called once; the last pool ends Ray, if a pool began it."""
+        """Leave the session, once; the last pool ends Ray, if a pool began it."""
         if not self.is_alive:
             return
         RaySession._users -= 1
@@ -219,16 +219,16 @@ class RayActors(Backend["Actor"]):
         hide_warnings: bool = False,
         prepare: Iterable[Callable[[], None]] = (),
     ) -> None:
-        given = dict(actor_options or {})
+        options = dict(actor_options or {})
         maker, prepared = by_value.dumps_maker(make_host), tuple(map(by_value.dumps, prepare))
-        self._new_actor, self._actor_options = _actor_class(given).remote, given
+        self._new_actor, self._actor_options = _actor_class(options).remote, options
         self._session = RaySession(address)
         try:
-            super().__init__(spread_rows(num_rows, num_actors or _room(given)))
+            super().__init__(spread_rows(num_rows, num_actors or _room(options)))
         except BaseException:
             self._session.end()
             raise
-        self._setup = Setup(0, range(0), _environ(given), hide_warnings, prepared, maker)
+        self._setup = Setup(0, range(0), _environ(options), hide_warnings, prepared, maker)
         self._layout: Layout | None = None
         self._arrays: dict[str, np.ndarray] = {}
         self._is_closed = False
@@ -239,7 +239,7 @@ class RayActors(Backend["Actor"]):
         return [worker.pid for worker in self.workers if worker.lost is None and worker.pid]
 
     def open(self) -> None:
-        """Have Ray find places for all actors."""
+        """Ask Ray for places for all actors."""
         for index in range(len(self.rows_of)):
             self.workers.append(self._make(index))
 
@@ -264,7 +264,7 @@ class RayActors(Backend["Actor"]):
             )
 
     def close(self) -> None:
-        """Have actors close their hosts, kill them, and end the session's part."""
+        """Close the hosts of actors, kill the actors, and leave the session."""
         if self._is_closed:
             return
         self._is_closed, self._arrays = True, {}
@@ -292,12 +292,12 @@ class RayActors(Backend["Actor"]):
         return _ARRIVAL_S if _has_room(self._actor_options, count) else 0.0
 
     def arrive(self, worker: Actor, request: Request) -> None:
-        """Have an actor prepare its process."""
+        """Prepare the process of an actor."""
         setup = replace(self._setup, index=worker.index, rows=worker.rows)
         self._ask(worker, request, worker.actor.arrive, setup)
 
     def start(self, worker: Actor, request: Request) -> None:
-        """Have an actor build its host."""
+        """Build the host of an actor."""
         self._ask(worker, request, worker.actor.start)
 
     def allocate(self, layout: Layout) -> dict[str, np.ndarray]:
@@ -308,7 +308,7 @@ class RayActors(Backend["Actor"]):
         return dict(self._arrays)
 
     def bind(self, worker: Actor, request: Request) -> None:
-        """Have an actor allocate and bind its own arrays, which hold zeros if ours are new."""
+        """Allocate and bind the arrays of an actor, which hold zeros if ours are new."""
         assert self._layout is not None
         moving = worker.moving = MovingRows(self._layout, self._arrays, worker.rows)
         held = moving.everything() if worker.is_late else []
@@ -319,14 +319,14 @@ class RayActors(Backend["Actor"]):
         return by_value.dumps_arguments(method, (args, kwargs))
 
     def call(self, worker: Actor, request: Request, method: str, arguments: bytes) -> None:
-        """Have an actor call a method of its host; the layout says what moves with it."""
+        """Call a method of an actor's host; the layout says what moves with it."""
         moment, inputs = worker.inputs(method, None)
         self._ask(worker, request, worker.actor.call, method, arguments, moment, inputs)
 
     def run(
         self, workers: Sequence[Actor], request: Request, command: int, mask: np.ndarray | None
     ) -> None:
-        """Have actors carry out a command."""
+        """Run a command in actors."""
         for worker in workers:
             if worker.lost is not None:
                 request.miss(worker.lost)
@@ -356,7 +356,7 @@ class RayActors(Backend["Actor"]):
     # -------------------------------------------------------------------------------- what is heard
 
     def attend(self, until: float, left: int) -> bool:
-        """Take the replies there are, and wait for others."""
+        """Receive the replies there are, and wait for others."""
         if not self.pending:
             return False
         self.require_alive()
@@ -370,7 +370,7 @@ class RayActors(Backend["Actor"]):
         return bool(done)
 
     def _take(self, worker: Actor) -> None:
-        """Take a reply that is there, or note why none will come."""
+        """Receive a reply that is there, or record why none will come."""
         try:
             message, written = ray.get(worker.reply)
         except ray.exceptions.RayError as error:
@@ -393,7 +393,7 @@ class RayActors(Backend["Actor"]):
     # -------------------------------------------------------------------------------------- losses
 
     def _lost(self, worker: Actor, error: Exception) -> Failure:
-        """Note that Ray has no actor any more that would answer."""
+        """Record that Ray has no actor any more that would answer."""
         why = worker.failure("died", " ".join(str(error).split()))
         self.lose(worker, why)
         return why
@@ -449,9 +449,9 @@ class Actor(Worker):
             self.moving.take_outputs(request, moment, rows, written)
         self._asked = None
 
-    def failure(self, kind: Literal["died", "interrupted"], told: str = "") -> Failure:
+    def failure(self, kind: Literal["died", "interrupted"], advice: str = "") -> Failure:
         """Describe why it is lost, in Ray's words where there are any."""
-        return Failure(self.index, tuple(self.rows), self.request.name, kind, advice=told)
+        return Failure(self.index, tuple(self.rows), self.request.name, kind, advice=advice)
 
     def kill(self) -> None:
         """End the actor, whatever it does, without waiting for its end."""

@@ -47,7 +47,7 @@ cartpole = partial(GymEnv, "CartPole-v1")
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
-    """Have Minari keep its datasets in a folder of the test."""
+    """Set the folder of Minari's datasets to one of the test."""
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "datasets"))
     return tmp_path / "datasets"
 

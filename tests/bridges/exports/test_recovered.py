@@ -17,7 +17,7 @@ from tests.bridges.exports.test_minari import cartpole, one_by_one, played
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
-    """Have Minari keep its datasets in a folder of the test."""
+    """Set the folder of Minari's datasets to one of the test."""
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "datasets"))
 
 

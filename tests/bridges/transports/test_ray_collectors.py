@@ -51,16 +51,16 @@ class _Weight(torch.nn.Module):
 @pytest.fixture
 def built():
     """Build collectors that are shut down after the test."""
-    made = []
+    collectors = []
 
     def build(*args, **kwargs):
         if kwargs["backend"] == "ray":
             begin_ray()
-        made.append(Collector(*args, **kwargs))
-        return made[-1]
+        collectors.append(Collector(*args, **kwargs))
+        return collectors[-1]
 
     yield build
-    for collector in made:
+    for collector in collectors:
         collector.shutdown()
 
 

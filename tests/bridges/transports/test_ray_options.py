@@ -24,7 +24,7 @@ parallel = partial(ParallelEnv, 2, Count)
 
 
 @pytest.mark.parametrize(
-    ("make", "error", "told"),
+    ("make", "error", "message"),
     [
         (partial(parallel, backend="slurm"), ArgumentError, r"must be 'process' or 'ray'"),
         (partial(parallel, backend="ray", backend_options={"cpus": 1}), OptionError, "takes no keyword 'cpus'. Did you mean 'num_cpus'"),
@@ -37,8 +37,8 @@ parallel = partial(ParallelEnv, 2, Count)
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )  # fmt: skip
-def test_what_cannot_be_is_refused_by_the_constructor(make, error, told):
-    with pytest.raises(error, match=told):
+def test_what_cannot_be_is_refused_by_the_constructor(make, error, message):
+    with pytest.raises(error, match=message):
         make()
 
 

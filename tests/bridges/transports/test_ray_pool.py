@@ -67,7 +67,7 @@ class Waits(Counter):
         return self.rows.start
 
 
-def told(error: WorkerError) -> list[str]:
+def lines_of(error: WorkerError) -> list[str]:
     """Give what an error says, without the traceback."""
     return [line for line in str(error).splitlines() if line.startswith("worker")]
 
@@ -186,7 +186,7 @@ def test_a_row_that_raises_is_told_as_by_a_process_and_the_others_go_on(new_pool
         errors.append(failed.value)
     measure.close()
 
-    assert told(errors[0]) == told(errors[1])
+    assert lines_of(errors[0]) == lines_of(errors[1])
     assert isinstance(errors[0].__cause__, ArithmeticError)
     assert "in step" in str(errors[0])  # the traceback of the worker
     assert arrays["value"][:, 0].tolist() == [1, 0, 1, 0]
