@@ -62,13 +62,13 @@ def keywords_of(function: Any, annotation: Any) -> set[str]:
 
 def parameters(function: Any) -> set[str]:
     """Names of parameters, those of a table of keywords too."""
-    found, given = set(), inspect.signature(function).parameters
-    for name, parameter in given.items():
+    names, parameters_of = set(), inspect.signature(function).parameters
+    for name, parameter in parameters_of.items():
         if parameter.kind is inspect.Parameter.VAR_KEYWORD:
-            found |= keywords_of(function, parameter.annotation)
+            names |= keywords_of(function, parameter.annotation)
         elif parameter.kind is not inspect.Parameter.VAR_POSITIONAL and name[0] != "_":
-            found.add(name)
-    return found - {"self"}
+            names.add(name)
+    return names - {"self"}
 
 
 def forwards(function: Any) -> bool:
@@ -77,14 +77,14 @@ def forwards(function: Any) -> bool:
     return {"*args: Any", "**kwargs: Any"} <= {text.replace("'", "") for text in given}
 
 
-def functions_of(name: str, value: Any, own: Any) -> Iterator[tuple[str, Any, Any]]:
+def functions_of(name: str, value: Any, ours: Any) -> Iterator[tuple[str, Any, Any]]:
     """Constructor and public methods that a class of theirs writes, or a function, beside ours."""
     if inspect.isfunction(value):
-        yield name, value, own
+        yield name, value, ours
     elif inspect.isclass(value):
-        yield f"{name}()", value.__init__, own.__init__
+        yield f"{name}()", value.__init__, ours.__init__
         for member, function in vars(value).items():
-            mine = inspect.getattr_static(own, member, None)
+            mine = inspect.getattr_static(ours, member, None)
             if inspect.isfunction(function) and inspect.isfunction(mine) and member[0] != "_":
                 yield f"{name}.{member}", function, mine
 

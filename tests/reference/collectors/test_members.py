@@ -84,7 +84,7 @@ def policy() -> TensorDictModule:
     )
 
 
-def made(library, kind: str = "Collector", **options):
+def collector_of(library, kind: str = "Collector", **options):
     def make():
         return library.GymEnv("Pendulum-v1")
 
@@ -107,7 +107,7 @@ def keys(data) -> list[str]:
 
 def filled_in_the_background(lib):
     held = buffer()
-    collector = made(lib, replay_buffer=held)
+    collector = collector_of(lib, replay_buffer=held)
     before = collector.is_running()
     collector.start()
     while collector.is_running():
@@ -118,7 +118,7 @@ def filled_in_the_background(lib):
 
 def hooks(lib):
     calls = []
-    collector = made(lib)
+    collector = collector_of(lib)
     before = (collector.pre_collect_hook, collector.post_collect_hook)
     collector.pre_collect_hook = lambda: calls.append("pre")
     collector.set_post_collect_hook(lambda batch: calls.append(tuple(batch.shape)))
@@ -128,18 +128,18 @@ def hooks(lib):
 
 
 def versions(lib):
-    collector = made(lib, track_policy_version=True)
+    collector = collector_of(lib, track_policy_version=True)
     batches = iter(collector)
-    found = [next(batches)]
+    collected = [next(batches)]
     collector.increment_version()
-    found.append(next(batches))
-    told = collector.policy_version, collector.get_policy_version()
-    data = [(b["next", "policy_version"], keys(b)) for b in found]
-    return ended(collector, (data, told))
+    collected.append(next(batches))
+    versions_then = collector.policy_version, collector.get_policy_version()
+    data = [(b["next", "policy_version"], keys(b)) for b in collected]
+    return ended(collector, (data, versions_then))
 
 
 def statistics(lib):
-    collector = made(lib)
+    collector = collector_of(lib)
     batches = iter(collector)
     next(batches)
     names = ("frames", "total_frames", "requested_frames_per_batch", "completed")
@@ -147,8 +147,8 @@ def statistics(lib):
 
 
 def by_path(lib):
-    collector = made(lib, worker_idx=3)
-    told = (
+    collector = collector_of(lib, worker_idx=3)
+    answers = (
         collector.worker_idx,
         collector.get_distant_attr("env.batch_size"),
         collector.cascade_execute("env.batch_size.numel"),
@@ -156,20 +156,20 @@ def by_path(lib):
         collector.getattr_env("batch_size"),
         collector.getattr_policy("out_keys"),
     )
-    return ended(collector, told)
+    return ended(collector, answers)
 
 
 def without_ids(lib):
-    collector = made(lib, track_traj_ids=False)
+    collector = collector_of(lib, track_traj_ids=False)
     return ended(collector, keys(next(iter(collector))))
 
 
 def one_path_for_two_calls(lib):
-    return made(lib).map_fn("get_distant_attr", [()], [{}, {}])
+    return collector_of(lib).map_fn("get_distant_attr", [()], [{}, {}])
 
 
 def compact(lib):
-    collector = made(lib, compact_obs=True)
+    collector = collector_of(lib, compact_obs=True)
     return ended(collector, keys(next(iter(collector))))
 
 
@@ -177,7 +177,7 @@ def by_episode(lib):
     sizes, held = [], buffer()
     extend = held.extend
     held.extend = lambda data: (sizes.append(tuple(data.shape)), extend(data))[1]
-    collector = made(
+    collector = collector_of(
         lib,
         trajs_per_batch=2,
         trajs_per_write=1,
@@ -198,40 +198,43 @@ def interrupted(lib):
             self.calls += 1
             return self.calls == 3
 
-    collector = made(lib, interruptor=Stopper())
+    collector = collector_of(lib, interruptor=Stopper())
     batch = next(iter(collector))
     return ended(collector, (tuple(batch.shape), batch["collector", "traj_ids"]))
 
 
 PROGRAMS = {
-    "len": lambda lib: ended(c := made(lib), len(c)),
+    "len": lambda lib: ended(c := collector_of(lib), len(c)),
     "the last batch is whole": lambda lib: ended(
-        c := made(lib, frames_per_batch=4, total_frames=10),
+        c := collector_of(lib, frames_per_batch=4, total_frames=10),
         (len(c), [len(batch) for batch in c], c.total_frames),
     ),
-    "len without an end": lambda lib: len(made(lib, total_frames=-1)),
+    "len without an end": lambda lib: len(collector_of(lib, total_frames=-1)),
     "frames_per_batch": lambda lib: (
-        made(lib).frames_per_batch,
-        made(lib).requested_frames_per_batch,
+        collector_of(lib).frames_per_batch,
+        collector_of(lib).requested_frames_per_batch,
     ),
-    "fake_tensordict": lambda lib: made(lib, set_truncated=True).fake_tensordict(),
-    "rollout": lambda lib: keys(made(lib).rollout()),
-    "iterator": lambda lib: [tuple(batch.shape) for batch in made(lib).iterator()],
-    "next": lambda lib: [made(lib).next().batch_size, made(lib, total_frames=8).next().batch_size],
-    "start without a buffer": lambda lib: made(lib).start(),
+    "fake_tensordict": lambda lib: collector_of(lib, set_truncated=True).fake_tensordict(),
+    "rollout": lambda lib: keys(collector_of(lib).rollout()),
+    "iterator": lambda lib: [tuple(batch.shape) for batch in collector_of(lib).iterator()],
+    "next": lambda lib: [
+        collector_of(lib).next().batch_size,
+        collector_of(lib, total_frames=8).next().batch_size,
+    ],
+    "start without a buffer": lambda lib: collector_of(lib).start(),
     "start": filled_in_the_background,
     "hooks": hooks,
     "policy_version": versions,
     "stats": statistics,
     "paths": by_path,
     "an unlike number of arguments": one_path_for_two_calls,
-    "no such path": lambda lib: made(lib).get_distant_attr("env.unheard_of"),
-    "an attribute is no method": lambda lib: made(lib).map_fn("total_frames"),
-    "no model": lambda lib: made(lib).get_model("critic"),
-    "get_model": lambda lib: made(lib).get_model("policy").out_keys,
-    "getattr_rb": lambda lib: made(lib, replay_buffer=buffer()).getattr_rb("_batch_size"),
+    "no such path": lambda lib: collector_of(lib).get_distant_attr("env.unheard_of"),
+    "an attribute is no method": lambda lib: collector_of(lib).map_fn("total_frames"),
+    "no model": lambda lib: collector_of(lib).get_model("critic"),
+    "get_model": lambda lib: collector_of(lib).get_model("policy").out_keys,
+    "getattr_rb": lambda lib: collector_of(lib, replay_buffer=buffer()).getattr_rb("_batch_size"),
     "track_traj_ids": without_ids,
-    "track_traj_ids beside split_trajs": lambda lib: made(
+    "track_traj_ids beside split_trajs": lambda lib: collector_of(
         lib, track_traj_ids=False, split_trajs=True
     ),
     "compact_obs": compact,
@@ -239,19 +242,23 @@ PROGRAMS = {
     "add each step": lambda lib: len(ended_buffer(lib, False)),
     "trajs_per_write": by_episode,
     "interruptor": interrupted,
-    "profile_config": lambda lib: made(lib).profile_config,
-    "profile of no batch": lambda lib: made(lib).enable_profile(num_rollouts=1, warmup_rollouts=1),
-    "disable_profile": lambda lib: made(lib).disable_profile(),
-    "weights and whose they are": lambda lib: made(lib).update_policy_weights_(
+    "profile_config": lambda lib: collector_of(lib).profile_config,
+    "profile of no batch": lambda lib: collector_of(lib).enable_profile(
+        num_rollouts=1, warmup_rollouts=1
+    ),
+    "disable_profile": lambda lib: collector_of(lib).disable_profile(),
+    "weights and whose they are": lambda lib: collector_of(lib).update_policy_weights_(
         weights_dict={"policy": policy()}, model_id="policy"
     ),
-    "weights given twice": lambda lib: made(lib).update_policy_weights_({}, policy=policy()),
+    "weights given twice": lambda lib: collector_of(lib).update_policy_weights_(
+        {}, policy=policy()
+    ),
 }
 
 
 def ended_buffer(lib, extend: bool) -> ReplayBuffer:
     held = buffer()
-    collector = made(lib, replay_buffer=held, extend_buffer=extend)
+    collector = collector_of(lib, replay_buffer=held, extend_buffer=extend)
     list(collector)
     return ended(collector, held)
 
@@ -280,28 +287,28 @@ def test_weights_reach_workers_when_they_are_sent_whatever_the_scheme(scheme):
             total_frames=8,
             weight_sync_schemes=SCHEMES[scheme](),
         )
-        found = []
+        actions_taken = []
         for batch in collector:
-            found.append(batch["action"].flatten().tolist())
+            actions_taken.append(batch["action"].flatten().tolist())
             net.bias.data.fill_(0.75)
             collector.update_policy_weights_()
-        return ended(collector, found)
+        return ended(collector, actions_taken)
 
     check_same(actions)
     assert outcome(OURS, actions).value == [[0.25] * 4, [0.75] * 4]
 
 
 @pytest.mark.parametrize(
-    ("schemes", "told"),
+    ("schemes", "message"),
     [
         ({"policy": None, "value": None}, r"has \['value'\], but a collector sends"),
         ({"policy": NoWeightSyncScheme()}, "has a NoWeightSyncScheme"),
         ([None], "is of type list, but must be a dict"),
     ],
 )
-def test_schemes_that_would_be_ignored_are_refused(schemes, told):
-    with pytest.raises(TypeError, match=told):
-        made(OURS, weight_sync_schemes=schemes)
+def test_schemes_that_would_be_ignored_are_refused(schemes, message):
+    with pytest.raises(TypeError, match=message):
+        collector_of(OURS, weight_sync_schemes=schemes)
 
 
 def test_subclasses_are_collectors_and_their_constructors_are_called():
@@ -320,7 +327,7 @@ def test_subclasses_are_collectors_and_their_constructors_are_called():
 
 def test_both_versions_of_a_step_are_that_which_acted():
     def root(library):
-        collector = made(library, track_policy_version=True)
+        collector = collector_of(library, track_policy_version=True)
         batches = iter(collector)
         next(batches)
         collector.increment_version()
@@ -362,17 +369,17 @@ def hooks_called(library) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("call", "given"),
+    ("call", "expected"),
     [
         pytest.param(waits, True, id="workers wait for the caller"),
         pytest.param(numbers_of_workers, [4, 8], id="a worker with a number makes so many"),
         pytest.param(hooks_called, ["pre", "post"] * 2, id="hooks run where it was built"),
     ],
 )
-def test_workers_do_what_the_page_of_deviations_says(call, given):
-    found = outcome(OURS, call)
+def test_workers_do_what_the_page_of_deviations_says(call, expected):
+    answer = outcome(OURS, call)
 
-    assert found.value == given, found.message
+    assert answer.value == expected, answer.message
 
 
 @pytest.mark.slow

@@ -50,8 +50,8 @@ def both(**options) -> tuple[list, list]:
 
 def first_seen(ids: torch.Tensor) -> list[int]:
     """Number trajectories in the order in which they come."""
-    known: dict[int, int] = {}
-    return [known.setdefault(number, len(known)) for number in ids.flatten().tolist()]
+    numbers: dict[int, int] = {}
+    return [numbers.setdefault(number, len(numbers)) for number in ids.flatten().tolist()]
 
 
 @pytest.mark.parametrize(
@@ -69,13 +69,13 @@ def test_batches_are_the_same(options):
     ours, theirs = both(**options)
 
     assert len(ours) == len(theirs)
-    for own, other in zip(ours, theirs, strict=True):
-        assert own.batch_size == other.batch_size
-        assert own.names == other.names
-        assert set(own.keys(True, True)) == set(other.keys(True, True))
-        for key in own.keys(True, True):
-            assert own[key].dtype == other[key].dtype, key
+    for mine, other in zip(ours, theirs, strict=True):
+        assert mine.batch_size == other.batch_size
+        assert mine.names == other.names
+        assert set(mine.keys(True, True)) == set(other.keys(True, True))
+        for key in mine.keys(True, True):
+            assert mine[key].dtype == other[key].dtype, key
             if key != IDS:
-                assert torch.equal(own[key], other[key]), key
+                assert torch.equal(mine[key], other[key]), key
     joined = [torch.cat([batch[IDS] for batch in found]) for found in (ours, theirs)]
     assert first_seen(joined[0]) == first_seen(joined[1])

@@ -58,11 +58,11 @@ def test_pixels(rendering):
 
 
 def test_what_they_are_called():
-    def told(lib):
+    def described(lib):
         env = built(lib, "walker", "run")
         return [env.libname, env.env_name, env.task_name, env.available_envs, env.batch_locked]
 
-    check_works_alike(told)
+    check_works_alike(described)
 
 
 @pytest.mark.parametrize("pair", [("cartpole",), ("cartpole", "swing"), ("carpole", "swingup")])

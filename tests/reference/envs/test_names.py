@@ -36,8 +36,8 @@ def test_group_maps_follow_from_the_names_of_agents():
     )
 
 
-@pytest.mark.parametrize("made", ["env", "function", "creator", "with keywords"])
-def test_metadata_is_read_from_an_env_or_from_what_makes_one(made):
+@pytest.mark.parametrize("source", ["env", "function", "creator", "with keywords"])
+def test_metadata_is_read_from_an_env_or_from_what_makes_one(source):
     def read(lib):
         call = {
             "env": lambda: lib.get_env_metadata(zoo.batched(lib)),
@@ -46,13 +46,13 @@ def test_metadata_is_read_from_an_env_or_from_what_makes_one(made):
             "with keywords": lambda: lib.get_env_metadata(
                 lambda **kwargs: zoo.counter(lib, **kwargs), {"batch_size": (2,)}
             ),
-        }[made]
-        found = call()
+        }[source]
+        metadata = call()
         return (
-            found.tensordict.exclude("_reset"),
-            found.batch_size,
-            found.batch_locked,
-            found.device,
+            metadata.tensordict.exclude("_reset"),
+            metadata.batch_size,
+            metadata.batch_locked,
+            metadata.device,
         )
 
     check_works_alike(read)
@@ -179,11 +179,11 @@ def test_end_flags_are_put_together_and_stale_masks_removed(flags, write_full_fa
 
 
 def test_whether_an_end_was_found_is_a_plain_bool():
-    def found(lib):
+    def flagged(lib):
         return lib.terminated_or_truncated(TensorDict({"done": torch.ones(1, dtype=torch.bool)}))
 
-    differs("plain-bools", found)
-    assert found(OURS) is True
+    differs("plain-bools", flagged)
+    assert flagged(OURS) is True
 
 
 SPECS = {

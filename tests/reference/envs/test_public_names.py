@@ -101,15 +101,15 @@ CALLS = [
 
 @pytest.mark.parametrize("name", CALLS)
 def test_calls_take_the_arguments_of_the_reference(name):
-    own, expected = (
+    ours, expected = (
         inspect.signature(inspect.unwrap(getattr(library.EnvBase, name))).parameters
         for library in (envkit, torchrl.envs)
     )
 
     named = [key for key, found in expected.items() if found.kind is not found.VAR_KEYWORD]
     positional = [key for key in named if expected[key].kind is not inspect.Parameter.KEYWORD_ONLY]
-    assert set(named) <= own.keys()
-    assert list(own)[: len(positional)] == positional
+    assert set(named) <= ours.keys()
+    assert list(ours)[: len(positional)] == positional
 
 
 FUNCTIONS = [

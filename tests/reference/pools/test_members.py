@@ -110,11 +110,11 @@ def test_every_member_is_provided_or_in_the_table(kind):
 
 def test_the_table_names_what_there_is():
     kinds = (torchrl.envs.SerialEnv, torchrl.envs.ParallelEnv, torchrl.envs.async_envs)
-    told = set().union(*OUT.values()) & {name for kind in kinds for name in dir(kind)}
+    named = set().union(*OUT.values()) & {name for kind in kinds for name in dir(kind)}
     ours = {name for kind in ("SerialEnv", "AsyncEnvPool") for name in dir(getattr(envkit, kind))}
 
-    assert told
-    assert not told & ours
+    assert named
+    assert not named & ours
 
 
 # ------------------------------------------------------------------------------- a program of each
@@ -175,7 +175,7 @@ def in_threads(lib):
     return closed(env, (env.resolved_exchange, env.exchange_keys, env.stats(), env.envs_per_worker))
 
 
-def told(lib, kind: str, *names: str):
+def attributes_of(lib, kind: str, *names: str):
     env = pool(lib, kind)
     return closed(env, {name: getattr(env, name) for name in names})
 
@@ -190,13 +190,13 @@ PROGRAMS = {
     "create_env_kwargs": keywords,
     "create_env_kwargs of processes": partial(keywords, kind="ParallelEnv"),
     "create_env_kwargs of threads": partial(keywords, kind="AsyncEnvPool"),
-    "attributes": lambda lib: told(
+    "attributes": lambda lib: attributes_of(
         lib,
         "ParallelEnv",
         *("pin_memory", "allow_step_when_done", "consolidate", "daemon", "shutdown_timeout"),
         *("num_sub_threads", "serial_for_single", "run_type_checks", "policy_proof"),
     ),
-    "attributes of an asynchronous pool": lambda lib: told(
+    "attributes of an asynchronous pool": lambda lib: attributes_of(
         lib, "AsyncEnvPool", "backend", "stack", "num_envs", "min_get", "worker_affinity"
     ),
     "run_type_checks": lambda lib: pool(lib).run_type_checks,

@@ -126,19 +126,19 @@ def test_an_operation_gives_the_same(family):
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("family", LEAF_KINDS)
 def test_all_operations_give_the_same_but_those_kept_which_do_not(family):
-    operations, found = agreeing(family), set()
+    operations, unlike = agreeing(family), set()
 
     @settings(max_examples=20, suppress_health_check=list(HealthCheck))
     @given(recipe=FAMILIES[family])
     def check(recipe):
         for operation in operations.values():
             check_same(lambda n, operation=operation: operation(n, recipe(n)))
-        for name in OPERATIONS[family].keys() - operations.keys() - found:
+        for name in OPERATIONS[family].keys() - operations.keys() - unlike:
             if difference(lambda n, name=name: OPERATIONS[family][name](n, recipe(n))):
-                found.add(name)
+                unlike.add(name)
 
     check()
-    assert found == OPERATIONS[family].keys() - operations.keys()
+    assert unlike == OPERATIONS[family].keys() - operations.keys()
 
 
 # -- one example of each line ----------------------------------------------------------

@@ -207,7 +207,7 @@ def train_off_policy(
     collector.set_seed(0)
     buffer = replay_buffer()
     optimiser = optimiser or torch.optim.Adam(loss.parameters(), lr=1e-2)
-    told = {name: [] for name in names}
+    history = {name: [] for name in names}
     stored = 0
     for data in collector:
         collector.update_policy_weights_()
@@ -222,12 +222,12 @@ def train_off_policy(
         for _ in range(updates):
             losses = optimised(loss, optimiser, buffer, updater, names)
             for name in names:
-                told[name].append(losses[name].item())
+                history[name].append(losses[name].item())
     collector.shutdown()
     assert len(buffer) == frames
     ends = buffer[:]["next", "done"].sum()
     assert ends == frames // 40  # every episode has 40 steps
-    return told
+    return history
 
 
 @torch.no_grad()
@@ -469,7 +469,7 @@ def test_ddpg():
     loss = DDPGLoss(actor, critic, loss_function="l2", delay_actor=True, delay_value=True)
     loss.make_value_estimator(gamma=0.9)
 
-    told = train_off_policy(
+    history = train_off_policy(
         env,
         TensorDictSequential(actor, noise),
         loss,
@@ -478,7 +478,7 @@ def test_ddpg():
         after=noise.step,
     )
 
-    assert learned(told["loss_value"])
+    assert learned(history["loss_value"])
     assert noise.sigma.item() == pytest.approx(0.1)
     assert evaluated(env, actor) < 0
     if not env.is_closed:
@@ -501,7 +501,7 @@ def test_td3():
     )
     loss.make_value_estimator(gamma=0.9)
 
-    told = train_off_policy(
+    history = train_off_policy(
         env,
         TensorDictSequential(actor, noise),
         loss,
@@ -509,7 +509,7 @@ def test_td3():
         updater=SoftUpdate(loss, eps=0.95),
     )
 
-    assert learned(told["loss_qvalue"])
+    assert learned(history["loss_qvalue"])
     if not env.is_closed:
         env.close()
 
@@ -531,7 +531,7 @@ def test_sac(serial, opened):
         torch.optim.Adam([loss.log_alpha], lr=1e-3),
     )
 
-    told = train_off_policy(
+    history = train_off_policy(
         env,
         actor,
         loss,
@@ -540,7 +540,7 @@ def test_sac(serial, opened):
         optimiser=optimiser,
     )
 
-    assert learned(told["loss_qvalue"])
+    assert learned(history["loss_qvalue"])
     assert evaluated(env, actor) < 0
 
 
@@ -628,7 +628,7 @@ def test_redq():
     )
     loss.make_value_estimator(gamma=0.9)
 
-    told = train_off_policy(
+    history = train_off_policy(
         env,
         actor,
         loss,
@@ -636,7 +636,7 @@ def test_redq():
         updater=SoftUpdate(loss, eps=0.95),
     )
 
-    assert learned(told["loss_qvalue"])
+    assert learned(history["loss_qvalue"])
     if not env.is_closed:
         env.close()
 
@@ -671,12 +671,12 @@ def test_iql():
     updater = SoftUpdate(loss, tau=0.05)
     optim = torch.optim.Adam(loss.parameters(), lr=1e-2)
 
-    told = [
+    history = [
         optimised(loss, optim, buffer, updater, ("loss_actor", "loss_qvalue", "loss_value"))
         for _ in range(100)
     ]
 
-    assert learned([losses["loss_qvalue"].item() for losses in told])
+    assert learned([losses["loss_qvalue"].item() for losses in history])
     assert evaluated(env, actor) < 0
 
 
@@ -788,13 +788,13 @@ def test_decision_transformer():
     loss.set_keys(action_target="action_cat")
     optim = torch.optim.Adam(loss.parameters(), lr=1e-2)
 
-    told = []
+    history = []
     for _ in range(60):
         value = loss(buffer.sample())["loss"]
         value.backward()
         optim.step()
         optim.zero_grad()
-        told.append(value.item())
+        history.append(value.item())
 
     def last(td):  # acts by the last of the window
         return td.set("action", actor(td.clone())["action"][..., -1, :])
@@ -804,7 +804,7 @@ def test_decision_transformer():
 
     sums = episodes["next", "reward"].flip(1).cumsum(1).flip(1)
     torch.testing.assert_close(episodes["next", "return_to_go"], sums)
-    assert learned(told, by=1.0)
+    assert learned(history, by=1.0)
     assert played["action_cat"].shape == (8, frames, 1)
     torch.testing.assert_close(
         played["return_to_go"][1:], -50.0 * 1.0 - played["next", "reward"][:-1].cumsum(0)
@@ -975,7 +975,7 @@ def test_dreamer():
         batch_size=60,
     )
 
-    told = {"model": [], "actor": [], "value": []}
+    history = {"model": [], "actor": [], "value": []}
     kept = ("observation", "action", "state", "belief", "collector", "next", "done", "terminated")
     for data in collector:
         buffer.extend(data.select(*kept).exclude(("next", "state")))
@@ -996,13 +996,13 @@ def test_dreamer():
             optims[2].zero_grad()
             judged["loss_value"].backward()
             optims[2].step()
-            told["model"].append(total.item())
-            told["actor"].append(acted["loss_actor"].item())
-            told["value"].append(judged["loss_value"].item())
+            history["model"].append(total.item())
+            history["actor"].append(acted["loss_actor"].item())
+            history["value"].append(judged["loss_value"].item())
     collector.shutdown()
 
-    assert learned(told["model"])
-    assert np.isfinite(told["actor"] + told["value"]).all()
+    assert learned(history["model"])
+    assert np.isfinite(history["actor"] + history["value"]).all()
     assert dream.shape[-1] == 5
 
 

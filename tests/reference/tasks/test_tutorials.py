@@ -776,13 +776,13 @@ def test_an_evaluator_plays_episodes_beside_training():
         on_result=results.append,
     )
 
-    told = evaluator.evaluate(trained, step=10)
+    report = evaluator.evaluate(trained, step=10)
     evaluator.trigger_eval(trained, step=20)
     waited = evaluator.wait(timeout=60)
     evaluator.shutdown()
 
-    assert told["eval/num_episodes"] == 3
-    assert told["eval/reward"] == pytest.approx(told["eval/episode_length"])  # 1 for each step
+    assert report["eval/num_episodes"] == 3
+    assert report["eval/reward"] == pytest.approx(report["eval/episode_length"])  # 1 for each step
     assert waited["eval/step"] == 20
     assert [int(result["eval/step"]) for result in results][-1] == 20
 
@@ -813,15 +813,15 @@ def test_a_checkpoint_holds_policy_optimiser_env_and_collector(tmp_path):
     collector.shutdown()
 
     policy, optim, norm, collector = parts()
-    told = Checkpoint(
+    report = Checkpoint(
         policy=policy, optimizer=optim, norm=norm, collector=collector, rng=GlobalRNGState()
     ).load(tmp_path / "step")
-    found = next(iter(collector))
+    batch = next(iter(collector))
     collector.shutdown()
 
-    assert told.loaded == {"policy", "optimizer", "norm", "collector", "rng"}
+    assert report.loaded == {"policy", "optimizer", "norm", "collector", "rng"}
     assert len(optim.state_dict()["state"]) == 2
-    assert (found == expected).all()
+    assert (batch == expected).all()
 
 
 # ------------------------------------------------------------------------------------ several agents

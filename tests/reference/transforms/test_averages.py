@@ -204,7 +204,7 @@ def test_two_of_them_in_the_data_have_names_of_their_own():
 
 @pytest.mark.slow
 def test_envs_in_workers_update_the_same_averages():
-    def made(lib):
+    def learnt(lib):
         def make():
             norm = lib.VecNormV2(["success"], ["shown"], decay=0.5)
             return lib.TransformedEnv(count(lib), norm)
@@ -220,7 +220,7 @@ def test_envs_in_workers_update_the_same_averages():
             (local.transform.loc["success"] > 0).all()
         )
 
-    check_same(made)
+    check_same(learnt)
 
 
 def test_envs_of_one_creator_update_the_same_averages():

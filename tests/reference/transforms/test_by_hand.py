@@ -29,7 +29,7 @@ def nodes() -> TensorDict:
     return TensorDict({"x": {"o": torch.zeros(4, 3)}, "y": {"o": torch.ones(4, 3)}}, [4])
 
 
-def told() -> TensorDict:
+def words() -> TensorDict:
     return TensorDict({"word": "hello", "list": [1, 2], "number": 3})
 
 
@@ -85,17 +85,17 @@ FORWARD = {  # a transform of either library, and data
     "Timer": (lambda lib: lib.Timer(), pair),
     "UnaryTransform": (lambda lib: lib.UnaryTransform(["x"], ["z"], fn=lambda x: x + 1), pair),
     "UnaryTransform of a string": (lambda lib: lib.UnaryTransform(["word"], ["loud"], fn=lambda word: word + "!"),
-     told),
+     words),
     "UnaryTransform of raw objects": (lambda lib: lib.UnaryTransform(["word"], ["kind"], fn=lambda word: type(word).__name__, use_raw_nontensor=True),
-     told),
+     words),
     "UnaryTransform of what is not there": (lambda lib: lib.UnaryTransform(["w"], ["z"], fn=lambda x: x + 1), pair),
-    "Hash of a string": (lambda lib: lib.Hash(["word"], ["hash"]), told),
-    "Hash of a seeded string": (lambda lib: lib.Hash(["word"], ["hash"], seed="salt"), told),
-    "Hash of a tensor": (lambda lib: lib.Hash(["number"], ["hash"]), told),
+    "Hash of a string": (lambda lib: lib.Hash(["word"], ["hash"]), words),
+    "Hash of a seeded string": (lambda lib: lib.Hash(["word"], ["hash"], seed="salt"), words),
+    "Hash of a tensor": (lambda lib: lib.Hash(["number"], ["hash"]), words),
     "Hash by a function": (lambda lib: lib.Hash(["word"], ["hash"], hash_fn=lambda word: torch.tensor(len(word))),
-     told),
+     words),
     "Hash by a function of a seed": (lambda lib: lib.Hash(["word"], ["hash"], hash_fn=lambda word, seed: torch.tensor(len(word) + seed), seed=2),
-     told),
+     words),
     "ConditionalPolicySwitch": (lambda lib: lib.ConditionalPolicySwitch(lambda td: td, lambda td: True), pair),
     "SuccessReward": (lambda lib: lib.SuccessReward(scale=-1.0),
      lambda: TensorDict({"success": torch.tensor([[True], [False]])}, [2])),
@@ -340,7 +340,7 @@ def test_a_hash_leads_back_to_what_it_was_made_of():
         known = {}
         there = lib.Hash(["word"], ["hash"], repertoire=known)
         back = lib.Hash([], [], ["word"], ["hash"], repertoire=known)
-        hashed = there(told())
+        hashed = there(words())
         return [
             back.inv(hashed.select("hash")),
             there.get_input_from_hash(hashed["hash"]),
@@ -359,7 +359,7 @@ def test_a_hash_leads_back_to_what_it_was_made_of():
 
 def test_what_was_hashed_is_part_of_the_state():
     known, fresh = (envkit.Hash(["word"], ["hash"], repertoire={}) for _ in range(2))
-    hashed = known(told())["hash"]
+    hashed = known(words())["hash"]
 
     fresh.load_state_dict(known.state_dict())
 

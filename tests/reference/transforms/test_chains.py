@@ -105,13 +105,13 @@ AFTER_IMAGES = {  # what needs no torchvision there
 )
 def test_images_become_what_they_become_in_the_reference(shape, floats, options, after, serial):
     def call(lib):
-        def made():
+        def make():
             first = lib.ToTensorImage(in_keys=["pixels"], **options)
             key = options.get("out_keys", ["pixels"])[0]
             chain = lib.Compose(first, *AFTER_IMAGES[after](lib, key))
             return lib.TransformedEnv(camera(lib, shape, floats), chain)
 
-        env = lib.SerialEnv(2, made) if serial else made()
+        env = lib.SerialEnv(2, make) if serial else make()
         specs = shapes_and_dtypes(env)["observation"]
         shown = {key: leaf for key, leaf in specs.items() if not key.startswith("_")}
         return [

@@ -227,7 +227,7 @@ def test_another_batch_is_refused_where_the_env_is_fixed_to_its_own():
 
 
 def test_a_function_makes_the_root_of_another_batch():
-    def root(given, fresh, env=None):
+    def root(td, fresh, env=None):
         assert fresh.shape == ()
         return fresh.expand(3).clone().set("observation", torch.ones(3, 3) * (2 if env else 1))
 
@@ -341,7 +341,7 @@ def moved_on_a_grid(lib, shape=(3,)):
 
 
 @pytest.mark.parametrize(
-    ("name", "shape", "dim", "given"),
+    ("name", "shape", "dim", "batch_size"),
     [
         ("UnsqueezeTransform", (3,), -1, (3, 1)),
         ("UnsqueezeTransform", (3,), 0, (1, 3)),
@@ -349,7 +349,7 @@ def moved_on_a_grid(lib, shape=(3,)):
         ("SqueezeTransform", (1, 3), -2, (3,)),
     ],
 )
-def test_an_action_that_is_a_tensordict_gets_other_axes(name, shape, dim, given):
+def test_an_action_that_is_a_tensordict_gets_other_axes(name, shape, dim, batch_size):
     def view(lib, **keys):
         return getattr(lib, name)(dim, allow_positive_dim=True, **keys)
 
@@ -358,7 +358,7 @@ def test_an_action_that_is_a_tensordict_gets_other_axes(name, shape, dim, given)
         return lib.TransformedEnv(moved_on_a_grid(lib, shape), view(lib, **keys))
 
     def by_hand(lib):
-        move = TensorDict({"by": torch.ones(*given, 2)}, given)
+        move = TensorDict({"by": torch.ones(*batch_size, 2)}, batch_size)
         return view(lib, in_keys=[], in_keys_inv=["move"]).inv(TensorDict({"move": move}))
 
     check_works_alike(by_hand)
@@ -366,7 +366,7 @@ def test_an_action_that_is_a_tensordict_gets_other_axes(name, shape, dim, given)
     OURS.check_env_specs(behind(OURS))
     env = behind(OURS)
     step = env.step(env.reset().set("move", env.full_action_spec["move"].zero() + 1))
-    assert step["move"].batch_size == given and step["next", "count"].item() == 6
+    assert step["move"].batch_size == batch_size and step["next", "count"].item() == 6
 
 
 def test_axes_of_nodes_count_from_behind_the_batch_of_the_data():

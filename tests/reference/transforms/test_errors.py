@@ -90,8 +90,8 @@ CALLS = {
 }  # fmt: skip
 
 
-def is_an_env(made):
-    return hasattr(made, "rollout")
+def is_an_env(value):
+    return hasattr(value, "rollout")
 
 
 def number(lib):

@@ -75,7 +75,7 @@ COMPARED = sorted(name for name in public_names() - OTHER_ARGUMENTS if is_provid
 
 @pytest.mark.parametrize("name", COMPARED)
 def test_arguments_have_the_names_order_and_kinds_of_the_reference(name):
-    own, expected = (
+    ours, expected = (
         {
             argument: parameter
             for argument, parameter in inspect.signature(
@@ -86,12 +86,12 @@ def test_arguments_have_the_names_order_and_kinds_of_the_reference(name):
         for library in (envkit, reference)
     )
 
-    known = list(own)[: len(expected)]
-    assert known == list(expected)
-    assert [own[argument].kind for argument in known] == [p.kind for p in expected.values()]
+    names = list(ours)[: len(expected)]
+    assert names == list(expected)
+    assert [ours[argument].kind for argument in names] == [p.kind for p in expected.values()]
     for argument, parameter in expected.items():
         if parameter.default not in (None, inspect.Parameter.empty):
-            assert own[argument].default == parameter.default, argument
+            assert ours[argument].default == parameter.default, argument
 
 
 ARGUMENTS = {  # of transforms that cannot be made without
@@ -184,13 +184,13 @@ CLASSES = sorted(
 def test_every_member_of_a_transform_is_provided_or_in_the_table():
     missing, count = set(), 0
     for name in CLASSES:
-        given = ARGUMENTS.get(name, ())
-        given = given() if callable(given) else given
-        made = getattr(envkit, name)(
-            *([] if isinstance(given, dict) else given),
-            **(given if isinstance(given, dict) else {}),
+        arguments = ARGUMENTS.get(name, ())
+        arguments = arguments() if callable(arguments) else arguments
+        transform = getattr(envkit, name)(
+            *([] if isinstance(arguments, dict) else arguments),
+            **(arguments if isinstance(arguments, dict) else {}),
         )
-        missing |= {member for member in members(name) if not is_there(made, member)}
+        missing |= {member for member in members(name) if not is_there(transform, member)}
         count += len(members(name))
 
     out = set().union(*MEMBERS_OUT.values())
@@ -198,5 +198,5 @@ def test_every_member_of_a_transform_is_provided_or_in_the_table():
     assert count > 2000
 
 
-def is_there(made: object, member: str) -> bool:
-    return member in dir(made)
+def is_there(transform: object, member: str) -> bool:
+    return member in dir(transform)

@@ -158,16 +158,16 @@ def buffer_of(way: str, transforms: list, compose, make=lambda transform: transf
 @pytest.mark.parametrize("way", ["transform=", "append_transform", "insert_transform"])
 @pytest.mark.parametrize("make", [lambda transform: transform, OURS.for_replay_buffer])
 def test_a_replay_buffer_runs_both_passes(way, make):
-    own = buffer_of(way, both_ways(OURS), OURS.Compose, make)
+    mine = buffer_of(way, both_ways(OURS), OURS.Compose, make)
     expected = buffer_of(way, both_ways(THEIRS), THEIRS.Compose)
 
-    for buffer in (own, expected):
+    for buffer in (mine, expected):
         buffer.extend(episode())
 
-    stored, wanted = own.storage[:], expected.storage[:]
+    stored, wanted = mine.storage[:], expected.storage[:]
     assert stored["action"].dtype == wanted["action"].dtype == torch.float32
     torch.testing.assert_close(stored["to_go"], wanted["to_go"])
-    sample, like = own[:], expected[:]
+    sample, like = mine[:], expected[:]
     assert sample["clipped"].equal(like["clipped"]) and sample["clipped"].min() == 1
 
 
@@ -275,15 +275,15 @@ def test_rewards_to_go_are_summed_where_a_buffer_inverts_them():
     assert sampled(OURS)[3].equal(rounded(PASSES["returns to go"](OURS).inv(episode()))["to_go"])
 
 
-def primed(lib, shape, batch=(5,), given=False, **keywords):
-    data = TensorDict({"h": torch.ones(*batch, 2)} if given else {}, batch)
+def primed(lib, shape, batch=(5,), has_entry=False, **keywords):
+    data = TensorDict({"h": torch.ones(*batch, 2)} if has_entry else {}, batch)
     return lib.TensorDictPrimer(h=lib.Unbounded(shape), default_value=3.0, **keywords)(data)["h"]
 
 
 def test_primers_prime_recorded_data():
     check_works_alike(lambda lib: primed(lib, (2,), batch=()))
     check_works_alike(lambda lib: primed(lib, (5, 2)))
-    check_works_alike(lambda lib: primed(lib, (5, 2), given=True))
+    check_works_alike(lambda lib: primed(lib, (5, 2), has_entry=True))
     differs("all-transforms-answer", lambda lib: primed(lib, (2,)))
     assert primed(OURS, (2,)).shape == (5, 2)
     assert primed(OURS, (5, 2), expand_specs=True).shape == (5, 5, 2)

@@ -132,9 +132,9 @@ def test_primers_without_batch_axes_gain_those_of_the_env(case):
 
 def test_kinds_of_specs_that_are_not_declared_are_left_alone():
     def outputs(lib):
-        given = lib.Composite(full_observation_spec=lib.Composite(a=lib.Unbounded((3,))))
-        given["full_reward_spec"] = given["full_done_spec"] = None
-        return lib.UnsqueezeTransform(-1, in_keys=["a"]).transform_output_spec(given)
+        output_spec = lib.Composite(full_observation_spec=lib.Composite(a=lib.Unbounded((3,))))
+        output_spec["full_reward_spec"] = output_spec["full_done_spec"] = None
+        return lib.UnsqueezeTransform(-1, in_keys=["a"]).transform_output_spec(output_spec)
 
     def inputs(lib):
         given = lib.Composite(full_action_spec=lib.Composite(action=lib.Unbounded((3,))))
