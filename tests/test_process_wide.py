@@ -18,7 +18,7 @@ import pytest
 import envkit
 import envkit_bridges
 from envkit import make
-from envkit.batched.settings import ThreadLimit
+from envkit.env.torch_threads import ThreadLimit
 from envkit.process_wide import alone, filters_kept, no_output, no_warnings, variables_kept
 from envkit_bridges.libraries import quietly
 

@@ -18,9 +18,10 @@ from envkit.batched.batched_env import BatchedEnv
 from envkit.batched.env_host import Maker
 from envkit.batched.indexed import Indexable
 from envkit.batched.serial import SerialEnv
-from envkit.batched.settings import PoolSettings, ThreadLimit
+from envkit.batched.settings import PoolSettings
 from envkit.batched.workers import ray_workers, usable_options, worker_processes
 from envkit.env.facts import Facts
+from envkit.env.torch_threads import ThreadLimit
 from envkit.errors import ArgumentError, CopyError, OptionError
 from envkit.specs.annotations import Destination
 from envkit.transport import Pool

@@ -34,7 +34,6 @@ from envkit.batched.settings import (
     Limit,
     PoolOptions,
     PoolSettings,
-    ThreadLimit,
     checked_options,
     require_names,
 )
@@ -44,6 +43,7 @@ from envkit.env.declared import OUTPUTS
 from envkit.env.facts import Facts
 from envkit.env.html import EnvReport
 from envkit.env.spec_names import SpecNames
+from envkit.env.torch_threads import ThreadLimit
 from envkit.errors import ArgumentError, ClosedEnvError, ReadOnlyError, StartedError
 from envkit.specs import Composite
 from envkit.specs.annotations import Destination, destination, require_memory

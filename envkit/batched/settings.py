@@ -1,20 +1,15 @@
 """The keywords of every batched env: names and types, and what is refused before any sub-env is built.
 
 `PoolOptions` lists the keywords for type checkers, and `ParallelEnv` describes them; `PoolSettings` is what they are
-parsed to, with the defaults. Their effect is decided where they are used, but for limits that outlast a call: of time,
-and of torch's threads. There is one number of threads for the whole process, and envs begin and end in any order. The
-limit of the newest env that runs holds, and after the last one the number before the first.
+parsed to, with the defaults. Their effect is decided where they are used, but for limits of time.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, TypedDict
-
-import torch
 
 from envkit.arrays.integers import as_int
 from envkit.data.arguments import Check, checked
@@ -236,26 +231,3 @@ _CHECKS: dict[str, Check] = {
     "shutdown_timeout": _as_bounded_seconds,
     **dict.fromkeys(FALSE_ONLY, as_false),
 }
-
-
-class ThreadLimit:
-    """A limit that holds from now on until `end`."""
-
-    _lock = threading.RLock()  # an env may be collected, and end its limit, at any moment
-    _running: list[ThreadLimit] = []  # noqa: RUF012  (of this process, as the number itself)
-    _before = 0
-
-    def __init__(self, num_threads: int):
-        self.num_threads = num_threads
-        with self._lock:
-            if not self._running:
-                ThreadLimit._before = torch.get_num_threads()
-            self._running.append(self)
-            torch.set_num_threads(num_threads)
-
-    def end(self) -> None:
-        """Restore the limit of the newest env that still runs, or the number before all of them."""
-        with self._lock:
-            self._running.remove(self)
-            newest = self._running[-1].num_threads if self._running else ThreadLimit._before
-            torch.set_num_threads(newest)

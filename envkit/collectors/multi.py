@@ -23,7 +23,7 @@ from torch import nn
 from envkit.arrays.integers import as_int
 from envkit.batched.attributes import chosen_rows, require_found
 from envkit.batched.caller_settings import chosen
-from envkit.batched.settings import RayOptions, ThreadLimit
+from envkit.batched.settings import RayOptions
 from envkit.batched.workers import actors_for, processes_for, usable_options
 from envkit.collectors.attribute_paths import paired
 from envkit.collectors.build_runner import Parts
@@ -45,6 +45,7 @@ from envkit.data.plain import from_plain, plain
 from envkit.env.base import EnvBase
 from envkit.env.policy import HasParams, PolicyLike, policy_device
 from envkit.env.seeding import drawn_seed, restart_seed
+from envkit.env.torch_threads import ThreadLimit
 from envkit.errors import (
     ArgumentCountError,
     ArgumentError,

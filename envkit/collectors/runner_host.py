@@ -30,6 +30,7 @@ from envkit.collectors.weights import Weights, tensors_of
 from envkit.data.paths import Path
 from envkit.data.transition import leaves, without_device
 from envkit.env.own_state import loading
+from envkit.env.torch_threads import ThreadLimit
 
 _ALIGNMENT_BYTES = 64
 
@@ -156,7 +157,7 @@ class RunnerFactory:
     def __call__(self, rows: range) -> _RunnerHost:
         if self.begin is not None:
             self.begin()
-        torch.set_num_threads(self.num_threads)
+        ThreadLimit(self.num_threads)  # as long as the worker lives
         torch.set_grad_enabled(False)
         (row,) = rows
         torch.manual_seed(self.seeds[row])

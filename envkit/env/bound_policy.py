@@ -36,6 +36,7 @@ from envkit.env.policy import (
 )
 from envkit.env.policy_calls import calls_of_run, changed_in_place, tensors_in, versions_of
 from envkit.env.stepping import Stepping
+from envkit.env.torch_threads import act_with_fitting_threads, work_of_row
 from envkit.errors import PolicyError, RolloutError
 from envkit.specs import Categorical, OneHot, TensorSpec
 
@@ -214,14 +215,15 @@ class _OnTensorDict(BoundPolicy):
 
     def __init__(self, function: Callable[..., Any], why: str = HOW_CALLED):
         super().__init__(function)
-        self._why = why
+        self._work, self._why = work_of_row(function), why
 
     def __call__(self, tensordict: TensorDictBase) -> TensorDictBase:
         tensors_before = tensors_in(tensordict)
         tensors = tensors_before.values()
         versions = versions_of(tensors)
         try:
-            acted = self._act(tensordict)
+            work = self._work * tensordict.batch_size.numel()
+            acted = act_with_fitting_threads(work, self._act, tensordict)
         except Exception as error:
             _add_advice(error, tensordict.values(True, True))
             is_sure = isinstance(self._act, TensorDictModuleBase) or isinstance(error, KeyError)
@@ -266,16 +268,16 @@ class _OnLeaves(BoundPolicy):
 
     def __init__(self, function: Callable[..., Any], in_keys: list[Key], write: ActionWriter):
         super().__init__(function)
-        self._in_keys, self._write = in_keys, write
+        self._in_keys, self._write, self._work = in_keys, write, work_of_row(function)
         write.takes_more = True
 
     def __call__(self, tensordict: TensorDictBase) -> TensorDictBase:
         given = [tensordict.get(key) for key in self._in_keys]
-        return self._write(tensordict, self._called(given))
+        return self._write(tensordict, self._called(given, tensordict.batch_size))
 
-    def _called(self, inputs: Sequence[Any]) -> Any:
+    def _called(self, inputs: Sequence[Any], batch: torch.Size) -> Any:
         try:
-            return _called(self._act, self._in_keys, inputs)
+            return _called(self._act, self._in_keys, inputs, self._work * batch.numel())
         except WRONG_FORM as error:
             if not isinstance(error, PolicyError):
                 error.add_note(
@@ -288,7 +290,7 @@ class _OnLeaves(BoundPolicy):
         paths = {key: as_path(key) for key in self._write.actions}
 
         def act(inputs: Sequence[Tensor]) -> dict[Path, Any]:
-            written = named(self._called(inputs), batch)
+            written = named(self._called(inputs, batch), batch)
             return {paths.get(key) or as_path(key): value for key, value in written.items()}
 
         return LeavesPolicy(tuple(map(as_path, self._in_keys)), tuple(paths.values()), act)
@@ -396,10 +398,12 @@ class ActionWriter:
         return f"{self.cure} one value for each element."
 
 
-def _called(function: Callable[..., Any], keys: Sequence[Any], inputs: Sequence[Any]) -> Any:
+def _called(
+    function: Callable[..., Any], keys: Sequence[Any], inputs: Sequence[Any], work: int
+) -> Any:
     versions = versions_of(inputs)
     try:
-        out = function(*inputs)
+        out = act_with_fitting_threads(work, function, *inputs)
     except Exception as error:
         _add_advice(error, inputs)
         raise
@@ -445,7 +449,8 @@ class _OnModule(_OnTensorDict):
         given = [tensordict.get(key, None) for key in module.in_keys]
         if not all(type(leaf) is Tensor for leaf in given):
             return super().__call__(tensordict)
-        out = _called(module.module, module.in_keys, given)
+        work = self._work * tensordict.batch_size.numel()
+        out = _called(module.module, module.in_keys, given, work)
         values = _own_tensors(out, module.out_keys)
         if values is None:
             return _given_out(module, out)(tensordict)
@@ -459,10 +464,10 @@ class _OnModule(_OnTensorDict):
         if not _is_plain(module):
             return None
         paths = [as_path(key) for key in module.out_keys]
-        dims = len(batch)
+        dims, work = len(batch), self._work * batch.numel()
 
         def act(inputs: Sequence[Tensor]) -> dict[Path, Any]:
-            out = _called(module.module, module.in_keys, inputs)
+            out = _called(module.module, module.in_keys, inputs, work)
             values = _own_tensors(out, paths)
             if values is not None and all(value.shape[:dims] == batch for value in values):
                 return {

@@ -26,6 +26,7 @@ from envkit.data.paths import Key, as_key, as_path
 from envkit.data.timeline import seams
 from envkit.data.transition import empty_like
 from envkit.env.base import EnvBase
+from envkit.env.torch_threads import act_with_fitting_threads, work_of_row
 from envkit.errors import ArgumentError, ArgumentTypeError, MissingKeyError, NotCallableError
 from envkit.specs import (
     Binary,
@@ -239,7 +240,8 @@ class ConditionalPolicySwitch(SteppingTransform):
 
     def _acted(self, root: TensorDictBase, moves: torch.Tensor) -> TensorDictBase:
         """Step the rows of ``moves`` by the policy; gives the whole transition."""
-        acting = self.policy(root.copy())
+        work = work_of_row(self.policy) * root.batch_size.numel()
+        acting = act_with_fitting_threads(work, self.policy, root.copy())
         return self._env().step(acting if bool(moves.all()) else acting.set(rules.STEP, moves))
 
     def _step(self, td: TensorDictBase, next_td: TensorDictBase) -> TensorDictBase:

@@ -15,7 +15,7 @@ from gymnasium.envs.classic_control import CartPoleEnv
 from tensordict import TensorDict
 
 from envkit import EnvCreator, GymEnv, ParallelEnv, SerialEnv, TransformedEnv, VecNorm
-from envkit.batched.settings import ThreadLimit
+from envkit.env.torch_threads import ThreadLimit
 from envkit.errors import ArgumentError, EnvkitError, MissingKeyError, WorkerError
 from envkit.specs import Composite, Unbounded
 from envkit.transport.launch import choose_start_method
