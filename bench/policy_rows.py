@@ -1,6 +1,6 @@
 """Small torch policies on few rows: compiled to NumPy, as the torch module, and written by hand.
 
-First single calls, for networks of several sizes (from which `envkit_bridges.policy.numpy_policy.MOST_WORK` was read), then
+First single calls, for networks of several sizes (from which `envkit_bridges.policy.numpy_policy.LARGE_PRODUCT` tells where torch acts), then
 whole runs of pools of CartPole against the bare loop that acts with the torch module.
 
 Run: ``python -m bench.policy_rows [--quick]``

@@ -1,7 +1,7 @@
 """Compiled policies step by step: in NumPy where that is the same and faster, otherwise as the torch module.
 
 NumPy acts on CPU data of few rows: a call of the module costs more than its arithmetic then. The module
-itself acts where a gradient is recorded, under autocast, where it has hooks, and where rows times parameters are many.
+itself acts where a gradient is recorded, under autocast, where it has hooks, and where products of matrices are large.
 It also acts where a translation is not covered or gave another result for the first data. Random numbers come from
 torch's generator, the same as the module would draw: torch's own operator is called on the memory of the arrays. So is
 what NumPy has no function for. An index out of range raises, as in torch.
@@ -143,7 +143,7 @@ class Unchanged:
 
     Attributes:
         obstacle: what keeps the module from being evaluated in NumPy; empty if nothing does.
-        size: number of parameters, 0 if there is an obstacle.
+        largest: elements of its largest parameter, 0 if there is none or an obstacle.
     """
 
     def __init__(self, module: torch.nn.Module):
@@ -171,7 +171,7 @@ class Unchanged:
             if few_values(value) is not None
         ]
         self._constants = [(value, few_values(value)) for value in few]
-        self.size = sum(tensor.numel() for tensor in watched)
+        self.largest = max((tensor.numel() for tensor in watched), default=0)
 
     def __bool__(self) -> bool:
         if any(self._empty):
@@ -193,8 +193,12 @@ class Unchanged:
         return torch.is_grad_enabled() and any(tensor.requires_grad for tensor, _ in self._tensors)
 
 
-MOST_WORK = 2_000_000
-"""Rows times parameters up to which NumPy acts; measured by bench/policy_rows.py."""
+LARGE_PRODUCT = 2**18
+"""Multiply-adds of a product of matrices from which torch acts: rows times elements of the largest parameter.
+
+NumPy's OpenBLAS uses threads for larger ones. They wait for each other, spinning, as those of torch do (see
+`envkit.env.torch_threads`), and NumPy has no function that sets their number.
+"""
 
 _TOLERANCE = (
     1e-3  # of what is compared once; errors of a translation are larger, rounding is smaller
@@ -348,8 +352,8 @@ class Stepwise(BoundPolicy):
         if unchanged.obstacle:
             return unchanged.obstacle
         rows = td.numel()
-        if not rows or rows * unchanged.size > MOST_WORK:
-            return f"{rows} rows times {unchanged.size} parameters"
+        if not rows or rows * unchanged.largest >= LARGE_PRODUCT:
+            return f"{rows} rows times {unchanged.largest} elements of the largest parameter"
         if isinstance(td, LazyStackedTensorDict):
             return "the data is a lazy stack"
         for path, value in leaves(td):

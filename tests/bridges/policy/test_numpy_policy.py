@@ -345,15 +345,17 @@ def test_where_rows_mean_something_else_than_one_row_does_the_module_acts(env):
 
 
 def test_the_module_acts_where_the_work_is_large(env, monkeypatch):
-    monkeypatch.setattr(numpy_policy, "MOST_WORK", 100)
-    act = compile_policy(reading(perceptron())).bound_to(env)  # 50 parameters
+    monkeypatch.setattr(numpy_policy, "LARGE_PRODUCT", 73)
+    act = compile_policy(reading(perceptron())).bound_to(
+        env
+    )  # 24 elements in its largest parameter
 
     act(data((2,), place=(3,)))
     few = act.evaluated_with
     act(data((3,), place=(3,)))
 
     assert (few, act.evaluated_with) == ("NumPy", "torch")
-    assert act.why == "3 rows times 50 parameters"
+    assert act.why == "3 rows times 24 elements of the largest parameter"
 
 
 # ------------------------------------------------------------------------------- runs of many envs
