@@ -25,7 +25,8 @@ from envkit.env.torch_threads import ThreadLimit
 from envkit.errors import ArgumentError, CopyError, OptionError
 from envkit.specs.annotations import Destination
 from envkit.transport import Pool
-from envkit.transport.launch import choose_start_method, usable_cores
+from envkit.transport.cores import count_cores
+from envkit.transport.launch import choose_start_method
 
 
 class ParallelEnv(Indexable):
@@ -144,7 +145,7 @@ class ParallelEnv(Indexable):
             self,
             makers,
             described,
-            num_processes=self.num_processes or min(self.num_workers, len(usable_cores())),
+            num_processes=self.num_processes or min(self.num_workers, count_cores()),
             start_method=self.mp_start_method,
             map_files_in=tempfile.gettempdir() if self.memmap else None,
             core_each=self.num_sub_threads == 1,

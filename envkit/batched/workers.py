@@ -15,7 +15,7 @@ from envkit.batched.settings import backend_options_of
 from envkit.errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from envkit.lazy_imports import PRELOADED, late
 from envkit.transport import MakeHost, Pool, Processes
-from envkit.transport.launch import usable_cores
+from envkit.transport.cores import usable_cores
 
 
 def worker_processes(

@@ -28,6 +28,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from envkit.installing import DISTRIBUTION, LIBRARIES, install_hint
+from envkit.transport.cores import count_cores
 
 _ALWAYS_SHOWN = ("torch", "tensordict", "numpy", "jaxlib", "mujoco", "mujoco-mjx")
 """Distributions whose versions are shown beside those of the optional libraries."""
@@ -192,6 +193,17 @@ def _devices() -> Iterator[Finding]:
         yield Finding("memory of the GPU", "note", report, fix)
 
 
+def _threads() -> Iterator[Finding]:
+    """Hold the threads that torch begins with against the cores that this process may keep busy."""
+    works, threads = _tried("import torch; print(torch.get_num_threads())")
+    cores = count_cores()
+    if works and int(threads) > cores:
+        fix = f"export OMP_NUM_THREADS={cores}, before the program is started"
+        yield Finding("torch threads", "note", f"{threads}, but {cores} cores to run on", fix)
+    elif works:
+        yield Finding("torch threads", "ok", f"{threads}, and {cores} cores to run on")
+
+
 def _memory() -> Iterator[Finding]:
     if hasattr(os, "memfd_create"):
         yield Finding("shared memory", "ok", "rows of pools lie in anonymous memory")
@@ -210,8 +222,7 @@ def _memory() -> Iterator[Finding]:
 def _processes() -> Iterator[Finding]:
     methods = multiprocessing.get_all_start_methods()
     method = "forkserver" if "forkserver" in methods else "spawn"
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    yield Finding("worker processes", "ok", f"start by {method}, {cores} cores")
+    yield Finding("worker processes", "ok", f"start by {method}, {count_cores()} cores")
     works, report = _tried(_POOL)
     if not works:
         fix = "step in this process: SerialEnv in place of ParallelEnv"
@@ -289,6 +300,7 @@ _CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
     _bounds,
     _two_pygames,
     _devices,
+    _threads,
     _memory,
     _processes,
     _rendering,

@@ -9,7 +9,6 @@ Conventions
 
 from __future__ import annotations
 
-import os
 import statistics
 import time
 from collections.abc import Callable
@@ -41,6 +40,7 @@ from envkit.data.arguments import as_file
 from envkit.data.files import telling
 from envkit.demo.display import TrainingBar, announcements_said, draw_curves, say
 from envkit.demo.ppo import PPO, Actor
+from envkit.transport.cores import count_cores
 
 EPISODE_LENGTH = 1000
 GOAL = 950.0
@@ -246,7 +246,7 @@ def compare_speed(brax: JaxEnv, trained: Trained) -> None:
 
 def measure_ant(device: str, steps: int = 50) -> None:
     """Step Brax ant with random actions, all steps in one XLA program."""
-    batch = 16384 if device.startswith("cuda") else 512 * (os.cpu_count() or 1)
+    batch = 16384 if device.startswith("cuda") else 512 * count_cores()
     say(f"ant, {batch} envs on {device}: compiling ...")
     env = BraxEnv("ant", backend="spring", batch_size=[batch], device=device)
     env.set_seed(0)

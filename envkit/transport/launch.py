@@ -46,13 +46,6 @@ class WorkerProcess(Protocol):
         ...
 
 
-def usable_cores() -> list[int]:
-    """Return the numbers of the cores this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return sorted(os.sched_getaffinity(0))
-    return list(range(os.cpu_count() or 1))
-
-
 def choose_start_method(start_method: str | None) -> str:
     """Check a start method, or choose: a fork server where it can work, else fresh interpreters.
 

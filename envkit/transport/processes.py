@@ -32,6 +32,7 @@ from envkit.transport import by_value, wake
 from envkit.transport.answers import read_answer
 from envkit.transport.block import TOO_MANY_FILES, Block
 from envkit.transport.channel import Channel
+from envkit.transport.cores import usable_cores
 from envkit.transport.failure import Failure
 from envkit.transport.forkserver import shared_fork_server
 from envkit.transport.host import MakeHost
@@ -40,7 +41,6 @@ from envkit.transport.launch import (
     choose_start_method,
     launch,
     send_signal,
-    usable_cores,
     wait_for,
 )
 from envkit.transport.layout import Field, Layout

@@ -27,7 +27,7 @@ from envkit.batched.env_host import STEP
 from envkit.env.base import EnvBase
 from envkit.errors import ArgumentError, DoneError, EmptySpecError, SpecError, WorkerError
 from envkit.specs import Composite, NonTensor, Unbounded
-from envkit.transport.launch import usable_cores
+from envkit.transport.cores import usable_cores
 from tests.zoo.envs import Count
 from tests.zoo.policies import Replay
 

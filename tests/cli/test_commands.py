@@ -509,6 +509,19 @@ def test_little_shared_memory_is_broken_where_pools_use_it_and_names_the_option_
     assert finding.state == "broken" and "--shm-size" in finding.fix
 
 
+@pytest.mark.parametrize(("threads", "state"), [(2, "ok"), (5, "note")])
+def test_more_threads_of_torch_than_cores_are_told_with_the_variable_to_set(
+    threads, state, monkeypatch
+):
+    monkeypatch.setattr(doctor, "count_cores", lambda: 2)
+    monkeypatch.setenv("OMP_NUM_THREADS", str(threads))
+
+    (finding,) = doctor._threads()
+
+    assert finding.state == state and finding.report.startswith(f"{threads}, ")
+    assert ("OMP_NUM_THREADS=2" in finding.fix) is (state == "note")
+
+
 @pytest.fixture
 def no_opengl(tmp_path, monkeypatch):
     """Have processes that are started find an OpenGL that fails to load."""
