@@ -196,12 +196,15 @@ def _devices() -> Iterator[Finding]:
 def _threads() -> Iterator[Finding]:
     """Hold the threads that torch begins with against the cores that this process may keep busy."""
     works, threads = _tried("import torch; print(torch.get_num_threads())")
+    if not works:
+        return
     cores = count_cores()
-    if works and int(threads) > cores:
-        fix = f"export OMP_NUM_THREADS={cores}, before the program is started"
-        yield Finding("torch threads", "note", f"{threads}, but {cores} cores to run on", fix)
-    elif works:
-        yield Finding("torch threads", "ok", f"{threads}, and {cores} cores to run on")
+    report = f"{threads}, and {cores} cores to run on"
+    if int(threads) > cores:
+        fix = f"export OMP_NUM_THREADS={cores} before the program starts"
+        yield Finding("torch threads", "note", report, fix)
+    else:
+        yield Finding("torch threads", "ok", report)
 
 
 def _memory() -> Iterator[Finding]:
