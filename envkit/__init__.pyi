@@ -207,6 +207,7 @@ from envkit_bridges.gym.like import GymLikeEnv as GymLikeEnv
 from envkit_bridges.gym.space_conversions import (
     register_gym_spec_conversion as register_gym_spec_conversion,
 )
+from envkit_bridges.gym.torch_vector import TorchVectorWrapper as TorchVectorWrapper
 from envkit_bridges.jax.compilation import cache_dir as cache_dir
 from envkit_bridges.jax.device_memory import configure_gpu as configure_gpu
 from envkit_bridges.jax.jax_env import JaxEnv as JaxEnv

@@ -28,6 +28,8 @@ Array = Any  # of any namespace; no one type has them all
 STEP = "_step"
 RESET = "_reset"
 DONE_LEAVES = ("done", "terminated", "truncated")
+FINAL_MISSING = "final_missing"
+"""Entry of `next`, bool: an episode ended there, and the simulator did not return its last observation."""
 
 Stop = Literal["never", "any", "all"]
 """When a run ends: never before its last step, and what is done is reset; after the first step in which

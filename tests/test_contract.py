@@ -18,6 +18,7 @@ from envkit import (
     DMControlEnv,
     GymEnv,
     GymnaxEnv,
+    GymWrapper,
     InitTracker,
     JaxMARLEnv,
     JumanjiEnv,
@@ -30,6 +31,7 @@ from envkit import (
     RewardSum,
     SerialEnv,
     StepCounter,
+    TorchVectorWrapper,
     TransformedEnv,
     XMiniGridEnv,
     check_env_specs,
@@ -43,6 +45,7 @@ from envkit.errors import (
     ResetMaskError,
     ResumeError,
     StaleDataError,
+    StepMaskError,
 )
 from envkit_bridges.gym.like import GymLikeEnv
 from tests.zoo.drift import gym_rows
@@ -51,6 +54,7 @@ from tests.zoo.frozen import stays_frozen
 from tests.zoo.jax_drift import jax_rows
 from tests.zoo.ray_cluster import on_ray
 from tests.zoo.shaped_envs import Groups, Several
+from tests.zoo.torch_envs import AutoresetMode, TorchPendulum
 
 make_count = partial(Count, 5)
 make_cartpole = partial(GymEnv, "CartPole-v1", max_episode_steps=7)
@@ -98,6 +102,10 @@ KINDS = {
         XMiniGridEnv, "XLand-MiniGrid-R1-9x9", batch_size=[3], episode_length=5, params_per_row=True
     ),
     "pgx": partial(PgxEnv, "minatar-breakout", batch_size=[3], episode_length=5),
+    "torch rows": lambda: GymWrapper(TorchPendulum()),
+    "torch rows that reset themselves": lambda: GymWrapper(
+        TorchPendulum(mode=AutoresetMode.SAME_STEP, as_dict=True)
+    ),
     "threads of a library": partial(
         MultiThreadedEnv, 3, "CartPole-v1", create_env_kwargs={"max_episode_steps": 7}
     ),
@@ -560,6 +568,10 @@ def half(env: EnvBase) -> torch.Tensor:
 def test_rows_that_are_not_stepped_repeat_their_root(env):
     root = env.step_mdp(env.rand_step(env.reset()))
     mask = half(env)
+    if isinstance(env, TorchVectorWrapper):
+        with pytest.raises(StepMaskError, match="steps all its rows"):
+            env.step(env.rand_action(root.clone()).set("_step", mask))
+        return
 
     out = env.step(env.rand_action(root.clone()).set("_step", mask))
 
@@ -589,6 +601,10 @@ def test_rows_that_are_not_reset_keep_all_they_had(env):
     asked = root.clone().set("_reset", mask[..., None])
     if isinstance(env, GymLikeEnv) and not env.batch_size:
         with pytest.raises(ResetMaskError, match="one simulator cannot be reset in part"):
+            env.reset(asked)
+        return
+    if isinstance(env, TorchVectorWrapper) and not env.partial_reset:
+        with pytest.raises(ResetMaskError, match="can reset only all of its rows"):
             env.reset(asked)
         return
 
@@ -645,8 +661,13 @@ def test_an_assigned_spec_is_the_one_that_is_read(spare):
 
 def test_a_state_dict_goes_back_in(spare, request):  # A1
     spare.record_for_resume().reset()
-    if request.node.callspec.params["spare"] == "threads of a library":
-        with pytest.raises(ResumeError, match=r"EnvPool keeps.*env.transform.state_dict"):
+    refusals = {
+        "threads of a library": r"EnvPool keeps.*env.transform.state_dict",
+        "torch rows": "offers no state",
+        "torch rows that reset themselves": "offers no state",
+    }
+    if refusal := refusals.get(request.node.callspec.params["spare"]):
+        with pytest.raises(ResumeError, match=refusal):
             spare.state_dict()
         return
     state = spare.state_dict()

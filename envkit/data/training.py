@@ -19,6 +19,7 @@ from typing import Any, cast
 import torch
 from tensordict import TensorDictBase
 
+from envkit import rules
 from envkit.arrays.integers import as_int
 from envkit.data.arguments import require_tensordict
 from envkit.data.timeline import seams, step_entry, time_axis
@@ -141,7 +142,8 @@ def gae(
     the value of its last observation, and nothing is carried over from the episode after it. A trajectory also
     ends where ``traj_ids`` change, and where the next observation is not that of the step. Steps in another order than
     that of time are refused. So is data of one axis without ids that is not named ``"time"``, unless its observations
-    tell. Padding has an advantage of 0 and changes no other step. After `MultiStep`, a step is discounted by
+    tell. Padding has an advantage of 0 and changes no other step. A truncated step whose last observation is missing
+    (``("next", "final_missing")``) has an advantage of 0, and its own value as target. After `MultiStep`, a step is discounted by
     ``gamma ** steps_to_next_obs``.
 
     Args:
@@ -190,6 +192,11 @@ def gae(
     if mask is not None:
         is_step = _over(mask, data, reward)
         reward, shown, beyond = (values.where(is_step, 0) for values in (reward, now, after))
+    missing = following.get(rules.FINAL_MISSING, None)
+    if missing is not None:
+        is_unknown = missing.expand_as(reward)
+        beyond = beyond.where(~is_unknown, 0)
+        reward = reward.where(~is_unknown | terminated, shown)
     advantage, target = generalized_advantage_estimate(
         discount, lmbda, shown, beyond, reward, done, terminated, time_dim=time
     )

@@ -46,6 +46,7 @@ from envkit_bridges.gym.frames import draw, require_frames, shape_of_frame
 from envkit_bridges.gym.info import Outcome, default_info_dict_reader
 from envkit_bridges.gym.like import GymLikeEnv
 from envkit_bridges.gym.simulator_rows import DONE, GymCore, reward_array
+from envkit_bridges.gym.torch_vector import TorchVectorWrapper, is_torch_vector
 from envkit_bridges.gym.vector import VectorCore, VectorRows, is_vector
 from envkit_bridges.libraries import Simulator, no_object_of
 
@@ -56,7 +57,8 @@ class GymWrapper(OnRow, GymLikeEnv):
     Args:
         env: a gymnasium env, unbatched here, or one of gymnasium's vector envs, which has batch
             size ``(num_envs,)``. Autoreset of the latter is undone: ``next`` holds the true last
-            observation, and no step ignores its action.
+            observation, and no step ignores its action. Of one whose data is torch tensors the result is a
+            `TorchVectorWrapper`, which takes other keywords and leaves data on the simulator's device.
             An action in a Dict space is an entry of its name, as an observation in a Dict is. Where names of
             both clash, all actions lie below "action"; if an observation is called "action", "reward", "next" or as a
             done flag, all observations lie below "observation".
@@ -94,6 +96,11 @@ class GymWrapper(OnRow, GymLikeEnv):
         *("_output_transform", "_reset_output_transform"),
     }
 
+    def __new__(cls, env: Simulator = None, *args: Any, **kwargs: Any) -> Self:
+        if cls is GymWrapper and is_torch_vector(env):
+            return cast(Self, TorchVectorWrapper(env, *args, **kwargs))
+        return super().__new__(cls)
+
     def __init__(
         self,
         env: Simulator,
@@ -110,6 +117,7 @@ class GymWrapper(OnRow, GymLikeEnv):
         encoding = as_bool("categorical_action_encoding", categorical_action_encoding)
         from_pixels = as_bool("from_pixels", from_pixels)
         pixels_only, info = as_bool("pixels_only", pixels_only), as_bool("info", info)
+        self._require_arrays(env)
         options["batch_size"] = batch = _batch_of(env, options.get("batch_size"))
         super().__init__(
             env,
@@ -143,6 +151,19 @@ class GymWrapper(OnRow, GymLikeEnv):
         self._declare(observation, action)
         if info:
             self.set_info_dict_reader()
+
+    def _require_arrays(self, env: Simulator) -> None:
+        """Check that a subclass was not given an env whose data is torch tensors.
+
+        Raises:
+            ArgumentError: (a ValueError) it was.
+        """
+        is_ours = type(self) is GymWrapper or type(self)._vector_kind is not VectorCore
+        if not is_ours and is_torch_vector(env):
+            raise ArgumentError(
+                f"the data of {env} is torch tensors, but {type(self).__name__} reads arrays. Pass the env object to "
+                "GymWrapper, or derive from TorchVectorWrapper."
+            )
 
     def _check_single_frames(self) -> None:
         if self.frame_skip > 1:

@@ -6,9 +6,13 @@ from collections.abc import Mapping
 from importlib import util
 from typing import Any
 
+from envkit.data.keywords import known_to
+from envkit.env.base import EnvBase
 from envkit.errors import ArgumentError
 from envkit_bridges.gym.backend import gym_backend
 from envkit_bridges.gym.gym_env import GymEnv
+from envkit_bridges.gym.gym_wrapper import GymWrapper
+from envkit_bridges.gym.torch_vector import TorchVectorWrapper
 from envkit_bridges.libraries import near_name
 
 
@@ -53,11 +57,22 @@ def require_keywords(name: str, keywords: Mapping[str, Any]) -> None:
     GymEnv.require_keywords(name, **keywords)
 
 
-def build(name: str, **kwargs: Any) -> GymEnv:
-    """Make one `GymEnv`.
+def build(name: str, **kwargs: Any) -> EnvBase:
+    """Make one `GymEnv`, or wrap a vector env that is registered without a single one.
 
     Raises:
         ArgumentError: (a ValueError) no env is registered by this name; the message gives those closest to it.
     """
     require_env(name)
+    spec = gym_backend().registry.get(name)
+    if kwargs.get("num_envs") and spec is not None and spec.entry_point is None:
+        return _wrapped(name, kwargs)
     return GymEnv(name, **kwargs)
+
+
+def _wrapped(name: str, kwargs: dict[str, Any]) -> EnvBase:
+    """Make a vector env by its registered entry point, and wrap it: only then it is known whether its data is torch's."""
+    own = {*(known_to(GymWrapper) or ()), *(known_to(TorchVectorWrapper) or ())}
+    options = {key: value for key, value in kwargs.items() if key in own}
+    made_with = {key: value for key, value in kwargs.items() if key not in own}
+    return GymWrapper(gym_backend().make_vec(name, **made_with), **options)
