@@ -106,7 +106,7 @@ def choose_arrays(mask: np.ndarray, fresh: Any, kept: Any) -> Any:
         fresh, kept = fresh or {}, kept or {}
         names = {**kept, **fresh}
         return {name: choose_arrays(mask, fresh.get(name), kept.get(name)) for name in names}
-    if isinstance(value, tuple):
+    if isinstance(fresh, tuple) and isinstance(kept, tuple):
         return tuple(choose_arrays(mask, *pair) for pair in zip(fresh, kept, strict=True))
     if not isinstance(value, np.ndarray):
         return value
@@ -121,10 +121,9 @@ def _merged_leaf(
         if keeps_last or is_non_tensor(fresh):
             return fresh
         kept = torch.zeros_like(fresh)
-    mask = rules.reduce_mask(mask, fresh.shape, batch_dims)
     if not batch_dims and isinstance(fresh, torch.Tensor) and not _is_alike(fresh, kept):
-        mask = mask.any()  # one env, and an entry that changes its shape
-    return choose_leaf(mask, fresh, kept)
+        return fresh if bool(mask.any()) else kept  # one env, and an entry that changes its shape
+    return choose_leaf(rules.reduce_mask(mask, fresh.shape, batch_dims), fresh, kept)
 
 
 def _merged_parts(

@@ -1,4 +1,4 @@
-"""What a row shows that is not stepped, and how a step becomes the root of the next one: the walk over TensorDicts for `rules`.
+"""How a row is shown that is not stepped, and how a step becomes the root of the next one: the walk over TensorDicts for `rules`.
 
 Every decision is taken in `rules`; this module only visits leaves. It knows TensorDict and
 neither envs nor simulators.
