@@ -14,6 +14,7 @@ import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from types import FrameType
 from typing import Any, Literal, cast
 
 _LOCK = threading.RLock()  # held for a moment, to enter or to leave
@@ -154,3 +155,20 @@ def variables_kept(*names: str) -> Iterator[None]:
                 os.environ.pop(name, None)
                 if (value := _KEPT_VARIABLES.pop(name)[0]) is not None:
                     os.environ[name] = value
+
+
+# ---------------------------------------------------------------------------------------- warnings
+
+_INSIDE = ("envkit", "envkit_bridges", "torch", "tensordict", "contextlib")
+
+
+def warn(message: str, category: type[Warning] = UserWarning) -> None:
+    """Warn at the line of the user's program that called into envkit, through however many calls."""
+    frame, stacklevel = sys._getframe(1), 2
+    while frame.f_back is not None and _is_inside(frame):
+        frame, stacklevel = frame.f_back, stacklevel + 1
+    warnings.warn(message, category, stacklevel=stacklevel)
+
+
+def _is_inside(frame: FrameType) -> bool:
+    return frame.f_globals.get("__name__", "").partition(".")[0] in _INSIDE

@@ -10,7 +10,6 @@ Conventions
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +19,7 @@ import torch
 from envkit.batched.metadata import EnvMetaData
 from envkit.data.paths import as_key
 from envkit.errors import ArgumentError, SpecError
+from envkit.process_wide import warn
 from envkit.specs import Composite, stack
 
 
@@ -166,9 +166,8 @@ def may_use_rows(metadata: Sequence[EnvMetaData], *, asked: bool | None, has_mem
         all(found is model or found.layout() == model.layout() for found in metadata)
     )
     if asked and not fits:
-        warnings.warn(
+        warn(
             "use_buffers=True, but a spec has no fixed size, is no tensor or is that of some agents alone, or the "
             "sub-envs differ in keys, shapes or dtypes; TensorDicts are exchanged instead.",
-            stacklevel=11,  # the caller of what started: public calls are wrapped
         )
     return fits and (has_memory if asked is None else asked)

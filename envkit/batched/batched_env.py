@@ -32,9 +32,9 @@ from envkit.batched.lazy_stacks import by_row, empty_rows, stack_rows
 from envkit.batched.makers import as_own_kwargs
 from envkit.batched.pool_owner import PoolOwner
 from envkit.data.arguments import as_bool, require_state_dict
-from envkit.data.paths import Path, as_path
 from envkit.data.merging import merge_reset, merge_rows
 from envkit.data.resets import collect_reset_masks
+from envkit.data.paths import Path, as_path
 from envkit.env.base import EnvBase
 from envkit.env.input_checks import in_functorch, require_values
 from envkit.env.learning import ALL
@@ -399,7 +399,7 @@ class BatchedEnv(AttributeLookup, PoolOwner):
             row: {"env": state_dict[name], **_of_row(own_state, row)}
             for row, name in enumerate(names)
         }
-        with loading(state_dict, strict=strict, stacklevel=5):
+        with loading(state_dict, strict=strict):
             are_lost = call_by_row(self._started(), "load_states", states, strict)
             if own_state is not None:
                 self._resume(own_state, strict=strict)

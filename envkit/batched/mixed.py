@@ -416,7 +416,7 @@ class MixedEnv(EnvBase):
                 f"the state dict has the entries {list(state_dict)}, but this env has the members "
                 f"{names} and {OWN!r}. Pass what state_dict() of an env with as many members gave."
             )
-        with loading(state_dict, strict=strict, stacklevel=5):
+        with loading(state_dict, strict=strict):
             for name, member in zip(names, self.members, strict=True):
                 member.env.load_state_dict(state_dict[name], strict, assign)
             self._resume(state_dict[OWN], strict=strict)

@@ -7,7 +7,6 @@ they are. It computes no gradients.
 from __future__ import annotations
 
 import tempfile
-import warnings
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
@@ -23,6 +22,7 @@ from envkit.batched.workers import ray_workers, usable_options, worker_processes
 from envkit.env.facts import Facts
 from envkit.env.torch_threads import ThreadLimit
 from envkit.errors import ArgumentError, CopyError, OptionError
+from envkit.process_wide import warn
 from envkit.specs.annotations import Destination
 from envkit.transport import Pool
 from envkit.transport.cores import count_cores
@@ -172,10 +172,9 @@ class ParallelEnv(Indexable):
         super().to(*args, **kwargs)
         moved = (self._device or torch.get_default_device()) != before
         if self._pool is not None and self._seed is not None and moved:
-            warnings.warn(
+            warn(
                 f"this {type(self).__name__} was seeded before it moved to {self._device}; it is "
                 f"seeded again with {self._seed}, and its episodes begin again at the next reset.",
-                stacklevel=2,
             )
             self.set_seed(self._seed, self._seed_is_static)
         return self

@@ -11,7 +11,6 @@ Conventions
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -49,6 +48,7 @@ from envkit.errors import (
     OptionError,
     UnsupportedError,
 )
+from envkit.process_wide import warn
 from envkit.specs.annotations import EnvData
 
 MakeEnv = Callable[..., EnvBase] | EnvBase | Sequence[Callable[..., EnvBase]]
@@ -1103,7 +1103,7 @@ class Collector:
                 "way round. Build it as the one which was saved."
             )
         self._settle()
-        with loading(state_dict, strict=strict, stacklevel=6):
+        with loading(state_dict, strict=strict):
             self._load_runner_states(state_dict, strict=strict)
         self.frames, self.iter = state_dict["frames"], state_dict["iter"]
         self._begun_frames = state_dict["begun_frames"]
@@ -1131,18 +1131,18 @@ class Collector:
 
     # ------------------------------------------------------------------------------------- amounts
 
-    def _steps_each(self, rows: int, workers: int = 1, *, stacklevel: int) -> int:
+    def _steps_each(self, rows: int, workers: int = 1) -> int:
         """Return how many steps each of the rows of a worker makes in a batch, with a warning where that is more frames."""
         frames = self.requested_frames_per_batch
         if frames is None:
             return _EPISODE_STEPS
         steps = math.ceil(math.ceil(frames / workers) / rows)
         total, side_by_side = self._settings.total_frames, rows * workers
-        self._warn_of_more(frames, steps * side_by_side, side_by_side, total, stacklevel + 1)
+        self._warn_of_more(frames, steps * side_by_side, side_by_side, total)
         return steps
 
     def _warn_of_more(
-        self, asked: int | list[int], collected: int, rows: int, total: int | None, stacklevel: int
+        self, asked: int | list[int], collected: int, rows: int, total: int | None
     ) -> None:
         """Warn where a batch has more frames than were asked for, or all batches more than ``total``."""
         frames = sum(asked) if isinstance(asked, list) else asked
@@ -1152,17 +1152,15 @@ class Collector:
             and (total or 0) % collected
         ):
             assert total is not None
-            warnings.warn(
+            warn(
                 f"total_frames is {total}, no multiple of frames_per_batch ({collected}): the last batch is whole, so "
                 f"{math.ceil(total / collected) * collected} frames are collected.",
-                stacklevel=stacklevel,
             )
         elif collected != frames:
             end = "" if total is None else f", {math.ceil(total / collected) * collected} in all"
-            warnings.warn(
+            warn(
                 f"frames_per_batch is {asked}, no multiple of the {rows} envs that step side by side: "
                 f"batches have {collected} frames{end}.",
-                stacklevel=stacklevel,
             )
 
     # ---------------------------------------------------------------------------------------- life
@@ -1195,7 +1193,7 @@ class Collector:
         except Exception as error:
             if raise_on_error:
                 raise
-            warnings.warn(f"shutdown() failed: {error}", stacklevel=2)
+            warn(f"shutdown() failed: {error}")
 
     def _shut_down(self, timeout: float | None, close_env: bool | None) -> None:
         background = self._background

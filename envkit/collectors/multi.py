@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 import math
-import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -55,6 +54,7 @@ from envkit.errors import (
     DoneError,
     OptionError,
 )
+from envkit.process_wide import warn
 from envkit.transport import Pool
 
 _CHANGES = 3
@@ -200,7 +200,7 @@ class MultiCollector(Collector):
             self._steps = [math.ceil(one / rows) for one in asked]
             self._warn_of_numbers(asked, together)
         else:
-            self._steps = [self._steps_each(rows, together, stacklevel=5)] * self.num_workers
+            self._steps = [self._steps_each(rows, together)] * self.num_workers
         self._worker_pool.steps = self._steps
         if 1 in self._steps and self._settings.on_worker_failure == "restart":
             raise ArgumentError(
@@ -212,10 +212,10 @@ class MultiCollector(Collector):
         """Warn where more frames are made than the numbers of the workers say."""
         rows, total = self._rows_each, self._settings.total_frames
         if together > 1:
-            self._warn_of_more(asked, sum(self._steps) * rows, rows, total, stacklevel=6)
+            self._warn_of_more(asked, sum(self._steps) * rows, rows, total)
             return
         for frames, steps in dict(zip(asked, self._steps, strict=True)).items():
-            self._warn_of_more(frames, steps * rows, rows, None, stacklevel=6)
+            self._warn_of_more(frames, steps * rows, rows, None)
 
     @property
     def _makes_alike(self) -> bool:
@@ -287,11 +287,10 @@ class MultiCollector(Collector):
         if self._changes < _CHANGES:
             return
         self._has_warned = True
-        warnings.warn(
+        warn(
             f"the weights of the policy were changed before {_CHANGES} batches, and none were sent to the workers, which "
             "act with those that it had when the collector was built. Call update_policy_weights_() after each update, or "
             "pass update_at_each_batch=True.",
-            stacklevel=6,
         )
 
     # ------------------------------------------------------------------------------ seeds and resets

@@ -10,7 +10,6 @@ Conventions
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -40,6 +39,7 @@ from envkit.env.policy import ExplorationType, HasParams, set_exploration_type
 from envkit.env.rollout import truncate_last, unrecorded
 from envkit.env.runs import Begun, Draws
 from envkit.errors import ArgumentError, ResumeError, StaleDataError
+from envkit.process_wide import warn
 from envkit.rules import RESET
 
 
@@ -232,7 +232,7 @@ class EnvRunner:
         )
         if self.refuses_moved:
             raise StaleDataError(message)
-        warnings.warn(message, stacklevel=10)  # of a loop over the collector
+        warn(message)
 
     def seed(self, seed: int | None, *, static: bool) -> int | None:
         """Seed the env; a root that was not stepped yet is dropped."""

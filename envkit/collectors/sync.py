@@ -87,7 +87,7 @@ class SyncDataCollector(Collector):
 
     def _fit(self, settings: CollectorSettings) -> None:
         """Set how batches are made, now that there is an env."""
-        self._steps = self._steps_each(self.env.batch_size.numel(), stacklevel=4)
+        self._steps = self._steps_each(self.env.batch_size.numel())
         self._delivery.require_room(recorded_leaves(self.env, self._runner.options))
         if settings.prefetch and not self.env._runs().is_program(self._runner.policy):
             raise OptionError(

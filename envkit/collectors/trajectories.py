@@ -11,7 +11,6 @@ Conventions
 
 from __future__ import annotations
 
-import warnings
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from itertools import islice
@@ -26,6 +25,7 @@ from envkit.data.plain import from_plain, plain
 from envkit.data.transition import leaves
 from envkit.errors import MissingLibraryError
 from envkit.installing import install_hint
+from envkit.process_wide import warn
 
 _IDS = ("collector", "traj_ids")
 
@@ -169,10 +169,9 @@ class EpisodeStore:
         if self._has_warned or all(len(kept) * steps < _LONG for kept in pieces.values()):
             return
         self._has_warned = True
-        warnings.warn(
+        warn(
             f"an episode has not ended within {_LONG:,} steps, and trajs_per_batch waits for whole ones, which are kept until then. "
             "If this env's episodes have no end, pass max_frames_per_traj=, or frames_per_batch= instead.",
-            stacklevel=6,
         )
 
     def cut(self, numbers: Collection[int] | None = None) -> None:

@@ -13,7 +13,6 @@ Conventions
 from __future__ import annotations
 
 import random
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -37,6 +36,7 @@ from envkit.errors import (
     OutOfSpecError,
     RolloutError,
 )
+from envkit.process_wide import warn
 from envkit.specs import Composite
 
 
@@ -92,11 +92,10 @@ def check_env_specs(
             f"{env} does not do what its specs say:\n{_listed(wrong)}\nCorrect the specs, or what _reset and _step return."
         )
     if unusual:
-        warnings.warn(
+        warn(
             f"the data of {env} is as its specs say, but some of it is unusual:\n{_listed(unusual)}\nPass strict=True for "
             "an error instead.",
             EnvSpecWarning,
-            stacklevel=2,
         )
 
 

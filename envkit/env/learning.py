@@ -12,7 +12,6 @@ Conventions
 from __future__ import annotations
 
 import random
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from copy import deepcopy
@@ -24,6 +23,7 @@ from torch.nn.parameter import is_lazy
 
 from envkit.env.own_state import envs_without_episode, loading
 from envkit.errors import EnvkitError
+from envkit.process_wide import warn
 
 ALL = "all"
 """Value for a visit that is the first of its kind."""
@@ -42,7 +42,7 @@ def not_learning(env: Any) -> Iterator[None]:
 
 @contextmanager
 def left_as_it_was(
-    env: Any, *, update_stats: bool = False, warns_as: str | None = None, stacklevel: int = 4
+    env: Any, *, update_stats: bool = False, warns_as: str | None = None
 ) -> Iterator[None]:
     """Freeze what learns in an env, those in sub-envs too; afterwards, bring the env to where it was.
 
@@ -54,12 +54,11 @@ def left_as_it_was(
         env: any env. A pool that has not started yet is started.
         update_stats: True lets transforms learn, and keeps what they have learnt.
         warns_as: the name of the function that a warning begins with, where the env cannot be put back; None does not warn.
-        stacklevel: of that warning, counted from here.
     """
     moves = env._in_use.moves
     held, reason = _held(env)
     if reason is not None and warns_as is not None and moves:  # else no episode is lost
-        _warn_of_lost_episodes(env, reason, warns_as, stacklevel)
+        _warn_of_lost_episodes(env, reason, warns_as)
     of_transforms = _held_by_transforms(env) if held is None else None
     try:
         with nullcontext() if update_stats else not_learning(env), _global_generators_put_back():
@@ -70,7 +69,7 @@ def left_as_it_was(
             if held is not None:
                 failure = _put_back(env, held)
                 if failure is not None and reason is None:
-                    _warn_of_lost_episodes(env, failure, warns_as or "a check", stacklevel)
+                    _warn_of_lost_episodes(env, failure, warns_as or "a check")
                     reason = failure
             elif of_transforms is not None:
                 env._visit_transforms(_states, of_transforms)
@@ -82,11 +81,10 @@ def left_as_it_was(
                 env._in_use.moves = moves  # as if it had not been used
 
 
-def _warn_of_lost_episodes(env: Any, reason: str, who: str, stacklevel: int) -> None:
-    warnings.warn(
+def _warn_of_lost_episodes(env: Any, reason: str, who: str) -> None:
+    warn(
         f"{who} ends the episodes under way in {type(env).__name__}, because it cannot return to them: {reason} "
         "Reset the env before its next step, or pass an env that is used for nothing else.",
-        stacklevel=stacklevel + 1,
     )
 
 

@@ -17,7 +17,6 @@ Conventions
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -41,6 +40,7 @@ from envkit.errors import (
     ResetOutputError,
     SpecTypeError,
 )
+from envkit.process_wide import warn
 from envkit.specs import Composite, exclusive_paths
 from envkit.specs.annotations import reading_waits
 
@@ -264,10 +264,9 @@ class OutputChecks:
                         "least one step: fix _reset, or pass allow_done_after_reset=True."
                     )
                 if td is not None and td.get(key, None) is None:
-                    warnings.warn(
+                    warn(
                         f"{key!r} is set after a partial reset where nothing was reset and the "
                         "input does not hold it; the flag is kept. Pass the current data.",
-                        stacklevel=5,  # public calls are wrapped, see `hold_calls`
                     )
                     td.set(key, flags)
 

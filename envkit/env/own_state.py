@@ -10,7 +10,6 @@ Conventions
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -23,6 +22,7 @@ from torch.nn.parameter import is_lazy
 from envkit.data.arguments import require_state_dict
 from envkit.data.plain import from_plain, plain
 from envkit.errors import EnvkitError, ResumeError
+from envkit.process_wide import warn
 from envkit.specs.lasting import lasting
 
 OWN = "_state"
@@ -50,23 +50,24 @@ def envs_without_episode(state: object) -> set[str]:
 
 
 @contextmanager
-def loading(state: object, *, strict: bool, stacklevel: int = 4) -> Iterator[None]:
-    """Load a state dict; around the outermost one, warn afterwards of envs in it whose episode it leaves out.
-
-    ``stacklevel`` is that of the warning, counted from here.
-    """
+def loading(state: object, *, strict: bool) -> Iterator[None]:
+    """Load a state dict; around the outermost one, warn afterwards of envs in it whose episode it leaves out."""
     is_outermost = _loads_strictly.get() is None
     token = _loads_strictly.set(strict)
     try:
         yield
     finally:
         _loads_strictly.reset(token)
-    if is_outermost and (names := envs_without_episode(state)):
-        warnings.warn(
+    if is_outermost:
+        _warn_of_new_episodes(state)
+
+
+def _warn_of_new_episodes(state: object) -> None:
+    if names := envs_without_episode(state):
+        warn(
             f"the state dict does not hold the episodes under way in {', '.join(sorted(names))}, so new ones begin. To continue episodes, call "
             "record_for_resume() before the first reset, or pass record_for_resume=True to a collector; a class of your "
-            "own needs get_extra_state and set_extra_state.",
-            stacklevel=stacklevel,
+            "own needs get_extra_state and set_extra_state."
         )
 
 

@@ -14,7 +14,6 @@ Conventions
 
 from __future__ import annotations
 
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from operator import is_ as is_same
@@ -24,8 +23,8 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 from envkit import rules
-from envkit.data.merging import merge_reset, merge_rows, spread_rows
 from envkit.data.arguments import require_tensordict
+from envkit.data.merging import merge_reset, merge_rows, spread_rows
 from envkit.data.outcomes import Noted, callers_part, noted
 from envkit.data.paths import Path, as_path, infos_in
 from envkit.data.resets import (
@@ -45,6 +44,7 @@ from envkit.env.set_state import refuse_state_left_out, start_keywords
 from envkit.env.spec_names import SpecNames
 from envkit.env.tickets import OverriddenTicket, Ticket
 from envkit.errors import BatchSizeError, ClosedEnvError, NotResetError, StaleNextWarning
+from envkit.process_wide import warn
 from envkit.specs.annotations import EnvData
 
 
@@ -325,12 +325,11 @@ class Stepping(SpecNames, ABC):
         if not has_outcome or not is_old or self._has_warned_of_old_root:
             return preset_of_caller
         self._has_warned_of_old_root = True
-        warnings.warn(
+        warn(
             "the data of this step holds the outcome of an earlier step under 'next', so its observations are those "
             "before that step. The new outcome replaces the old one. Step from the next root: "
             "td = env.step_mdp(td), or write data, td = env.step_and_maybe_reset(td).",
             StaleNextWarning,
-            stacklevel=6 + ticket.advance,  # public calls are wrapped, see `hold_calls`
         )
         return preset_of_caller
 

@@ -19,7 +19,6 @@ Conventions
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -39,6 +38,7 @@ from envkit.errors import (
     NoParentError,
     UnknownStateError,
 )
+from envkit.process_wide import warn
 from envkit.specs import Composite, Unbounded
 from envkit.specs.annotations import BatchSize, Device, EnvData, require_memory
 from envkit.transforms.core.transform import Transform
@@ -139,10 +139,9 @@ class ModelBasedEnvBase(Undrawn, EnvBase):
         return made.select(*keys, strict=False)
 
     def _set_seed(self, seed: int) -> None:
-        warnings.warn(
+        warn(
             f"set_seed() of {type(self).__name__} seeds random actions, and beginnings that are drawn from specs: a "
             "model draws from torch's global generator, if at all.",
-            stacklevel=4,
         )
 
 

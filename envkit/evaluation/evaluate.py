@@ -15,7 +15,6 @@ Conventions
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any, overload
@@ -36,6 +35,7 @@ from envkit.env.seeding import checked_seed, drawn_seed
 from envkit.env.wrapper_hints import require_env
 from envkit.errors import ArgumentError, MissingKeyError, RolloutError
 from envkit.evaluation.outcome import Agents, Comparison, Evaluation, checked_agents, one_number
+from envkit.process_wide import warn
 from envkit.transforms.core.compose import Compose
 from envkit.transforms.core.transform import Transform
 from envkit.transforms.devices import DeviceCastTransform
@@ -373,11 +373,10 @@ def _changing(reward: Key, transform: Any, earlier: Any) -> dict[str, bool]:
 
 def _warn_of_learnt(reward: Key, changes: Mapping[str, bool]) -> None:
     if learnt := [name for name, learns in changes.items() if learns]:
-        warnings.warn(
+        warn(
             f"evaluate() sums {reward!r} as {', '.join(learnt)} has changed it, in a unit that depends on what was seen "
             "before. For the reward of the env, let the transform write another entry, "
             f"{learnt[0]}(..., out_keys=['normal_reward']), and pass reward_key={reward!r}.",
-            stacklevel=3,
         )
 
 

@@ -11,7 +11,6 @@ Conventions
 
 from __future__ import annotations
 
-import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -33,6 +32,7 @@ from envkit.errors import (
     InfoReaderError,
     KeyCollisionError,
 )
+from envkit.process_wide import warn
 from envkit.rules import RESET, STEP
 from envkit.specs import Composite, TensorSpec, Unbounded, make_composite_from_td
 from envkit.specs.annotations import Value
@@ -388,11 +388,10 @@ class InfoReading(EnvBase):
         if not taken:
             return
         reader.leave_out(taken)
-        warnings.warn(
+        warn(
             f"the infos {taken} of {self} are named like other entries of the data, so they are not recorded; "
             "all others are. Record them with a reader of your own, which writes them under another name: "
             "env.set_info_dict_reader(reader).",
-            stacklevel=3,
         )
 
     def _declare_infos(self, spec: Composite | Mapping[str, Any] | None) -> None:

@@ -7,12 +7,12 @@ https://docs.jax.dev/en/latest/gpu_memory_allocation.html. It reads its settings
 from __future__ import annotations
 
 import os
-import warnings
 
 import torch
 from jax._src import xla_bridge  # the one place that tells whether devices have been opened
 
 from envkit.errors import ArgumentError, StartedError
+from envkit.process_wide import warn
 
 _LITTLE = 0.1  # of the GPU
 
@@ -54,8 +54,7 @@ def warn_if_full(device: torch.device) -> None:
         return
     free, total = torch.cuda.mem_get_info(device)
     if free < _LITTLE * total and torch.cuda.memory_reserved(device) < total / 2:
-        warnings.warn(
+        warn(
             f"only {free / 2**30:.1f} of {total / 2**30:.1f} GiB of {device} are free for torch. JAX takes most of "
             "a GPU when it opens it: call envkit.configure_gpu(fraction=0.5) before the first env is made.",
-            stacklevel=2,
         )

@@ -8,7 +8,6 @@ Conventions
 from __future__ import annotations
 
 import inspect
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +19,7 @@ import numpy as np
 from envkit.data.keywords import refuse_unknown
 from envkit.errors import ArgumentError, UnsupportedError
 from envkit.functional import RandomizeAt, Randomizer, ResetMode
+from envkit.process_wide import warn
 from envkit.specs.annotations import BatchSize, Device
 from envkit_bridges import offscreen
 from envkit_bridges.jax.options import JaxOptions, ResetRows
@@ -105,10 +105,9 @@ class BraxWrapper(SimulatorEnv):
         if not hasattr(env, "action_size"):
             raise no_object_of("an env object of Brax", "Brax", env)
         if device is None and options.get("devices") is None:
-            warnings.warn(
+            warn(
                 "no device was given to a Brax env: torch data and JAX arrays stay on the CPU. "
                 "Say device='cpu' (or 'cuda').",
-                stacklevel=2,
             )
         if getattr(env, "unwrapped", env) is not env:
             raise ArgumentError(

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -30,7 +29,7 @@ from envkit.errors import (
     UnsupportedError,
 )
 from envkit.functional import Randomizer
-from envkit.process_wide import no_output, variables_kept
+from envkit.process_wide import no_output, variables_kept, warn
 from envkit.specs.annotations import Device
 from envkit_bridges import offscreen
 from envkit_bridges.jax.options import JaxOptions
@@ -281,10 +280,9 @@ def _require_menagerie(name: str) -> None:
                 check=True,
                 timeout=_REACHED_WITHIN_S,
             )
-            warnings.warn(
+            warn(
                 f"{name!r} is made from robot models that are not here: cloning {_MENAGERIE_URL} (more than a "
                 f"gigabyte) into {home.MENAGERIE_PATH}. This happens once.",
-                stacklevel=2,
             )
             with no_output("stderr"), quietly():
                 home.ensure_menagerie_exists()

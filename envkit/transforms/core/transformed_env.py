@@ -502,7 +502,7 @@ class TransformedEnv(OnRow, TransformStepping):
                 "alone by env.transform.load_state_dict(...), and begin new episodes: env.reset()."
             )
         # transforms come first: a simulator is not put back
-        with loading(state_dict, strict=strict, stacklevel=5), put_back_on_failure(self._transform):
+        with loading(state_dict, strict=strict), put_back_on_failure(self._transform):
             if base:
                 self._transform._set_seed(None)  # a seed that was not set is not passed on
             loaded = self._transform.load_state_dict(own, strict, assign)
