@@ -25,6 +25,7 @@ from tensordict import TensorDict, TensorDictBase
 
 from envkit.batched.attributes import AttributeLookup
 from envkit.batched.exchange.behind_transforms import recorded_behind
+from envkit.batched.exchange.checks import rows_of
 from envkit.batched.exchange.recording import recorded
 from envkit.batched.exchange.shared_memory import BufferExchange, RowsInPlace
 from envkit.batched.exchange.tensordicts import TensorDictExchange
@@ -33,8 +34,8 @@ from envkit.batched.makers import as_own_kwargs
 from envkit.batched.pool_owner import PoolOwner
 from envkit.data.arguments import as_bool, require_state_dict
 from envkit.data.merging import merge_reset, merge_rows
-from envkit.data.resets import collect_reset_masks
 from envkit.data.paths import Path, as_path
+from envkit.data.resets import collect_reset_masks
 from envkit.env.base import EnvBase
 from envkit.env.input_checks import in_functorch, require_values
 from envkit.env.learning import ALL
@@ -158,6 +159,9 @@ class BatchedEnv(AttributeLookup, PoolOwner):
             )
         if mask is not None and bool(mask.all()):
             mask = None
+        if self._recovery.given_up:
+            rows = None if mask is None else rows_of(mask, self.num_workers)
+            self._recovery.require_reset(rows)
         if self._share_individual_td:
             ticket.td = by_row(ticket.td)
         if self._entries is not None:
@@ -221,7 +225,7 @@ class BatchedEnv(AttributeLookup, PoolOwner):
             return None
         if not set(self.reward_keys).isdisjoint(self.state_keys):
             return None  # what is carried from `next` must have a root row
-        is_whole = exchange.has_begun and self._unshown is None and not self._recovery.lost
+        is_whole = exchange.has_begun and self._unshown is None and not self._recovery.unstarted
         return exchange if is_whole else None
 
     @property

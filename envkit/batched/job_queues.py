@@ -222,6 +222,7 @@ class JobQueues:
             )
         if kind != "reset":
             _require_begun([env for env in envs if not exchange.has_root(env)])
+            exchange.recovery.require_reset(envs)
         if cast(Any, self._owner)._unshown is not None:
             self._settle_seeds(envs, kind)
         for roots in groups:

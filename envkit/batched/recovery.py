@@ -20,8 +20,9 @@ import torch
 
 from envkit.batched.metadata import EnvMetaData
 from envkit.data.paths import as_path
+from envkit.env.own_state import LOADED
 from envkit.env.seeding import restart_seed
-from envkit.errors import DoneError, InputError, MissingKeyError, WorkerError
+from envkit.errors import DoneError, InputError, MissingKeyError, NotResetError, WorkerError
 from envkit.transport import Failure, Pool
 from envkit.transport.pool import call_by_row
 
@@ -45,6 +46,7 @@ class Recovery:
     def __init__(self, pool: Pool, max_restarts: int, *, advice: str = _ADVICE):
         self.lost: set[int] = set()
         self.unstarted: set[int] = set()
+        self.given_up: set[int] = set()
         self.restarts = 0
         self._pool = pool
         self._max_restarts = max_restarts
@@ -78,6 +80,7 @@ class Recovery:
                 rebuilt |= rows
                 self.lost |= rows
                 self.unstarted |= rows
+                self.given_up -= rows
                 try:
                     self._rebuild(failure, sorted(rows))
                 except WorkerError as second:
@@ -133,12 +136,27 @@ class Recovery:
         """Count rows as lost whose episode could not be restored: none is built again for that."""
         self.lost |= rows
         self.unstarted |= rows
+        self.given_up |= rows
+
+    def require_reset(self, rows: Collection[int] | None) -> None:
+        """Refuse to step rows that were given up, once that was reported, before a reset; None: of all rows.
+
+        Raises:
+            NotResetError: one of the rows is such a row.
+        """
+        waiting = self.given_up & (self.unstarted - self.lost)
+        if waiting := waiting if rows is None else waiting.intersection(rows):
+            raise NotResetError(
+                f"the episodes of rows {sorted(waiting)} were not restored by {LOADED}, and an earlier step has reported "
+                "them truncated. Call reset(), or maybe_reset() with the data of that step, and step from the result."
+            )
 
     def state(self) -> dict[str, Any]:
         """Return what is still to be done, and where the seeds of rebuilt rows come from."""
         return {
             "lost": sorted(self.lost),
             "unstarted": sorted(self.unstarted),
+            "given_up": sorted(self.given_up),
             "restarts": self.restarts,
             "seed": self._seed,
             "restarts_of_row": list(self._restarts_of_row),
@@ -147,6 +165,7 @@ class Recovery:
     def take(self, state: Mapping[str, Any]) -> None:
         """Load what `state` returned."""
         self.lost, self.unstarted = set(state["lost"]), set(state["unstarted"])
+        self.given_up = set(state.get("given_up", ()))
         self.restarts, self._seed = state["restarts"], state["seed"]
         self._restarts_of_row = list(state["restarts_of_row"])
 

@@ -438,6 +438,7 @@ class EnvBase(Stepping, metaclass=EnvMeta):
             state |= {"seed": self._action_seed, "actions": plain(self._action_generator)}
         if self._unshown is not None:
             state |= {"unshown": plain(self._unshown), "left_by": self._left_by}
+            state["to_truncate"] = plain(self._to_truncate)
         return state
 
     def _take_own_state(self, state: Mapping[str, Any], *, strict: bool) -> None:
@@ -445,6 +446,7 @@ class EnvBase(Stepping, metaclass=EnvMeta):
         self._action_generator = from_plain(state.get("actions"))
         self._unshown, self._has_begun = from_plain(state.get("unshown")), True
         self._left_by = state.get("left_by", Stepping._left_by)
+        self._to_truncate = from_plain(state.get("to_truncate"))
         if WITHOUT_EPISODE in state:
             self._leave_episodes(LOADED)
 

@@ -163,6 +163,8 @@ class OwnState(nn.Module):
         )
         if state is not None:
             self._resume(state, strict=loads_strictly())
+            if _loads_strictly.get() is None:  # a module that this one is part of is being loaded
+                _warn_of_new_episodes(state)
         elif self._own_state_is_needed:
             missing_keys.append(prefix + OWN)
         elif loads_strictly():

@@ -88,6 +88,9 @@ class Stepping(SpecNames, ABC):
     _left_by = "set_seed()"
     """The call that did so."""
 
+    _to_truncate: torch.Tensor | None = None
+    """Rows of them whose next step reports their episode truncated; that of others is refused."""
+
     _has_warned_of_old_root = False
     """A `StaleNextWarning` was given."""
 
@@ -255,7 +258,7 @@ class Stepping(SpecNames, ABC):
         mask = td.get(rules.STEP, None)
         if mask is not None:
             mask = rules.step_mask(mask, td.batch_size)
-        if self._unshown is not None and self._left_by != LOADED:
+        if self._unshown is not None:
             self._require_shown(mask)
         ticket = Ticket(self, td, advance, mask)
         self._prepare_step(ticket, is_ahead=is_ahead)
@@ -279,15 +282,17 @@ class Stepping(SpecNames, ABC):
     def _finish_step(self, ticket: Ticket) -> TensorDictBase:
         """Wait for a step and give its ``next``, complete, with root values in rows that were not stepped."""
         td, mask = ticket.td, ticket.mask
-        if self._unshown is not None:
-            return self._truncated_next(td, self._unshown.to(td.device or "cpu"), mask)
+        if self._unshown is not None and self._to_truncate is not None:
+            return self._truncated_next(td, self._unshown & self._to_truncate, mask)
         return self._computed_next(td) if mask is None else self._masked_next(td, mask)
 
     def _truncated_next(
         self, td: TensorDictBase, left: torch.Tensor, mask: torch.Tensor | None
     ) -> TensorDictBase:
-        """Step rows but those that `load_state_dict` has led out of their episodes: these keep their values, truncated."""
+        """Step rows but those that `load_state_dict` has led out of their episodes: these keep their values, truncated, once."""
+        left = left.to(td.device or "cpu")
         ended = left if mask is None else left & mask
+        self._to_truncate = left.cpu() & ~ended.cpu()
         following = self._masked_next(td, ~left if mask is None else mask & ~left)
         for key in self.done_keys:
             if as_path(key)[-1] in ("done", "truncated"):
@@ -517,13 +522,20 @@ class Stepping(SpecNames, ABC):
         if self.batch_locked:
             self._unshown = torch.ones(self.batch_size, dtype=torch.bool, device="cpu")
             self._left_by = call
+            self._to_truncate = self._unshown if call == LOADED else None
             self._in_use.moves += 1
 
     def _require_shown(self, mask: torch.Tensor | None = None) -> None:
         """Refuse a step that would lead from the root of one episode into another one; None: of all rows."""
         assert self._unshown is not None
-        if mask is not None and not bool((self._unshown & mask.cpu()).any()):
+        waiting = self._unshown if self._to_truncate is None else self._unshown & ~self._to_truncate
+        if not bool((waiting if mask is None else waiting & mask.cpu()).any()):
             return
+        if self._left_by == LOADED:
+            raise NotResetError(
+                f"the episode of {type(self).__name__} was not restored by {LOADED}, and an earlier step has reported "
+                "it truncated. Call reset(), or maybe_reset() with the data of that step, and step from the result."
+            )
         raise NotResetError(
             f"{type(self).__name__} is in another episode since {self._left_by}, and is stepped before a reset. "
             f"Call reset() after {self._left_by}, and step from what it returns."

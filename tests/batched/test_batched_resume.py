@@ -23,7 +23,7 @@ from envkit import (
     TransformedEnv,
     VecNorm,
 )
-from envkit.errors import BusyEnvError, MissingKeyError, ResumeError
+from envkit.errors import BusyEnvError, MissingKeyError, NotResetError, ResumeError
 from tests.zoo.drift import gym_rows, make_gym
 from tests.zoo.envs import Count, StatelessCount
 from tests.zoo.jax_drift import jax_rows
@@ -99,6 +99,39 @@ def test_episodes_that_were_not_recorded_begin_again_with_one_warning(kind, open
     if kind != "transforms around":  # which normalise what is repeated
         assert data["next", "observation"].equal(root["observation"])
     assert not following["done"].any() and not later["next", "truncated"].any()
+
+
+@pytest.mark.filterwarnings("ignore:the state dict does not hold")
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if "stateless" not in kind])
+def test_an_episode_that_was_reported_truncated_is_not_stepped_before_a_reset(kind, opened):
+    env, other = opened(KINDS[kind]()), opened(KINDS[kind]())
+    _, root = played(env, env.reset(), 3)
+    other.load_state_dict(env.state_dict())
+
+    following = other.step_mdp(other.step(other.rand_action(root.clone())))
+
+    with pytest.raises(NotResetError, match=r"reported (it|them) truncated.*maybe_reset\(\)"):
+        other.step(other.rand_action(following.clone()))
+    again = other.maybe_reset(following)
+    assert not other.step(other.rand_action(again))["next", "truncated"].any()
+
+
+@pytest.mark.filterwarnings("ignore:the state dict does not hold")
+@pytest.mark.parametrize("make", [partial(SerialEnv, 2, cartpole), partial(cartpole, num_envs=2)])
+def test_a_row_that_was_left_out_of_a_step_is_reported_truncated_by_the_next(make, opened):
+    env, other = opened(make()), opened(make())
+    _, root = played(env, env.reset(), 3)
+    other.load_state_dict(env.state_dict())
+    steps = lambda *rows: {"_step": torch.tensor(rows)}  # noqa: E731
+
+    first = other.step(other.rand_action(root).update(steps(True, False)))["next"]
+    root = other.step_mdp(root.set("next", first))
+    second = other.step(other.rand_action(root.clone()).update(steps(False, True)))["next"]
+
+    assert first["truncated"].flatten().tolist() == [True, False]
+    assert second["truncated"].flatten().tolist() == [True, True]
+    with pytest.raises(NotResetError, match="not restored"):
+        other.step(other.rand_action(root).update(steps(True, False)))
 
 
 @pytest.mark.filterwarnings("ignore:the state dict does not hold")

@@ -298,8 +298,9 @@ class VectorCore:
         if self._resets_itself and not rows.all() and not np.array_equal(rows, self._ended):
             raise ResetMaskError(
                 f"rows {_numbers(rows)} are to be reset, but of a vector env that resets by itself "
-                f"only the rows that have ended can be, here {_numbers(self._ended)}. Make it with "
-                "vector_kwargs={'autoreset_mode': AutoresetMode.DISABLED}, or use SerialEnv."
+                f"only the rows that have ended can be, here {_numbers(self._ended)}. Reset all rows, as after loading a "
+                "state dict without their episodes, make it with vector_kwargs={'autoreset_mode': AutoresetMode.DISABLED}, "
+                "or use SerialEnv."
             )
 
     def _note_reset(self, rows: np.ndarray) -> None:

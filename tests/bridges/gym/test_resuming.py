@@ -14,9 +14,10 @@ import torch
 from gymnasium import spaces, wrappers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
 from envkit import GymEnv, GymWrapper, SerialEnv, StepCounter, TransformedEnv
-from envkit.errors import ResumeError
+from envkit.errors import NotResetError, ResetMaskError, ResumeError
 from envkit_bridges.gym.resume import Recorded, digest_of
 from tests.zoo.resumed import as_read_again, played, same, twice
 
@@ -307,6 +308,43 @@ def test_an_episode_that_was_not_recorded_is_truncated_with_one_warning(kind, op
     assert data["next", "observation"].equal(root["observation"])
     assert not following["done"].any() and not later["next", "truncated"].any()
     assert (later["next", "reward"] == 1).all()
+
+
+def test_one_env_that_was_reported_truncated_is_not_stepped_before_a_reset(opened):
+    env = opened(small())
+    root = env.reset()
+    with pytest.warns(UserWarning, match="CartPole-v1"):
+        env.load_state_dict(env.state_dict())
+
+    data = env.step(env.rand_action(root))
+
+    with pytest.raises(NotResetError, match="GymEnv was not restored by load_state_dict"):
+        env.step(env.rand_action(env.step_mdp(data)))
+    assert not env.step(env.rand_action(env.reset()))["next", "truncated"].any()
+
+
+def test_a_module_around_an_env_warns_of_its_episode_when_it_is_loaded(opened):
+    env, other = opened(small()), opened(small())
+    root = env.reset()
+
+    with pytest.warns(UserWarning, match="episodes under way in GymEnv") as warned:
+        nn.ModuleDict({"env": other}).load_state_dict(nn.ModuleDict({"env": env}).state_dict())
+
+    assert [one.filename for one in warned] == [__file__]
+    assert other.step(other.rand_action(root))["next", "truncated"].all()
+
+
+@pytest.mark.parametrize("mode", [MODES.NEXT_STEP, MODES.SAME_STEP])
+def test_a_vector_env_that_resets_itself_says_that_it_is_to_be_reset_whole(mode, opened):
+    env = opened(small(num_envs=2, vector_kwargs={"autoreset_mode": mode}))
+    root = env.reset()
+    with pytest.warns(UserWarning, match="CartPole-v1"):
+        env.load_state_dict(env.state_dict())
+
+    with pytest.raises(ResetMaskError, match=r"Reset all rows, as after loading a state dict"):
+        env.reset(root.set("_reset", torch.tensor([True, False])))
+
+    assert not env.step(env.rand_action(env.reset()))["next", "truncated"].any()
 
 
 def test_a_new_episode_draws_from_the_generator_that_was_saved(opened):
