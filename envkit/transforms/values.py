@@ -102,6 +102,18 @@ class DTypeCastTransform(ArrayTransform):
     def _inv_apply_transform(self, value: torch.Tensor) -> torch.Tensor:
         return elementwise.cast(value, self.dtype_in)
 
+    def _reset_env_preprocess(self, td: TensorDictBase) -> TensorDictBase:
+        """Cast the states that a reset may begin from, as far as it is given any."""
+        for inner, outer in zip(self.in_keys_inv, self.out_keys_inv, strict=True):
+            if (value := td.get(outer, None)) is not None:
+                td.set(inner, self._inv_apply_transform(value))
+        return td
+
+    @property
+    def _is_forward(self) -> bool:
+        has_inverse = self.in_keys_inv or type(self)._inv_call is not Transform._inv_call
+        return not has_inverse  # without one, a reset casts nothing either
+
     def _leaf_after(self, leaf: TensorSpec) -> TensorSpec:
         return leaf.cast(self.dtype_out)
 

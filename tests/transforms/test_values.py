@@ -108,6 +108,17 @@ def test_all_entries_of_a_dtype_are_cast_on_both_sides():
     check_env_specs(env)
 
 
+def test_states_that_a_reset_begins_from_are_cast_as_those_of_a_step(opened):
+    env = opened(TransformedEnv(ParallelEnv(2, Doubles, num_processes=1), DoubleToFloat()))
+    td = env.reset().set("_reset", torch.tensor([True, False]))
+
+    again = env.reset(td.clone())
+
+    assert again["x"].dtype == torch.float32
+    assert env.reset(again.clone())["x"].equal(td["x"])
+    assert env.step(env.rand_action(again))["next", "x"].dtype == torch.float32
+
+
 def test_named_entries_are_cast_alone():
     env = TransformedEnv(Doubles(), DoubleToFloat(in_keys=["reward"], out_keys=["r"]))
 
