@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from itertools import combinations
 from typing import Any
+from weakref import WeakSet
 
 import torch
 
@@ -41,6 +42,7 @@ class Declared:
         added_flags: done leaves that were added by the twin rule.
         reward_is_implied: it was not declared.
         sides: what is held; never changed in place.
+        around: envs around this one, and rows it was bound to, whose `_changed` is called when this one changes.
     """
 
     def __init__(self) -> None:
@@ -52,9 +54,16 @@ class Declared:
         self.cache: dict[str, Any] = {}
         self.table: SpecTable | None = None
         self.checks: OutputChecks | None = None
+        self.around: WeakSet[Any] = WeakSet()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "cache": {}, "table": None, "checks": None}  # it is read again
+        read_again: dict[str, Any] = {"cache": {}, "table": None, "checks": None}
+        return {**vars(self), **read_again, "around": WeakSet()}
+
+    def report_change(self) -> None:
+        """Have all that is around read again what it has read of this env."""
+        for one in list(self.around):
+            one._changed()
 
     # ------------------------------------------------------------------------------------ specs
 

@@ -242,6 +242,7 @@ class SpecNames(EnvModule):
     def _store(self, side: str, kind: str, spec: Composite) -> None:
         self._specs_of(side)
         self._declared.store(side, kind, spec)
+        self._declared.report_change()
 
     def _as_composite(self, spec: Any, kind: str) -> Composite:
         return as_declared(spec, kind, self.batch_size, self.device)

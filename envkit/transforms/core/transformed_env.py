@@ -10,7 +10,6 @@ import itertools
 from collections.abc import Mapping, Set
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
-from weakref import WeakSet
 
 import torch
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
@@ -79,8 +78,6 @@ class TransformedEnv(OnRow, TransformStepping):
     _transform: Transform
     _stages: list[tuple[Composite, Composite]]
     """Input and output specs as each transform saw them when they were read."""
-    _around: WeakSet[Any]
-    """Envs around this one, and rows it was bound to, whose `_changed` is called when this one changes."""
     _kept: dict[int, KeptMemory]
     """Transforms that come before others that change what is shown of memory, by their numbers; see `kept_memory`."""
 
@@ -101,7 +98,6 @@ class TransformedEnv(OnRow, TransformStepping):
             inner = [leaf.clone() for leaf in base_env.transform]
             base_env = base_env.base_env
         super().__init__(base_env if device is None else base_env.to(device))
-        self._around = WeakSet()
         self._hear_of_base_env()
         self.cache_specs = as_bool("cache_specs", cache_specs)
         self._declared.is_reread = not cache_specs
@@ -219,13 +215,12 @@ class TransformedEnv(OnRow, TransformStepping):
         self._stages = []
         self._kept = {}
         self._forget_what_was_made()
-        for one in list(self._around):
-            one._changed()
+        self._declared.report_change()
 
     def _hear_of_base_env(self) -> None:
-        around = getattr(self.base_env, "_around", None)  # of what is inside other wrappers, too
-        if around is not None:
-            around.add(self)
+        for part in self.base_env.modules():  # of what is inside other wrappers, too
+            if isinstance(part, EnvBase):
+                part._declared.around.add(self)
 
     def _owned(self, kept: KeptMemory) -> KeptMemory:
         kept._belong_to(self)
@@ -244,12 +239,10 @@ class TransformedEnv(OnRow, TransformStepping):
         state = self.__dict__.copy()
         state.pop("_found_route", None)
         state["_parents"] = {}
-        del state["_around"]
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._around = WeakSet()
         self._hear_of_base_env()
         self._transform._belong_to(self)
         for kept in self._kept.values():

@@ -183,14 +183,14 @@ class TransformedRows:
         self._behind: list[int] = []
         self._remembered = model.memory
         for core in cores:
-            core.env._around.add(self)
+            core.env._declared.around.add(self)
         self._read_chains()
 
     def replace(self, row: int, env: EnvBase) -> None:
         """Put another env, made by the same function, in the place of a row's env."""
         core: Any = env.row_core()  # type: ignore[attr-defined]
         self._cores[row - self._first] = core
-        core.env._around.add(self)
+        core.env._declared.around.add(self)
         self._base.replace(row, core.inside)
         self._read_chains()
 

@@ -12,7 +12,15 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from tensordict import TensorDict
 
-from envkit import ParallelEnv, SerialEnv, TensorDictPrimer, TransformedEnv, check_env_specs
+from envkit import (
+    ParallelEnv,
+    RewardSum,
+    SerialEnv,
+    StepCounter,
+    TensorDictPrimer,
+    TransformedEnv,
+    check_env_specs,
+)
 from envkit.errors import (
     ArgumentError,
     EncodingError,
@@ -83,6 +91,20 @@ def test_the_default_reader_takes_what_the_first_step_holds():
     assert data["next", "y"].dtype == torch.int64
     assert data["x"].tolist() == [0, 1, 2]  # zeros after the reset
     assert "_p" not in data["next"].keys()
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_reader_that_is_added_after_specs_were_read_is_seen_through_transforms(nested):
+    env = inner = TransformedEnv(GymWrapper(Informed()), StepCounter())
+    if nested:
+        env = TransformedEnv(inner, RewardSum())
+    before = env.rollout(2)
+
+    env.set_info_dict_reader()
+
+    assert "x" in env.observation_keys and "x" not in before.keys()
+    assert "x" in env.rollout(2)["next"].keys()
+    check_env_specs(env)
 
 
 def test_private_names_are_read_on_request():
