@@ -382,8 +382,8 @@ class ParamsEnv(SimulatorEnv):
     def __init__(
         self,
         env: Simulator,
-        *,
         env_params: PyTree = None,
+        *,
         device: Device | None = None,
         **options: Unpack[ParamsOptions],
     ):
