@@ -19,7 +19,6 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from enum import Enum
 from functools import partial
-from itertools import chain
 from types import FunctionType, MethodType
 from typing import Any
 
@@ -131,8 +130,11 @@ class _Walk:
         if id(value) in self._around:
             return self._around.index(id(value))
         self._around.append(id(value))
-        parts = chain(*value.items()) if isinstance(value, Mapping) else value
-        keys = [self.key(part) for part in parts]
+        if isinstance(value, Mapping):  # names are half of what a module holds, and mostly text
+            names = [name if type(name) is str else self.key(name) for name in value]
+            keys = [*names, *map(self.key, value.values())]
+        else:
+            keys = [self.key(part) for part in value]
         self._around.pop()
         return frozenset(keys) if isinstance(value, set | frozenset) else tuple(keys)
 
