@@ -423,10 +423,6 @@ def test_a_mistake_is_told_with_its_cure_and_spoils_nothing(envs, case, kind):
     assert_equal(played(env), right.seeded)
 
 
-def test_the_table_is_long_enough():
-    assert len(CASES) >= 25
-
-
 # ------------------------------------------------------------------------- what needs another setting
 
 
@@ -490,15 +486,6 @@ def test_a_mask_of_all_false_steps_and_resets_nothing(envs, kind):
     assert (stepped == before.select(*stepped.keys(True, True))).all()
     assert not td["next", "reward"].any()
     assert (reset.select(*before.keys(True, True)) == before).all()
-
-
-def test_one_env_steps_unless_its_mask_is_false(envs):
-    env = envs("pole").env
-    td = env.rand_action(env.reset())
-
-    out = env.step(td.set("_step", torch.tensor(False)))
-
-    assert torch.equal(out["next", "observation"], out["observation"])
 
 
 def test_one_gymnasium_env_needs_a_reset_before_its_first_step():

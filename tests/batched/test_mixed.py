@@ -112,45 +112,7 @@ def test_seeds_follow_one_another(mixed):
     assert mixed.set_seed(7) == next_seed(next_seed(next_seed(7)))
 
 
-def test_a_seed_repeats_the_rollout(mixed):
-    runs = []
-    for _ in range(2):
-        mixed.set_seed(3)
-        runs.append(mixed.rollout(6, Replay(actions(5, 6)), break_when_any_done=False))
-
-    assert (runs[0] == runs[1]).all()
-
-
-def test_what_a_step_gave_is_safe_from_later_steps(mixed):
-    root = mixed.reset()
-    acted = root.clone().set("action", torch.ones(5, 1))
-    data, following = mixed.step_and_maybe_reset(acted)
-    kept = data.clone(), following.clone()
-
-    root.apply_(torch.zeros_like)
-    _, later = mixed.step_and_maybe_reset(following.clone().set("action", torch.ones(5, 1)))
-    later.apply_(torch.zeros_like)
-
-    assert (data == kept[0]).all()
-    assert (following == kept[1]).all()
-
-
 # ------------------------------------------------------------------------------------------ masks
-
-
-def test_a_step_mask_reaches_the_member_that_has_the_row(mixed):
-    root = mixed.reset()
-    mask = torch.tensor([T, F, T, F, T])
-
-    out = mixed.step(root.clone().set("action", torch.ones(5, 1)).set("_step", mask))
-    again = mixed.step(mixed.step_mdp(out).set("action", torch.ones(5, 1)))
-
-    moved = (out["next", "observation"] - root["observation"]).squeeze(-1)
-    assert moved.tolist() == pytest.approx([1, 0, 1, 0, 1])
-    assert out["next", "reward"].squeeze(-1)[~mask].tolist() == [0, 0]
-    both = (again["next", "observation"] - root["observation"]).squeeze(-1)
-    assert both.tolist() == pytest.approx([2, 1, 2, 1, 2])
-    assert "_step" not in out
 
 
 @pytest.mark.parametrize(
@@ -173,21 +135,6 @@ def test_a_reset_mask_replaces_only_its_rows(mixed, mask, passed):
     assert (before < 0).all()
     assert step["next", "observation"].equal(fresh["observation"])
     assert "_reset" not in fresh
-
-
-def test_finished_rows_wait_until_all_are_done(mixed):
-    mixed.set_seed(1)
-
-    data = mixed.rollout(9, Replay(torch.full((5, 9, 1), 0.6)), break_when_all_done=True)
-
-    done = data["next", "done"].squeeze(-1)
-    assert done[:, -1].all()
-    assert len(set(done.int().argmax(-1).tolist())) > 1
-    for row in range(5):
-        end = int(done[row].int().argmax())
-        assert (
-            data["next", "observation"][row, end:] == data["next", "observation"][row, end]
-        ).all()
 
 
 def test_preset_next_entries_decide_what_is_done(mixed):
@@ -548,17 +495,6 @@ def test_the_state_of_members_is_saved_and_loaded():
 
     assert list(state) == ["member0", "member1", "_state"]
     assert before != weights(env) == weights(other)
-
-
-def test_modes_and_locks_reach_the_members():
-    env = MixedEnv([normed(), normed()])
-    inner = env.members[1].env
-
-    env.eval().set_spec_lock_(False)
-
-    assert list(env.children()) == [member.env for member in env.members]
-    assert not inner.transform.training
-    assert not inner.is_spec_locked and not inner.base_env.is_spec_locked
 
 
 def test_a_mean_that_is_frozen_stays_as_it_is():

@@ -223,6 +223,8 @@ REFUSALS = [
      MissingKeyError, "env_index"),
     ("pool: min_get", lambda: pool().async_step_recv(min_get=5), BusyEnvError, "min_get"),
     ("pool: [9]", lambda: pool().async_reset_send(TensorDict({}, [1]), env_index=[9]), ArgumentError, r"\[9\]"),
+    ("new keywords for another number of envs", lambda: SerialEnv(2, Count).update_kwargs([{}]),
+     RuntimeError, "kwargs has 1 entries"),
     # -- others
     ("a class with a backend takes no other", lambda: ThreadingAsyncEnvPool([Count], backend="multiprocessing"),
      ArgumentError, "ThreadingAsyncEnvPool has another"),

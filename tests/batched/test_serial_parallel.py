@@ -17,10 +17,9 @@ from envkit import (
     SerialEnv,
     StepCounter,
     TransformedEnv,
-    check_env_specs,
 )
 from envkit.env.base import EnvBase
-from envkit.errors import BatchSizeError, ReadOnlyError, SpecError
+from envkit.errors import ReadOnlyError
 from envkit.specs import Composite, OneHot, Unbounded
 from tests.bridges.compare import assert_same
 from tests.zoo.envs import Count, StatelessCount
@@ -159,20 +158,6 @@ def test_data_is_the_same_without_buffers(opened, batched, scenario):
 
 
 @both
-def test_a_batched_env_behaves_as_one_env(opened, batched):
-    env = opened(batched(2, make_count))
-
-    check_env_specs(env)
-    data = env.rollout(3)
-
-    assert env.batch_size == (2,)
-    assert env.batch_locked
-    assert data.shape == (2, 3)
-    assert data.names == [None, "time"]
-    assert data["next", "count"].squeeze(-1).tolist() == [[1, 2, 3]] * 2
-
-
-@both
 def test_done_sub_envs_begin_anew_and_the_others_go_on(opened, batched):
     env = opened(batched(2, [partial(Count, 2), partial(Count, 4)]))
 
@@ -191,24 +176,6 @@ def test_done_sub_envs_wait_until_all_are_done(opened, batched):
     assert data["next", "count"].squeeze(-1).tolist() == [[1, 2, 2, 2], [1, 2, 3, 4]]
     assert list(env.steps) == [2, 4]
     assert not private_keys(data)
-
-
-@both
-def test_what_a_step_gave_is_safe_from_later_steps(opened, batched):
-    env = opened(batched(2, make_cartpole))
-    first = env.reset()
-    kept = first.clone()
-
-    data, following = env.step_and_maybe_reset(env.rand_action(first.clone()))
-    copies = data.clone(), following.clone()
-    for _ in range(20):
-        _, root = env.step_and_maybe_reset(env.rand_action(env.reset()))
-    root.apply_(torch.zeros_like)
-
-    assert equal(first, kept)
-    assert equal(data, copies[0])
-    assert equal(following, copies[1])
-    assert env.step(env.rand_action(following))["next", "observation"].any()
 
 
 @both
@@ -242,21 +209,6 @@ def test_sub_envs_with_a_batch_of_their_own_can_be_stepped_in_part(opened, batch
 
 
 @both
-def test_example_b_only_selected_sub_envs_step(opened, batched):
-    env = opened(batched(3, make_count))
-    td = env.step_mdp(env.rand_step(env.reset()))
-
-    out = env.step(env.rand_action(td).set("_step", torch.tensor([T, F, T])))
-    again = env.rand_step(env.step_mdp(out))
-
-    assert out["next", "count"].tolist() == [[2], [1], [2]]
-    assert out["next", "reward"].tolist() == [[1], [0], [1]]
-    assert again["next", "count"].tolist() == [[3], [2], [3]]
-    assert list(env.steps) == [3, 2, 3]
-    assert not private_keys(out)
-
-
-@both
 def test_skipped_values_are_zero_where_the_input_lacks_them(opened, batched):
     env = opened(batched(3, make_count))
     td = env.step_mdp(env.rand_step(env.reset()))
@@ -264,21 +216,6 @@ def test_skipped_values_are_zero_where_the_input_lacks_them(opened, batched):
     out = env.step(env.rand_action(td).exclude("count").set("_step", torch.tensor([[T], [F], [T]])))
 
     assert out["next", "count"].tolist() == [[2], [0], [2]]
-
-
-@both
-@pytest.mark.parametrize("use_buffers", [True, False])
-def test_a_mask_that_selects_nothing_touches_nothing(opened, batched, use_buffers):
-    env = opened(batched(2, make_count, use_buffers=use_buffers))
-    td = env.step_mdp(env.rand_step(env.reset()))
-
-    stepped = env.step(env.rand_action(td.clone()).set("_step", torch.tensor([F, F])))
-    kept = env.reset(td.clone().set("_reset", torch.tensor([[F], [F]])))
-
-    assert stepped["next", "count"].tolist() == [[1], [1]]
-    assert list(env.steps) == [1, 1]
-    assert kept["count"].tolist() == [[1], [1]]
-    assert list(env.c) == [1, 1]
 
 
 def short_pole(steps: int) -> GymEnv:
@@ -354,23 +291,6 @@ def test_an_action_that_a_sub_env_keeps_is_its_own(use_buffers):
 
 
 @both
-def test_a_partial_reset_touches_only_the_selected_sub_envs(opened, batched):
-    env = opened(batched(3, make_count))
-    td = env.reset()
-    for _ in range(2):
-        td = env.step_mdp(env.rand_step(td))
-    td = env.rand_action(td)
-    action = td["action"].clone()
-
-    out = env.reset(td.set("_reset", torch.tensor([[T], [F], [T]])))
-
-    assert out["count"].tolist() == [[0], [2], [0]]
-    assert list(env.c) == [0, 2, 0]
-    assert out["action"].equal(action)
-    assert not private_keys(out)
-
-
-@both
 def test_a_mask_alone_gives_the_newest_data_of_all(opened, batched):
     env = opened(batched(4, make_count))
     env.rand_step(env.reset())
@@ -395,39 +315,6 @@ def test_preset_next_entries_decide_what_is_done(opened, batched):
 
 
 # ----------------------------------------------------------------------------------- bad requests
-
-
-@both
-def test_data_of_another_batch_size_is_refused(opened, batched):
-    env = opened(batched(2, make_count))
-    env.reset()
-
-    with pytest.raises(BatchSizeError, match=r"\(3,\).*2 sub-envs"):
-        env.step(TensorDict({"action": torch.zeros(3, 1, dtype=torch.int64)}, [3]))
-
-
-@pytest.mark.parametrize(
-    ("action", "message"),
-    [
-        (torch.zeros(2, 3, dtype=torch.int64), r"'action' has shape \(2, 3\)"),
-        (torch.zeros(2, 2, dtype=torch.complex64), r"'action' has dtype torch.complex64"),
-        (None, "no 'action'.*rand_action"),
-    ],
-    ids=["shape", "dtype", "missing"],
-)
-@both
-def test_an_action_that_does_not_fit_is_refused_and_the_env_goes_on(
-    opened, batched, action, message
-):
-    env = opened(batched(2, make_cartpole))
-    td = env.reset()
-    if action is not None:
-        td["action"] = action
-
-    with pytest.raises((SpecError, KeyError), match=message):
-        env.step(td)
-
-    assert env.rand_step(env.reset())["next", "reward"].tolist() == [[1.0], [1.0]]
 
 
 # -------------------------------------------------------------------------- gradients and threads
@@ -582,14 +469,6 @@ def test_unlike_sub_envs_begin_anew_each_for_itself(opened, batched):
 
     assert data[0]["next", "obs"][:, 0].tolist() == [1, 2, 1, 2, 1]
     assert data[1]["next", "obs"][:, 0].tolist() == [1, 2, 3, 1, 2]
-
-
-@both
-def test_sub_envs_of_unlike_batch_sizes_are_refused(opened, batched):
-    makers = [partial(StatelessCount, batch_size=[2]), partial(StatelessCount, batch_size=[3])]
-
-    with pytest.raises(SpecError, match="different batch sizes"):
-        opened(batched(2, makers)).reset()
 
 
 @pytest.mark.parametrize("kind", [SerialEnv, ParallelEnv])

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
-import signal
 import subprocess
 import sys
 import time
@@ -15,8 +13,8 @@ import psutil
 import pytest
 import torch
 
-from envkit import GymEnv, ParallelEnv, SerialEnv
-from envkit.errors import ClosedEnvError, NotStartedError, WorkerError
+from envkit import ParallelEnv, SerialEnv
+from envkit.errors import ClosedEnvError, WorkerError
 from tests.zoo.envs import Count
 
 make_count = partial(Count, 5)
@@ -110,19 +108,6 @@ def test_keywords_are_one_dict_for_all_or_one_for_each(opened, batched):
 
 
 @both
-def test_lists_of_a_wrong_length_are_refused(opened, batched):
-    with pytest.raises(RuntimeError, match="2 entries for 3 sub-envs"):
-        batched(3, [make_count, make_count])
-    with pytest.raises(RuntimeError, match="kwargs has 1 entries for 2 sub-envs"):
-        batched(2, Count, create_env_kwargs=[{"n": 1}])
-    env = opened(batched(2, make_count))
-    with pytest.raises(RuntimeError, match="kwargs has 1 entries"):
-        env.update_kwargs([{"n": 1}])
-    with pytest.raises(RuntimeError, match="list_of_kwargs has 3 entries for 2"):
-        env.reset(list_of_kwargs=[{}, {}, {}])
-
-
-@both
 def test_new_keywords_count_when_the_sub_envs_are_built_next(opened, batched):
     env = opened(batched(2, Count, create_env_kwargs={"n": 3}))
 
@@ -135,12 +120,6 @@ def test_new_keywords_count_when_the_sub_envs_are_built_next(opened, batched):
     env.reset()
 
     assert (first, running, list(env.n)) == ([9, 9], [9, 9], [1, 2])
-
-
-@both
-def test_a_maker_that_returns_no_env_is_refused_with_advice(batched):
-    with pytest.raises(WorkerError, match=r"env 0 returned dict.*GymWrapper"):
-        batched(2, dict).reset()
 
 
 # ------------------------------------------------------------------------------------------ life
@@ -297,65 +276,7 @@ def test_what_tensordict_leaves_in_the_environment_does_not_reach_workers(opened
     assert env.variable() == [None]
 
 
-@both
-def test_truncated_keys_are_the_business_of_the_sub_envs(opened, batched):
-    with pytest.raises(RuntimeError, match=r"sub-envs.*add_truncated_keys"):
-        batched(2, make_count).add_truncated_keys()
-
-    env = opened(batched(2, lambda: Count(5).add_truncated_keys()))
-
-    assert env.rollout(2, set_truncated=True)["next", "truncated"][:, -1].all()
-
-
 # -------------------------------------------------------------------------- attributes and states
-
-
-@both
-def test_attributes_are_lists_and_methods_are_called_everywhere(opened, batched):
-    env = opened(batched(2, [partial(Count, 3), partial(Count, 7)]))
-    env.reset()
-
-    first, second = env.maxs
-
-    assert (first, second) == (3, 7)
-    assert len(env.maxs) == 2
-    assert env.maxs[1] == 7
-    assert env.hello(5) == [8, 12]
-    assert env.hello(x=5) == [8, 12]
-
-
-@both
-def test_attributes_reach_the_wrapped_simulator(opened, batched):
-    env = opened(batched(4, partial(GymEnv, "Pendulum-v1", g=9.81)))
-    env.reset()
-
-    assert list(env.g) == [9.81] * 4
-
-
-@both
-def test_unknown_names_and_names_before_the_start_are_told_apart(opened, batched):
-    env = opened(batched(2, make_count))
-
-    with pytest.raises(NotStartedError, match="reset"):
-        _ = env.maxs
-    env.reset()
-
-    with pytest.raises(AttributeError, match="'nope'"):
-        _ = env.nope
-    with pytest.raises(AttributeError):
-        _ = env.__nope__
-    assert not hasattr(env, "nope")
-
-
-@both
-def test_a_method_that_raises_tells_its_traceback(opened, batched):
-    env = opened(batched(2, make_count))
-    env.reset()
-
-    with pytest.raises(Exception, match=r"can only concatenate|unsupported operand"):
-        env.hello("x")
-
-    assert env.hello(1) == [6, 6]
 
 
 class Weighted(Count):
@@ -427,123 +348,6 @@ def test_reset_keywords_are_merged_with_those_of_each_worker(opened, batched):
 
 
 # ---------------------------------------------------------------------------------------- faults
-
-
-class Faulty(Count):
-    """Row 1 breaks in the way and the place it is told to."""
-
-    def __init__(self, row: int, place: str = "", how: str = "raise"):
-        self.trouble = (place, how) if row == 1 else ("", "")
-        self.meet("constructor")
-        super().__init__(5)
-
-    def meet(self, place: str) -> None:
-        if place != self.trouble[0]:
-            return
-        if self.trouble[1] == "exit":
-            os._exit(3)
-        if self.trouble[1] == "kill":
-            os.kill(os.getpid(), signal.SIGKILL)
-        raise ArithmeticError(f"broke in {place}")
-
-    def _reset(self, td, **kwargs):
-        self.meet("reset")
-        return super()._reset(td)
-
-    def _step(self, td):
-        self.meet("step")
-        return super()._step(td)
-
-
-def faulty(batched, place: str, how: str = "raise", **options):
-    makers = [partial(Faulty, row, place, how) for row in range(3)]
-    return batched(3, makers, **options)
-
-
-def provoke(env) -> WorkerError:
-    with pytest.raises(WorkerError) as caught:
-        env.rollout(3)
-    return caught.value
-
-
-@pytest.mark.parametrize("use_buffers", [True, False])
-@pytest.mark.parametrize("place", ["constructor", "reset", "step"])
-@both
-@pytest.mark.usefixtures("soon")
-def test_an_env_that_raises_is_named_with_its_traceback(opened, batched, place, use_buffers):
-    env = opened(faulty(batched, place, use_buffers=use_buffers))
-
-    error = provoke(env)
-    env.close(raise_if_closed=False)
-
-    assert isinstance(error, RuntimeError)
-    assert f"broke in {place}" in str(error)
-    assert ("Traceback in the worker" in str(error)) is isinstance(env, ParallelEnv)
-    assert ("worker 0 of" in str(error)) is isinstance(env, ParallelEnv)
-    assert repr({"constructor": "start"}.get(place, place)) in str(error)
-    assert "in meet" in str(error)
-    assert re.search(r"row 1\b", str(error))
-
-
-@pytest.mark.parametrize("how", ["exit", "kill"])
-@pytest.mark.parametrize("place", ["constructor", "reset", "step"])
-@pytest.mark.usefixtures("soon")
-def test_a_process_that_dies_is_named_with_the_rows_it_held(opened, place, how):
-    env = opened(faulty(partial(ParallelEnv, num_processes=3), place, how))
-    before = psutil.Process().children(recursive=True)
-
-    error = provoke(env)
-    env.close(raise_if_closed=False)
-
-    assert "worker 1 of 3, which held row 1" in str(error)
-    assert ("code 3" if how == "exit" else "SIGKILL") in str(error)
-    left = set(psutil.Process().children(recursive=True)) - set(before)
-    assert not psutil.wait_procs(list(left), 5.0)[1]
-
-
-@pytest.mark.usefixtures("soon")
-def test_a_worker_killed_while_idle_is_told_by_the_next_step(opened):
-    env = opened(ParallelEnv(2, make_count, num_processes=2))
-    td = env.rand_action(env.reset())
-    victim = env.worker_pids[1]
-    os.kill(victim, signal.SIGKILL)
-    assert gone([victim])
-
-    with pytest.raises(WorkerError, match=r"row 1.*SIGKILL"):
-        env.step(td)
-
-    env.close()
-    assert env.rollout(2).shape == (2, 2)
-
-
-class Misfit(Count):
-    """Returns another shape or dtype of count than it declares, or none at all."""
-
-    def __init__(self, count):
-        super().__init__(5)
-        self.count = count
-
-    def _step(self, td):
-        out = super()._step(td)
-        return out.exclude("count") if self.count is None else out.set("count", self.count)
-
-
-@pytest.mark.parametrize(
-    ("count", "message"),
-    [
-        (torch.zeros(2, dtype=torch.int64), r"'count' has shape \(2,\)"),
-        (torch.zeros(1), r"'count' has shape \(1,\) and dtype torch.float32"),
-        (None, r"returned no 'count'.*check_env_specs"),
-    ],
-    ids=["shape", "dtype", "missing"],
-)
-@both
-@pytest.mark.usefixtures("soon")
-def test_data_that_does_not_fit_its_spec_is_named(opened, batched, count, message):
-    env = opened(batched(2, partial(Misfit, count), use_buffers=True))
-
-    with pytest.raises(WorkerError, match=message):
-        env.rollout(3)
 
 
 @pytest.mark.usefixtures("soon")

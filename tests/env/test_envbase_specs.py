@@ -24,7 +24,6 @@ from envkit.errors import (
     KeyCollisionError,
     MissingKeyError,
     NotCallableError,
-    ReadOnlyError,
     SpecError,
     SpecLockedError,
     SpecTypeError,
@@ -104,28 +103,6 @@ def test_the_numbers_of_a_batch(serial):
     assert serial.batch_dims == 1
     assert serial.numel() == 4
     assert Count().numel() == 1
-
-
-def test_device_and_batch_locked_cannot_be_assigned(env):
-    with pytest.raises((RuntimeError, AttributeError)):
-        env.device = "cpu"
-    with pytest.raises(RuntimeError, match="read-only"):
-        env.batch_locked = False
-    with pytest.raises((RuntimeError, AttributeError)):
-        env.batch_size = [7]
-
-
-def test_what_cannot_be_assigned_says_what_to_do():
-    env = Count()
-
-    with pytest.raises(ReadOnlyError, match=r"env\.to\(device\)"):
-        env.device = "cpu"
-    with pytest.raises(ReadOnlyError, match="super"):
-        env.batch_size = [2]
-    with pytest.raises(ReadOnlyError, match="action_spec and state_spec"):
-        env.input_spec = Composite()
-    with pytest.raises(ReadOnlyError, match="observation_spec"):
-        env.output_spec = Composite()
 
 
 def test_outputs_are_delivered_where_the_env_says():
@@ -307,13 +284,6 @@ def test_the_composites_hold_the_five_kinds(env):
         assert isinstance(full, Composite)
         assert side[f"full_{kind}_spec"] == full
         assert full.shape == env.batch_size
-
-
-def test_the_composites_are_read_only(env):
-    with pytest.raises(AttributeError):
-        env.input_spec = env.input_spec
-    with pytest.raises(AttributeError):
-        env.output_spec = env.output_spec
 
 
 def test_observation_and_state_specs_are_the_full_ones(env):

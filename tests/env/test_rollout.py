@@ -56,20 +56,6 @@ def test_a_rollout_has_at_most_max_steps():
     assert Count(5).rollout(1).shape == (1,)
 
 
-@pytest.mark.parametrize("steps", [0, -1])
-def test_a_rollout_has_a_step(steps):
-    with pytest.raises(ValueError, match=f"max_steps is {steps}"):
-        Count(5).rollout(steps)
-
-
-def test_the_root_of_a_step_is_the_next_of_the_one_before():
-    data = Several(3).rollout(9, break_when_any_done=False)
-
-    going = ~data["next", "done"][:-1, 0]
-    for key in Several().observation_keys:
-        assert data[key][1:][going].equal(data["next"][key][:-1][going])
-
-
 # --------------------------------------------------------------------------------------- stop rules
 
 
@@ -95,11 +81,6 @@ def test_the_worked_example_of_neither(two):
 
     assert counts(data, "next") == [[1, 2, 1, 2, 1], [1, 2, 3, 4, 1]]
     assert counts(data) == [[0, 1, 0, 1, 0], [0, 1, 2, 3, 0]]
-
-
-def test_both_rules_at_once_are_refused(two):
-    with pytest.raises(TypeError, match="exclude each other"):
-        two.rollout(3, break_when_any_done=True, break_when_all_done=True)
 
 
 def test_the_last_step_resets_nothing():
@@ -312,12 +293,6 @@ def test_actions_that_do_not_fit_are_not_those_of_a_policy(two, item, message, n
 
     with pytest.raises(PolicyError, match=rf"^item {number} of actions .*{message}"):
         two.rollout(3, actions=[fitting] * number + [item] * 2)
-
-
-@pytest.mark.parametrize("policy", [3, "random", torch.zeros(1)])
-def test_a_policy_is_callable(policy):
-    with pytest.raises(TypeError, match=f"of type {type(policy).__name__}, but must be callable"):
-        Count(5).rollout(3, policy)
 
 
 # --------------------------------------------------------------------------------- callback and data

@@ -20,7 +20,6 @@ from envkit.errors import (
     ClosedEnvError,
     EncodingError,
     OptionError,
-    ResetMaskError,
     SpecError,
     SpecStackError,
     SpecTypeError,
@@ -299,12 +298,6 @@ def test_frame_skip_stops_where_an_episode_is_cut_short(make):
     assert data["next", "truncated"].flatten().tolist() == [False, True]
 
 
-@pytest.mark.parametrize("frame_skip", [0, 1.5, True, "2"])
-def test_a_frame_skip_that_is_no_positive_int_is_refused(frame_skip):
-    with pytest.raises(ValueError, match="frame_skip"):
-        GymWrapper(Corridor(), frame_skip=frame_skip)
-
-
 class Painted(Corridor):
     """Renders its place as the red channel."""
 
@@ -538,14 +531,6 @@ def test_an_action_with_a_graph_is_stepped_as_its_value(opened, num_envs, dtype)
 # -------------------------------------------------------------------------------- masks and life
 
 
-def test_a_partial_reset_of_one_simulator_is_refused():
-    env = GymEnv("CartPole-v1")
-    td = env.reset()
-
-    with pytest.raises(ResetMaskError, match="cannot be reset in part"):
-        env.reset(td.set("_reset", torch.tensor([False])))
-
-
 def test_a_skipped_step_leaves_the_simulator_alone():
     env = GymWrapper(Corridor())
     td = env.rand_action(env.reset())
@@ -555,23 +540,6 @@ def test_a_skipped_step_leaves_the_simulator_alone():
     assert env.place == 0
     assert out["next", "observation"].equal(out["observation"])
     assert out["next", "reward"].item() == 0
-
-
-@pytest.mark.parametrize(
-    ("action", "error", "message"),
-    [
-        (None, KeyError, "rand_action"),
-        (torch.zeros(3), ValueError, r"'action' has shape \(3,\)"),
-    ],
-)
-def test_an_action_that_does_not_fit_is_refused(action, error, message):
-    env = GymEnv("Pendulum-v1")
-    td = env.reset()
-    if action is not None:
-        td["action"] = action
-
-    with pytest.raises(error, match=message):
-        env.step(td)
 
 
 @pytest.mark.parametrize(
