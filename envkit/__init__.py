@@ -88,7 +88,7 @@ def __dir__():
 
 def _importable() -> list[str]:
     """List what a star import brings: the public names whose libraries are installed."""
-    found = set()
+    installed = set()
     for home in set(_HOME_OF.values()):
         try:
             _import_module(home)
@@ -97,8 +97,8 @@ def _importable() -> list[str]:
             if told is error:  # not a library that may be missing
                 raise
         else:
-            found.add(home)
-    return sorted(name for name, home in _HOME_OF.items() if home in found)
+            installed.add(home)
+    return sorted(name for name, home in _HOME_OF.items() if home in installed)
 
 
 def _nearest(name: str) -> str:

@@ -98,15 +98,15 @@ class _InThread:
 
 @contextmanager
 def no_warnings(message: str = "", category: type[Warning] = Warning) -> Iterator[None]:
-    """Leave out warnings of this thread: those whose text begins with a pattern, and which are of a category."""
+    """Suppress warnings of this thread: those whose text begins with a pattern, and which are of a category."""
     filters = _filters()
-    own = ("ignore", _InThread(message), category, None, 0)
-    filters.insert(0, own)
+    entry = ("ignore", _InThread(message), category, None, 0)
+    filters.insert(0, entry)
     try:
         yield
     finally:
         with suppress(ValueError):  # somebody has reset them
-            filters.remove(own)
+            filters.remove(entry)
 
 
 _KEPT_FILTERS: list[tuple[list[Any], list[Any]]] = []  # one while a thread is in there

@@ -216,11 +216,11 @@ KNOWN = {"process_wide.py", "errors.py", "transport/forkserver.py", "cli/bench.p
 
 def test_streams_and_warnings_are_changed_in_one_place():
     changes = re.compile(r"catch_warnings|redirect_std(out|err)|simplefilter\(")
-    found = {
+    changing = {
         file.relative_to(root).as_posix()
         for root in (Path(package.__path__[0]) for package in (envkit, envkit_bridges))
         for file in root.rglob("*.py")
         if changes.search(file.read_text())
     }
 
-    assert found <= KNOWN | {"transport/worker.py", "transports/ray.py"}
+    assert changing <= KNOWN | {"transport/worker.py", "transports/ray.py"}
