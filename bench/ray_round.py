@@ -70,7 +70,7 @@ class Bare:
 
 
 def rounds(pool: Any, command: int, count: int) -> Callable[[], None]:
-    """Have all rows carry out a command so many times."""
+    """Run a command in all rows so many times."""
 
     def work() -> None:
         for _ in range(count):

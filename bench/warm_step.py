@@ -89,7 +89,7 @@ def started(checkout: Path) -> subprocess.Popen[str]:
 
 
 def timed(process: subprocess.Popen[str], name: str) -> float:
-    """Have a process take its steps of an env, and give the seconds it took."""
+    """Run the steps of an env in a process, and return the seconds it took."""
     assert process.stdin is not None and process.stdout is not None
     print(name, file=process.stdin, flush=True)
     return float(process.stdout.readline())

@@ -77,7 +77,7 @@ def few_objects_to_look_through() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def workers_find_what_tests_import() -> None:
-    """Have the fork server import once what a worker whose maker is in a file of tests would take 0.9 s to import."""
+    """Preload in the fork server what a worker whose maker is in a file of tests would take 0.9 s to import."""
     from envkit.transport import shared_fork_server
 
     libraries = ("pytest", "psutil", "hypothesis", "jax.numpy", "torchrl.envs")

@@ -40,26 +40,26 @@ MAY_LOOK_UP = {
 
 def modules(root: Path) -> dict[str, Path]:
     """List the modules of the packages below ``root`` by dotted name."""
-    found = {}
+    modules_by_name = {}
     for package in PACKAGES:
         for file in (root / package).rglob("*.py"):
             parts = file.relative_to((root / package).parent).with_suffix("").parts
-            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = file
-    return found
+            modules_by_name[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = file
+    return modules_by_name
 
 
-def imports(tree: ast.Module, known: set[str]) -> Iterator[str]:
+def imports(tree: ast.Module, names: set[str]) -> Iterator[str]:
     """Name the modules that a source imports, in whatever way."""
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"relative import in line {node.lineno}"
             for alias in node.names:
                 full = f"{node.module}.{alias.name}"
-                yield from {full, str(node.module)} & known if full not in known else {full}
+                yield from {full, str(node.module)} & names if full not in names else {full}
         elif isinstance(node, ast.Import):
-            yield from {alias.name for alias in node.names} & known
+            yield from {alias.name for alias in node.names} & names
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and "." in node.value:
-            yield from {node.value} & known
+            yield from {node.value} & names
 
 
 def import_graph(root: Path) -> dict[str, set[str]]:
@@ -236,7 +236,7 @@ PRIVATE = {
 
 def private_reads(tree: ast.Module) -> set[str]:
     """Return the private attributes that a module reads of others: those that nothing in it defines or assigns."""
-    own = {node.name for node in ast.walk(tree) if hasattr(node, "name")}
+    defined = {node.name for node in ast.walk(tree) if hasattr(node, "name")}
     read = set()
     for node in ast.walk(tree):
         match node:
@@ -244,14 +244,14 @@ def private_reads(tree: ast.Module) -> set[str]:
                 ast.Name(id=name, ctx=ast.Store())
                 | ast.Attribute(attr=name, ctx=ast.Store() | ast.Del())
             ):
-                own.add(name)
+                defined.add(name)
             case ast.Attribute(
                 value=ast.Name(id="self" | "cls") | ast.Call(func=ast.Name(id="super"))
             ):
                 pass
             case ast.Attribute(attr=name) if re.match("_[^_]", name):
                 read.add(name)
-    return read - own
+    return read - defined
 
 
 def test_private_names_that_other_modules_read_are_listed():

@@ -309,18 +309,18 @@ def test_what_an_earlier_step_wrote_under_next_is_no_preset(env, handed, advance
 
 
 def test_data_that_was_given_out_is_safe_from_later_steps(env):
-    given = [env.reset()]
+    results = [env.reset()]
     for _ in range(6):
-        data, root = env.step_and_maybe_reset(env.rand_action(given[-1].clone()))
-        given += [data, root]
-    copies = [td.clone() for td in given]
+        data, root = env.step_and_maybe_reset(env.rand_action(results[-1].clone()))
+        results += [data, root]
+    copies = [td.clone() for td in results]
 
-    _, root = env.step_and_maybe_reset(env.rand_action(given[-1].clone()))
+    _, root = env.step_and_maybe_reset(env.rand_action(results[-1].clone()))
     env.reset()
     env.rollout(12, break_when_any_done=False)
     root.apply_(torch.zeros_like)
 
-    assert all(map(is_equal, given, copies))
+    assert all(map(is_equal, results, copies))
 
 
 # ------------------------------------------------------------------------------------------ rollout

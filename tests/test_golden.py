@@ -21,12 +21,12 @@ UNITS = [pytest.param(*unit, marks=_marks(*unit)) for unit in golden.UNITS]
 
 @pytest.mark.parametrize(("kind", "chain"), UNITS)
 def test_rollouts_are_those_that_were_written_down(kind, chain):
-    given = golden.played(kind, chain)
+    now = golden.played(kind, chain)
     wanted = golden.read(kind, chain)
 
-    assert given.keys() == wanted.keys()
+    assert now.keys() == wanted.keys()
     for run, (exact, floats) in wanted.items():
-        now_exact, now_floats = golden.summary(given[run])
+        now_exact, now_floats = golden.summary(now[run])
         assert now_exact == exact, run
         assert now_floats.keys() == floats.keys(), run
         for leaf, value in floats.items():

@@ -48,11 +48,11 @@ def test_the_parts_fit_into_calls_and_calls_into_a_day():
 
 
 def test_every_file_with_a_gpu_test_is_in_a_part_once():
-    given = gpu_day.marked_files("envs") + gpu_day.marked_files("transforms")
+    files = gpu_day.marked_files("envs") + gpu_day.marked_files("transforms")
     command = ["git", "grep", "-lE", r"mark\.gpu\b", "--", "tests/**/test_*.py", "tests/test_*.py"]
     marked = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
 
-    assert sorted(given) == sorted(set(marked.stdout.split()))
+    assert sorted(files) == sorted(set(marked.stdout.split()))
 
 
 # --------------------------------------------------------------------------------- what was cut

@@ -39,7 +39,7 @@ def test_no_text_says_to_install_the_stranger_called_envkit():
     ):
         files += (ROOT / folder).rglob(kind)
 
-    found = [
+    lines = [
         f"{file.name}: {line.strip()}"
         for file in files
         for line in file.read_text().splitlines()
@@ -47,7 +47,7 @@ def test_no_text_says_to_install_the_stranger_called_envkit():
         and "Do not run" not in line
     ]
 
-    assert not found
+    assert not lines
 
 
 @pytest.mark.parametrize("stranger", [None, "0.7.1"])

@@ -55,13 +55,13 @@ WIDEST = 88  # columns that the site shows without scrolling
 
 def blocks(document: Path) -> dict[str, str]:
     """Python blocks by the heading they stand under."""
-    found: dict[str, str] = {}
+    by_heading: dict[str, str] = {}
     text = document.read_text()
     for match in re.finditer(r"```python\n(.*?)```", text, re.DOTALL):
         heading = re.findall(r"^#+ (.*)$", text[: match.start()], re.MULTILINE)[-1]
-        assert heading not in found, f"two blocks under {heading!r}"
-        found[heading] = match[1]
-    return found
+        assert heading not in by_heading, f"two blocks under {heading!r}"
+        by_heading[heading] = match[1]
+    return by_heading
 
 
 (FIRST,) = blocks(README).values()

@@ -40,18 +40,18 @@ def test_examples_print_what_they_show(module, opened, tmp_path, monkeypatch):
     pool = opened(envkit.SerialEnv(2, lambda: envkit.GymEnv("CartPole-v1")))
     shared = {"GymEnv": envkit.GymEnv, "SerialEnv": envkit.SerialEnv, "pool": pool}
     runner = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE)
-    found = [
+    examples = [
         test
         for test in doctest.DocTestFinder().find(importlib.import_module(module), module)
         if test.examples
     ]
 
     report: list[str] = []
-    for test in found:
+    for test in examples:
         test.globs = shared | test.globs  # those of its module
         runner.run(test, out=report.append)
 
-    assert found
+    assert examples
     assert not runner.failures, "".join(report)
 
 

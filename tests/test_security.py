@@ -162,11 +162,11 @@ def test_a_dtype_of_a_dataset_that_names_something_else_is_refused(dtype, tmp_pa
     layout = json.loads(table.schema.metadata[b"envkit"])
     layout["columns"][0]["dtype"] = dtype
     del layout["checksum"]
-    told = json.dumps(layout)
-    pyarrow.parquet.write_table(table.replace_schema_metadata({"envkit": told}), parquet)
+    header = json.dumps(layout)
+    pyarrow.parquet.write_table(table.replace_schema_metadata({"envkit": header}), parquet)
     with h5py.File(hdf5, "r+") as file:
         del file["envkit"]
-        file["envkit"] = told
+        file["envkit"] = header
 
     for read, path in ((from_parquet, parquet), (from_hdf5, hdf5)):
         with pytest.raises(ArgumentError, match=rf"is damaged.*{dtype}"):
@@ -208,15 +208,15 @@ def test_a_minari_dataset_that_names_a_module_does_not_have_it_imported(tmp_path
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "envkit_hostile.py").write_text("raise SystemExit")
     dataset = to_minari(Count(5).rollout(3), "mine-v0")
-    told = Path(dataset.storage.data_path) / "metadata.json"
-    metadata = json.loads(told.read_text())
+    file = Path(dataset.storage.data_path) / "metadata.json"
+    metadata = json.loads(file.read_text())
     spec = {"id": "Mine-v0", "entry_point": "envkit_hostile:Env", "additional_wrappers": []}
     metadata["env_spec"] = json.dumps(spec)
 
-    told.write_text(json.dumps(metadata))
+    file.write_text(json.dumps(metadata))
     assert from_minari("mine-v0").shape == (3,)
     del metadata["action_space"]
-    told.write_text(json.dumps(metadata))
+    file.write_text(json.dumps(metadata))
     with pytest.raises(ArgumentError, match=r"does not say its action_space; expected both"):
         from_minari("mine-v0")
 
@@ -243,14 +243,14 @@ def _calls(path):
 
 
 def test_no_other_module_loads_pickles_and_torch_loads_weights_alone():
-    found = set()
+    loading = set()
     for path in [*(ROOT / "envkit").rglob("*.py"), *(ROOT / "bridges").rglob("*.py")]:
         name = path.relative_to(ROOT).as_posix()
         for function, keywords in _calls(path):
             library, _, what = function.partition(".")
             loads = what in ("load", "loads", "Unpickler", "open")
             if loads and library in ("pickle", "cloudpickle", "marshal", "dill", "shelve"):
-                found.add(name)
+                loading.add(name)
             assert function not in ("yaml.load", "torch.jit.load", "torch.export.load", "eval"), (
                 name
             )
@@ -258,7 +258,7 @@ def test_no_other_module_loads_pickles_and_torch_loads_weights_alone():
                 assert ast.unparse(keywords["weights_only"]) == "True", name
             assert "allow_pickle" not in keywords, name
 
-    assert found <= UNPICKLING
+    assert loading <= UNPICKLING
 
 
 LISTENING = """

@@ -68,39 +68,39 @@ def test_decisions_are_numbered_in_the_order_of_their_dates():
     titles = re.findall(r"^## (.*)$", (DOCS / "decisions.md").read_text(), re.M)
     numbered = [re.fullmatch(r"(\d+)\. .+ \((\d{4}-\d\d-\d\d)\)", title) for title in titles]
 
-    old = [found for found in numbered if found]
+    old = [match for match in numbered if match]
     new = titles[len(old) :]
-    assert [int(found[1]) for found in old] == list(range(1, len(old) + 1)), (
+    assert [int(match[1]) for match in old] == list(range(1, len(old) + 1)), (
         "only new entries have no number"
     )
-    assert [found[2] for found in old] == sorted(found[2] for found in old)
+    assert [match[2] for match in old] == sorted(match[2] for match in old)
     assert all(re.search(r"\d{4}-\d\d-\d\d", title) for title in new)
 
 
 def messages() -> list[str]:
     """List all texts of the source, with a mark where an f-string puts something in."""
-    found = []
+    texts_found = []
     for package in ("envkit", "bridges/envkit_bridges"):
         for file in (ROOT / package).rglob("*.py"):
             for node in ast.walk(ast.parse(file.read_text())):
                 parts = node.values if isinstance(node, ast.JoinedStr) else [node]
                 texts = [part.value if isinstance(part, ast.Constant) else "\0" for part in parts]
                 if any(isinstance(text, str) and text != "\0" for text in texts):
-                    found.append("".join(map(str, texts)))
-    return found
+                    texts_found.append("".join(map(str, texts)))
+    return texts_found
 
 
 def test_quoted_messages_are_raised_somewhere():
     page = (DOCS / "troubleshooting.md").read_text()
     quoted = re.findall(r"^### `(.+)`$", page, re.MULTILINE)
-    known = messages()
+    texts = messages()
 
     unknown = []
     for message in quoted:
         pattern = re.compile(
             ".*\0.*".join(re.escape(part.strip()) for part in message.split("..."))
         )
-        if not any(pattern.search(text) for text in known):
+        if not any(pattern.search(text) for text in texts):
             unknown.append(message)
 
     assert len(quoted) == page.count("\n### ") >= 20

@@ -524,7 +524,7 @@ def test_more_threads_of_torch_than_cores_are_told_with_the_variable_to_set(
 
 @pytest.fixture
 def no_opengl(tmp_path, monkeypatch):
-    """Have processes that are started find an OpenGL that fails to load."""
+    """Replace OpenGL, for processes that are started, by one that fails to load."""
     (tmp_path / "OpenGL").mkdir()
     (tmp_path / "OpenGL" / "__init__.py").write_text("raise ImportError('no library libGL.so')")
     path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))

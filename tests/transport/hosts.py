@@ -93,7 +93,7 @@ class Counter:
         return value
 
     def ring(self, pause_s):
-        """Have a signal handler run again and again, and count."""
+        """Run a signal handler again and again, and count."""
         self.rings = 0
 
         def count(*_):

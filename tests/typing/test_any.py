@@ -64,11 +64,13 @@ def test_less_than_five_percent_of_public_signatures_say_nothing():
         signature = inspect.signature(function)
         names = inspect.unwrap(function).__globals__
         taken = [*signature.parameters.values()][int(owned) :]
-        told = {one.name: one.annotation for one in taken}
+        annotations = {one.name: one.annotation for one in taken}
         if not name.endswith(".__init__"):
-            told["return"] = signature.return_annotation
-        count += len(told)
-        silent += [f"{name}: {one}" for one, said in told.items() if says_nothing(said, names)]
+            annotations["return"] = signature.return_annotation
+        count += len(annotations)
+        silent += [
+            f"{name}: {one}" for one, said in annotations.items() if says_nothing(said, names)
+        ]
 
     assert count > 1000
     share = len(silent) / count

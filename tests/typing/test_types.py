@@ -25,7 +25,7 @@ pytestmark = pytest.mark.timeout(400)  # without their caches, checkers read all
 Errors = dict[tuple[str, int], str]
 
 
-def told(command: list[str]) -> str:
+def output_of(command: list[str]) -> str:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=390)
     assert done.returncode == 1, done.stdout + done.stderr  # they ran, and found mistakes
     return done.stdout
@@ -35,7 +35,7 @@ def told(command: list[str]) -> str:
 def mypy() -> Errors:
     """Run mypy over both scripts; its errors by script and line."""
     scripts = [str((HERE / script).relative_to(ROOT)) for script in SCRIPTS]
-    out = told([sys.executable, "-m", "mypy", *scripts])
+    out = output_of([sys.executable, "-m", "mypy", *scripts])
     found = re.findall(r"^(?:.*/)?(\w+\.py):(\d+): error: (.*)$", out, re.MULTILINE)
     return {(script, int(line)): message for script, line, message in found}
 
@@ -44,7 +44,7 @@ def mypy() -> Errors:
 def pyright() -> Errors:
     """Run pyright over both scripts; its errors by script and line."""
     where = ["--project", str(HERE), "--pythonpath", sys.executable]
-    report = json.loads(told([sys.executable, "-m", "pyright", *where, "--outputjson"]))
+    report = json.loads(output_of([sys.executable, "-m", "pyright", *where, "--outputjson"]))
     return {
         (Path(one["file"]).name, one["range"]["start"]["line"] + 1): one["message"]
         for one in report["generalDiagnostics"]
@@ -76,11 +76,11 @@ def test_a_checker_finds_each_planted_mistake_on_its_line_and_no_other(
         number: line.strip() for number, line in enumerate(lines, 1) if "# mistake: " in line
     }
 
-    found = {line for script, line in checker() if script == "mistakes.py"}
+    lines_found = {line for script, line in checker() if script == "mistakes.py"}
 
     assert len(planted) > 20
-    assert [planted[number] for number in planted if number not in found] == []
-    assert sorted(found - planted.keys()) == []
+    assert [planted[number] for number in planted if number not in lines_found] == []
+    assert sorted(lines_found - planted.keys()) == []
 
 
 def test_what_marks_a_tensor_for_checkers_no_tensordict_has():

@@ -171,7 +171,7 @@ def obey(orders: Path, place: str) -> None:
 
 
 def order_fault(orders: Path, place: str, fault: str, times: int = 1) -> None:
-    """Have the next ``times`` visits of a `Chaos` to a place go wrong, in whatever process it is.
+    """Make the next ``times`` visits of a `Chaos` to a place go wrong, in whatever process it is.
 
     Args:
         orders: folder that the env was given.
