@@ -96,7 +96,7 @@ def complete_done(
 
 
 def step_mask(mask: Array, batch_shape: Sequence[int]) -> Array:
-    """Bring a `_step` mask to shape ``(*batch,)``.
+    """Reshape a `_step` mask to ``(*batch,)``.
 
     Raises:
         StepMaskError: it is not boolean, or has neither the batch shape nor that plus a singleton.
@@ -115,7 +115,7 @@ def step_mask(mask: Array, batch_shape: Sequence[int]) -> Array:
 
 
 def reset_mask(mask: Array, done_shape: Sequence[int], batch_ndim: int, level: Path = ()) -> Array:
-    """Bring a `_reset` mask to the shape of its level's done leaf without the trailing singleton.
+    """Reshape a `_reset` mask to the shape of its level's done leaf without the trailing singleton.
 
     Args:
         mask: bool array beside the done leaf.

@@ -38,7 +38,7 @@ def standardised(value: Array, loc: Array, scale: Array) -> Array:
 
 
 def clipped(value: Array, low: Any | None, high: Any | None) -> Array:
-    """Bring ``value`` into ``[low, high]``; None sets no bound."""
+    """Clip ``value`` to ``[low, high]``; None sets no bound."""
     return array_namespace(value).clip(value, low, high)
 
 

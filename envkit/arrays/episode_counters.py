@@ -89,7 +89,7 @@ def left(before: Array, reward: Array) -> Array:
 
 
 def spread(cut: Array, flags: Array) -> Array:
-    """Bring the flags of a level to a level below it, whose flags may have more axes."""
+    """Expand the flags of a level to a level below it, whose flags may have more axes."""
     if tuple(cut.shape) == tuple(flags.shape):
         return cut
     xp = array_namespace(cut)

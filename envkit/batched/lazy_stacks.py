@@ -35,7 +35,7 @@ def stack_rows(parts: Sequence[TensorDictBase], *, individual: bool) -> TensorDi
 
 
 def with_objects_like(skipped: TensorDictBase, stepped: TensorDictBase) -> TensorDictBase:
-    """Bring objects that are no tensors into the shape that those of another row have, so that both can be stacked.
+    """Expand objects that are no tensors to the shape that those of another row have, so that both can be stacked.
 
     A spec of shape (1,) takes an object without axes too; which of both a sub-env gives is known from its steps.
 

@@ -24,7 +24,7 @@ Weights = Mapping[str, torch.Tensor]
 
 
 def as_weights(weights: Any, policy: Any = None) -> Weights:
-    """Bring what a user gives as weights into one form.
+    """Convert what a user passes as weights into one form.
 
     Args:
         weights: a module, what its ``state_dict()`` gave, or a TensorDict of weights, nested or flat; for a policy that

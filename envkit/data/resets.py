@@ -51,7 +51,7 @@ def shape_masks_like_done(
     done_levels: Mapping[Path, list[str]],
     done_spec: Composite,
 ) -> None:
-    """Bring the `_reset` masks of ``td`` to the shape of the done leaves beside them, as `_reset` is promised them.
+    """Reshape the `_reset` masks of ``td`` to the shape of the done leaves beside them, which `_reset` may expect.
 
     Args:
         masks: from `collect_reset_masks`.

@@ -99,7 +99,7 @@ class Declared:
         return held
 
     def place(self, batch: torch.Size, device: torch.device | None) -> None:
-        """Bring what was declared before the batch size and the device were known to these.
+        """Apply the batch size and the device, now known, to what was declared before.
 
         Raises:
             SpecError: the shape of a leaf does not begin with the batch size.

@@ -281,7 +281,7 @@ class OutputChecks:
     # -------------------------------------------------------------------------------- completion
 
     def complete(self, out: TensorDictBase, *, rewards: bool) -> None:
-        """Bring rewards and done flags to their shapes and fill what is missing, in place.
+        """Complete outputs in place: reshape rewards and done flags, and fill what is missing.
 
         Without ``rewards`` it is a root, which holds none but those that are states: others are removed.
 

@@ -173,7 +173,7 @@ class OwnState(nn.Module):
 
 @contextmanager
 def put_back_on_failure(module: nn.Module) -> Iterator[None]:
-    """Bring a module and its parts back to where they were if what is done with them raises.
+    """Restore a module and its parts if what is done with them raises.
 
     These are parameters, buffers, and the attributes that `OwnState` says; layers that get their shapes meanwhile
     keep them.

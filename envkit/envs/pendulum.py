@@ -160,5 +160,5 @@ def _one_a_row(td: TensorDictBase, name: str, shape: torch.Size) -> torch.Tensor
 
 
 def _normalised(angle: torch.Tensor) -> torch.Tensor:
-    """Bring an angle into [-pi, pi]."""
+    """Wrap an angle into [-pi, pi]."""
     return (angle + math.pi) % (2 * math.pi) - math.pi

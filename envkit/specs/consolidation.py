@@ -170,7 +170,7 @@ def contains_lazy_spec(spec: TensorSpec) -> bool:
 def consolidate_spec(
     spec: S, recurse_through_entries: bool = True, recurse_through_stack: bool = True
 ) -> S:
-    """Bring the unlike members of all stacks in a spec to one set of keys.
+    """Convert the unlike members of all stacks in a spec to one set of keys.
 
     A member that lacks an entry gets a placeholder: the spec that others have for it, each of its
     feature axes cut to size 0, or kept at -1 where it is dynamic. Where the others' specs differ, an

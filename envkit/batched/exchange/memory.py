@@ -408,6 +408,6 @@ class LentMemory:
         return None
 
     def _take_back(self, block: torch.Tensor) -> None:
-        """Keep a block for later, unless enough are kept; other threads may call this at any time."""
+        """Store a block for later, unless enough are kept; other threads may call this at any time."""
         if sum(map(len, self._idle)) + len(block) <= self._lent_bytes:
             self._idle.append(block)

@@ -86,7 +86,7 @@ def _can_hold(rows: RowMemory, run: Run) -> bool:
 
 
 def _actor_for(env: Any, rows: RowMemory, run: Run, others: Mapping[Path, Any]) -> Actor:
-    """Make what acts in a run: with no TensorDict, unless the policy must see one or asks for more than rows do.
+    """Build the actor of a run: without a TensorDict, unless the policy must see one or asks for more than rows do.
 
     ``others`` are those of the first root; see the module.
     """

@@ -355,7 +355,7 @@ _NUMPY_DTYPES = {
 
 
 def _spread(content: Tensor, shape: torch.Size, sizes: torch.Size) -> Tensor:
-    """Bring a tensor with leading axes ``shape`` to the leading axes ``sizes``, if that loses nothing."""
+    """Expand or reduce a tensor with leading axes ``shape`` to the leading axes ``sizes``, if that loses nothing."""
     rest = content.shape[len(shape) :]
     first = content[(slice(0, 1),) * len(shape)]
     if content.numel() and bool((content == first).all()):
