@@ -197,7 +197,7 @@ def _unpacked(id: str, packed: bytes) -> object:
 
 
 def _sent(id: str, point: object) -> object:
-    """Bring an entry point into the form in which it travels; a name outside the script stays as it is."""
+    """Convert an entry point into the form in which it travels; a name outside the script stays as it is."""
     if isinstance(point, str) and point.startswith(_SCRIPT):
         point = pkgutil.resolve_name(point)
     return point if point is None or isinstance(point, str) else _Sent(id, by_value.dumps(point))

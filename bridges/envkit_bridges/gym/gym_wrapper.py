@@ -347,9 +347,9 @@ class GymWrapper(OnRow, GymLikeEnv):
     _read_by_rows = OnRow._read_by_rows | {"convert_actions_to_numpy", "_readers"}
 
     def _find_plain(self) -> bool:
-        """Find out whether its core is the whole story.
+        """Check whether the core makes all of a step.
 
-        It is not where entries have no form in rows, readers of infos are not ours, data goes to another device, or a
+        It does not where entries have no form in rows, readers of infos are not ours, data goes to another device, or a
         subclass changes how a step is made.
         """
         core, vector = self.core, self._vector
@@ -365,7 +365,7 @@ class GymWrapper(OnRow, GymLikeEnv):
         return has_rows and all(map(_writes_rows, self.info_dict_reader))
 
     def row_core(self) -> GymCore | None:
-        """Return the core that steps this env on NumPy rows; None where it is not the whole story, and of a vector env."""
+        """Return the core that steps this env on NumPy rows; None where it does not make all of a step, and of a vector env."""
         if self._vector is not None or not self._is_plain:
             return None
         self.core.read_infos(self.info_dict_reader)

@@ -294,7 +294,7 @@ class GymLikeEnv(InfoReading):
         return self._next_of(self._repeated_step(action))
 
     def _next_of(self, outcome: Outcome) -> TensorDict:
-        """Bring together what a step gives, whose flags are complete."""
+        """Build the ``next`` of a step, whose flags are complete."""
         forms = self._declared.cached("step_forms", self._step_forms)
         observation, reward, terminated, truncated, done, info = outcome
         entries: dict[Any, Any] = dict(self.read_obs(observation))

@@ -124,7 +124,7 @@ class Recorded:
         return digest_of([results, _generator_states(self.env)])
 
     def play(self, state: Mapping[str, Any]) -> None:
-        """Bring the simulator to where the one was that gave ``state``.
+        """Restore the simulator to where the one was that gave ``state``.
 
         Raises:
             ResumeError: it could not be played, or something else came out; the simulator is then in some episode.
@@ -202,7 +202,7 @@ def is_without_episode(state: Mapping[str, Any]) -> bool:
 
 
 def restored(env: Simulator, state: Mapping[str, Any]) -> Simulator:
-    """Bring a simulator to where the one was that `saved` was called with; return what takes its steps from now on.
+    """Restore a simulator to where the one was that `saved` was called with; return what takes its steps from now on.
 
     Raises:
         ResumeError: it did not get there.

@@ -381,7 +381,7 @@ def repeated(
 
 
 def reward_array(reward: object, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """Bring a reward, which may be a number or an array, into the shape of its spec.
+    """Convert a reward, which may be a number or an array, to the shape of its spec.
 
     Raises:
         EncodingError: it is no number, has another number of elements, or ``dtype`` cannot hold it.

@@ -184,7 +184,7 @@ def integers_in_jax(value: jax.Array, space: Discrete | MultiDiscrete) -> jax.Ar
 
 
 def encoded(action: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
-    """Spell what a program gave as an action, choices as integers, the way its spec says."""
+    """Encode what a program gave as an action, choices as integers, the way its spec says."""
     one_hot = torch.nn.functional.one_hot
     if isinstance(spec, OneHot):
         action = one_hot(action.long(), spec.shape[-1])

@@ -414,7 +414,7 @@ class ProgramEngine:
         return [(path, as_key(path), shapes[path]) for path in self.state_paths]
 
     def _relaid_or_refused(self, td: TensorDictBase, state: Rows) -> Rows:
-        """Bring a state of the other layout into the env's own, in ``td``; that of another env is an error."""
+        """Convert a state of the other layout into the env's own, in ``td``; that of another env is an error."""
         self.require_own_state(state, td.batch_dims)
         if not state.keys() >= set(self.state_paths):
             state = self._relaid(td, state)

@@ -318,7 +318,7 @@ class Programs:
         return self._write_state(replace(rows, key=self.env.row_keys(key, rows.key.shape[0])))
 
     def _relayout(self, state: ByPath) -> ByPath:
-        """Bring a state of either layout into the one that is given out."""
+        """Convert a state of either layout into the one that is given out."""
         return self._write_state(self.read_state(state))
 
     def _unroll(

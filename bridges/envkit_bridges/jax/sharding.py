@@ -163,7 +163,7 @@ class Shards:
         return jax.tree.map(place, takes, arguments, is_leaf=_is_spec)
 
     def _parts_of(self, results: object) -> list[Any]:
-        """Bring the part of each device to the first one, from GPU to GPU: a whole array would go through the host."""
+        """Move the part of each device to the first one, from GPU to GPU: a whole array would go through the host."""
 
         def part(device: object) -> PyTree:
             return jax.tree.map(lambda leaf: _on(leaf, device), results)

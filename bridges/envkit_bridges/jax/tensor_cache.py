@@ -27,7 +27,7 @@ class Unchanged:
         self._kept: dict[int, tuple[weakref.ref[torch.Tensor], int, int, Any]] = {}
 
     def keep(self, tensor: torch.Tensor, value: object) -> None:
-        """Keep what was made of a tensor, which ``value`` must not hold."""
+        """Store what was made of a tensor, which ``value`` must not hold."""
         if tensor.is_inference():
             return
         key, kept = id(tensor), self._kept

@@ -31,7 +31,7 @@ ByAgent = Mapping[str, Any]
 
 
 def game_of(env: Simulator) -> Game:
-    """Bring an env object of the library into the form of a game.
+    """Wrap an env object of the library as a game.
 
     Raises:
         ArgumentTypeError: (a TypeError) it is none of PettingZoo's.

@@ -340,7 +340,7 @@ class PettingZooWrapper(GymLikeEnv):
     def row_core(self) -> GameCore | None:
         """Return the core that steps this game on NumPy rows.
 
-        None where it is not the whole story: unlike agents in a group, data that goes to another device, or
+        None where it does not make all of a step: unlike agents in a group, data that goes to another device, or
         a subclass that changes how a step is made.
         """
         is_plain = (
