@@ -185,13 +185,13 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     options = parser.parse_args()
     begin = time.perf_counter()
-    given: Any = {"device": options.device, "rounds": 5 if options.quick else 7}
+    keywords: Any = {"device": options.device, "rounds": 5 if options.quick else 7}
     for name, rows, steps in WORKS:
         if not (options.quick and name == "ant"):
-            measure(name, rows, steps, **given)
-    measure_resets("inverted_pendulum", 1024, 100, **given)
+            measure(name, rows, steps, **keywords)
+    measure_resets("inverted_pendulum", 1024, 100, **keywords)
     if not options.quick:
-        measure_resets("ant", 1024, 10, **given)
+        measure_resets("ant", 1024, 10, **keywords)
     measure_growth(options.device)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     record("memory of the whole run", {"peak_rss_mib": round(peak)})

@@ -100,16 +100,16 @@ def code_lines(source: str) -> int:
 
     A docstring is any statement that is a bare string, so one below an attribute is one too.
     """
-    told: set[int] = set()
+    documented: set[int] = set()
     for node in ast.walk(ast.parse(source)):
         match node:
             case ast.Expr(value=ast.Constant(value=str())):
-                told.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+                documented.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
     written: set[int] = set()
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type not in _LAYOUT:
             written.update(range(token.start[0], token.end[0] + 1))
-    return len(written - told)
+    return len(written - documented)
 
 
 def measure(*packages: str) -> Size:
@@ -159,7 +159,7 @@ def count_step(name: str, env: EnvBase) -> list[Counted]:
                 td = env.rand_action(td)
                 tried.append(count(f"{name}.{method.__name__}", partial(method, td)))
                 td = env.maybe_reset(env.step_mdp(td))
-            counted.append(min(tried[_WARM_STEPS:], key=lambda found: found.calls))
+            counted.append(min(tried[_WARM_STEPS:], key=lambda one: one.calls))
     return counted
 
 

@@ -296,8 +296,8 @@ def main() -> None:
     parser.add_argument(
         "--only", help="stateless, parallel, cartpole, cheetah, trainers or weights"
     )
-    given = parser.parse_args()
-    rounds, steps = (5, 200) if given.quick else (7, 1000)
+    options = parser.parse_args()
+    rounds, steps = (5, 200) if options.quick else (7, 1000)
     torch.set_num_threads(1)  # the cores are for the envs
     parts: dict[str, Callable[[], None]] = {
         "stateless": partial(stateless, rounds),
@@ -312,7 +312,7 @@ def main() -> None:
         "weights": partial(weights, rounds),
     }
     for name, part in parts.items():
-        if given.only in (None, name):
+        if options.only in (None, name):
             part()
 
 

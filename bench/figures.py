@@ -24,16 +24,16 @@ def draw(figures: list[Figure], rows: list[Row]) -> None:
     ``figures`` are the last of each work: of them, the machine with most batch sizes is drawn. ``rows`` are the lines of the table of speeds.
     """
     lines = [
-        (figure, found)
+        (figure, title_match)
         for figure in figures
-        if figure.bench == "scaling" and (found := _TITLE.fullmatch(figure.title))
+        if figure.bench == "scaling" and (title_match := _TITLE.fullmatch(figure.title))
     ]
     machines = [figure.machine for figure, _ in lines]
     machine = max(dict.fromkeys(machines), key=machines.count)
     by_work: dict[str, dict[int, Figure]] = {}
-    for figure, found in lines:
+    for figure, title_match in lines:
         if figure.machine == machine:
-            by_work.setdefault(figure.work, {})[int(found[2])] = figure
+            by_work.setdefault(figure.work, {})[int(title_match[2])] = figure
     title = f"Brax {lines[0][1][1]} (spring), {machine}"
     for mode, (text, bare) in _MODES.items():
         _draw_speeds(by_work, title, mode, text, bare)
@@ -95,15 +95,15 @@ def _draw_ratios(rows: list[Row], mode: str, text: str, bare: str) -> None:
     sheet, axes = _axes("Speed relative to the bare simulator, 2 CPU cores", 4.6, text)
     shown = [row for row in rows if row.cells[0] is not None][::-1]
     for place, name in ((1, "envkit"), (2, "gymnasium"), (3, "TorchRL")):
-        found = [(y, one) for y, row in enumerate(shown) if (one := row.cells[place])]
-        values = [one.value for _, one in found]
+        points = [(y, one) for y, row in enumerate(shown) if (one := row.cells[place])]
+        values = [one.value for _, one in points]
         spread = [
-            [one.value - one.low for _, one in found],
-            [one.high - one.value for _, one in found],
+            [one.value - one.low for _, one in points],
+            [one.high - one.value for _, one in points],
         ]
         axes.errorbar(
             values,
-            [y for y, _ in found],
+            [y for y, _ in points],
             xerr=spread,
             fmt="o",
             markersize=5,

@@ -406,17 +406,17 @@ def played(kind: str, chain: str) -> dict[str, Data]:
     made = KINDS[kind]()
     around = CHAINS[chain]
     env = made if around is None else TransformedEnv(made, around(made))
-    given = {}
+    by_run = {}
     try:
         for place, (name, run) in enumerate(RUNS.items()):
             if name in _NEED_ROWS and not env.batch_size:
                 continue
             torch.manual_seed(place)
             env.set_seed(100 + place)
-            given[name] = dict(sorted(_leaves(run(env))))
+            by_run[name] = dict(sorted(_leaves(run(env))))
     finally:
         env.close(raise_if_closed=False)
-    return given
+    return by_run
 
 
 # -------------------------------------------------------------------------------------- what is kept
@@ -453,15 +453,15 @@ def written() -> None:
 def _kept() -> dict[str, tuple[dict[str, str], Data]]:
     with np.load(FLOATS) as held:
         values = held["values"]
-    found, start = {}, 0
+    kept, start = {}, 0
     for name, line in json.loads(INDEX.read_text()).items():
         floats = {}
         for leaf, (dtype, *shape) in line["floats"].items():
             end = start + math.prod(shape)
             floats[leaf] = values[start:end].astype(dtype).reshape(shape)
             start = end
-        found[name] = (line["exact"], floats)
-    return found
+        kept[name] = (line["exact"], floats)
+    return kept
 
 
 def read(kind: str, chain: str) -> dict[str, tuple[dict[str, str], Data]]:
@@ -519,14 +519,14 @@ def main() -> None:
     parser.add_argument("--before", type=Path)
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--serve", action="store_true")
-    given = parser.parse_args()
+    options = parser.parse_args()
     warnings.simplefilter("ignore")
-    if given.serve:
+    if options.serve:
         _serve()
-    elif given.write:
+    elif options.write:
         written()
-    elif given.before:
-        sides = [_started(given.before.resolve()), _started(Path(__file__).parents[1])]
+    elif options.before:
+        sides = [_started(options.before.resolve()), _started(Path(__file__).parents[1])]
         count = 0
         for kind, chain in UNITS:
             for side in sides:

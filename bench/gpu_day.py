@@ -285,8 +285,8 @@ def _versions(line: dict[str, Any]) -> str:
     return ", ".join(f"{name} {version}" for name, version in found.items())
 
 
-def _is_fact(found: object) -> bool:
-    return isinstance(found, dict) and "torch" not in found  # the versions are told before
+def _is_fact(line: object) -> bool:
+    return isinstance(line, dict) and "torch" not in line  # the versions are told before
 
 
 # --------------------------------------------------------------------------------------- the tests
@@ -394,17 +394,17 @@ def environment_like_the_machine() -> Iterator[str]:
 
 def _link(name: str, site: Path, *, is_needed: bool) -> None:
     try:
-        found = metadata.distribution(name)
+        distribution = metadata.distribution(name)
     except metadata.PackageNotFoundError:
         if is_needed:
             raise SystemExit(
                 f"{name} is not installed here, and a rehearsal needs it: make test installs it."
             ) from None
         return
-    for part in {file.parts[0] for file in found.files or ()} - {"..", "__pycache__"}:
+    for part in {file.parts[0] for file in distribution.files or ()} - {"..", "__pycache__"}:
         link = site / part
         if not link.exists() and not part.endswith(".pth"):
-            link.symlink_to(Path(str(found.locate_file(part))).resolve())
+            link.symlink_to(Path(str(distribution.locate_file(part))).resolve())
 
 
 def main() -> None:
@@ -416,33 +416,33 @@ def main() -> None:
     parser.add_argument("--rehearse", action="store_true", help="on the CPU, into a new folder")
     parser.add_argument("--wheels", type=Path, metavar="FOLDER", help="gather wheels there, only")
     parser.add_argument("--tests", choices=("envs", "transforms"), help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if unknown := set(given.parts) - PARTS.keys():
+    options = parser.parse_args()
+    if unknown := set(options.parts) - PARTS.keys():
         parser.error(f"there is no part {', '.join(unknown)}: choose from {', '.join(PARTS)}.")
-    if given.tests:
-        raise SystemExit(int(run_tests(given.tests) > 0))
-    if given.wheels:
-        gather(given.wheels)
-    elif given.rehearse:
-        into = given.into or Path(tempfile.mkdtemp(prefix="gpu_day_"))
+    if options.tests:
+        raise SystemExit(int(run_tests(options.tests) > 0))
+    if options.wheels:
+        gather(options.wheels)
+    elif options.rehearse:
+        into = options.into or Path(tempfile.mkdtemp(prefix="gpu_day_"))
         with environment_like_the_machine() as python:
             on_cpu = {"CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu", REHEARSAL: "1"}
             variables = {"PYTHONPATH": python_path(ROOT), **on_cpu}
-            _run(Day(into, python, variables, rehearsal=True), given)
+            _run(Day(into, python, variables, rehearsal=True), options)
     elif accelerator() is None:
         raise SystemExit("torch sees no GPU here: pass --rehearse to see that the parts run.")
     else:
         paths = [python_path(ROOT), os.environ.get("PYTHONPATH", "")]
         variables = {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
-        into = given.into or ROOT / ".cache" / "gpu_day"
-        _run(Day(into, variables=variables), given)
+        into = options.into or ROOT / ".cache" / "gpu_day"
+        _run(Day(into, variables=variables), options)
 
 
-def _run(day: Day, given: argparse.Namespace) -> None:
+def _run(day: Day, options: argparse.Namespace) -> None:
     day.folder.mkdir(parents=True, exist_ok=True)
-    if given.resume:
-        day.take(given.resume)
-    has_passed = day.run(given.parts)
+    if options.resume:
+        day.take(options.resume)
+    has_passed = day.run(options.parts)
     day.say(f"report: {day.folder / REPORT}")
     raise SystemExit(int(not has_passed))
 

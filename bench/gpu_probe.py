@@ -158,7 +158,7 @@ def _median_us(work: Callable[[], Any], rounds: int = 300) -> float:
 def precision(place: Place) -> dict[str, Any]:
     """Show how far float32 products are from exact ones: TF32 is 1e-3 off, full float32 1e-6."""
     draw = np.random.default_rng(0).standard_normal
-    found = {}
+    errors = {}
     for name, left, right in (
         ("matmul", draw((4096, 27)), draw((27, 32))),
         ("vmapped 3x3", draw((4096, 3, 3)), draw((4096, 3, 1))),
@@ -167,8 +167,8 @@ def precision(place: Place) -> dict[str, Any]:
         exact = left.astype(np.float64) @ right.astype(np.float64)
         device = jax.devices("cuda" if place.is_card else "cpu")[0]
         given = jax.device_put((left, right), device)
-        found[name] = float(np.abs(np.asarray(jax.jit(jnp.matmul)(*given)) - exact).max())
-    return found
+        errors[name] = float(np.abs(np.asarray(jax.jit(jnp.matmul)(*given)) - exact).max())
+    return errors
 
 
 PROBES: dict[str, Callable[[Place], dict[str, Any]]] = {

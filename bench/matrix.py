@@ -207,15 +207,15 @@ def _make_root(suite: str, root: Path) -> None:
     _say(f"making {root} from Debian's {suite}")
     part = root.with_name(f"{root.name}.part")
     shutil.rmtree(part, ignore_errors=True)  # of a run that was interrupted
-    made = subprocess.run(
+    done = subprocess.run(
         ["unshare", "--mount", "debootstrap", *_DEBIAN, suite, str(part)],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         check=False,
     )
-    if made.returncode:
-        last = "\n".join(made.stdout.splitlines()[-5:])
+    if done.returncode:
+        last = "\n".join(done.stdout.splitlines()[-5:])
         raise SystemExit(
             f"debootstrap could not make {suite!r}:\n{last}\nCheck the name of the release, and that this machine "
             f"reaches Debian's mirror."
@@ -265,17 +265,17 @@ def main() -> None:
     parser.add_argument("--debian", metavar="RELEASE", help="in a root made of it: trixie")
     parser.add_argument("--venv", type=Path, help="a new folder for an environment of the lowest")
     parser.add_argument("--root", type=Path, help="its folder; default: in your cache folder")
-    given = parser.parse_args()
-    if given.venv is not None:
-        if given.versions != "lowest" or given.debian:
+    options = parser.parse_args()
+    if options.venv is not None:
+        if options.versions != "lowest" or options.debian:
             parser.error("--venv installs the lowest versions: leave --debian out and say lowest.")
-        raise SystemExit(run_lowest(given.venv.absolute(), given.tests))
-    if given.debian is None:
-        raise SystemExit(int(run(given.versions, given.tests) > 0))
-    if given.versions != "newest":
-        parser.error(f"--debian installs the newest versions; you asked for {given.versions}.")
-    root = given.root or cache_folder() / "matrix" / given.debian
-    raise SystemExit(run_in_debian(given.debian, root.absolute(), given.tests))
+        raise SystemExit(run_lowest(options.venv.absolute(), options.tests))
+    if options.debian is None:
+        raise SystemExit(int(run(options.versions, options.tests) > 0))
+    if options.versions != "newest":
+        parser.error(f"--debian installs the newest versions; you asked for {options.versions}.")
+    root = options.root or cache_folder() / "matrix" / options.debian
+    raise SystemExit(run_in_debian(options.debian, root.absolute(), options.tests))
 
 
 if __name__ == "__main__":

@@ -33,12 +33,12 @@ def peak_of(work: Callable[[], TensorDictBase]) -> tuple[TensorDictBase, int]:
     watcher = threading.Thread(target=watch)
     watcher.start()
     try:
-        made = work()
+        result = work()
         peak = max(peak, memory().rss)
     finally:
         over.set()
         watcher.join()
-    return made, peak - before
+    return result, peak - before
 
 
 def bytes_of(data: TensorDictBase) -> int:

@@ -62,7 +62,7 @@ class Mutant:
         lines = self.before.splitlines()
         pairs = zip(lines, self.after.splitlines(), strict=False)
         first = next(n for n, (old, new) in enumerate(pairs, 1) if old != new and old.strip())
-        found = range(first, first + 1)
+        marked = range(first, first + 1)
         for node in ast.walk(ast.parse(self.before)):
             if not isinstance(node, ast.stmt):
                 continue
@@ -72,13 +72,13 @@ class Mutant:
             said = [part for part in held if not hasattr(part, "body")]
             is_above = decorators and decorators[0].lineno <= first < node.lineno
             if is_above or any(part.lineno <= first <= (part.end_lineno or 0) for part in said):
-                found = range(node.lineno, last + 1)
+                marked = range(node.lineno, last + 1)
                 break
             if node.lineno <= first <= last:
                 body = None if isinstance(node, ast.FunctionDef) else getattr(node, "body", None)
                 end = max(body[0].lineno, node.lineno + 1) if body else last + 1
-                found = range(node.lineno, end) if first < end else found
-        return {mark_of(lines[number - 1]) for number in found}
+                marked = range(node.lineno, end) if first < end else marked
+        return {mark_of(lines[number - 1]) for number in marked}
 
 
 def mark_of(line: str) -> int:

@@ -147,10 +147,10 @@ class Plan:
 
 def files_below(names: Iterable[str]) -> list[str]:
     """List files, and those in folders, by path from the root of the repository."""
-    found: list[Path] = []
+    files: list[Path] = []
     for name in names:
-        found += sorted((ROOT / name).rglob("*.py")) if (ROOT / name).is_dir() else [ROOT / name]
-    return [str(file.relative_to(ROOT)) for file in found]
+        files += sorted((ROOT / name).rglob("*.py")) if (ROOT / name).is_dir() else [ROOT / name]
+    return [str(file.relative_to(ROOT)) for file in files]
 
 
 def in_children(
@@ -371,28 +371,33 @@ def main() -> None:
         "--budget", type=float, default=60, help="seconds of tests a mutant is shown"
     )
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
-    given = parser.parse_args()
-    tests = survey(given.workers)
-    draw = random.Random(given.seed)
-    modules = [name for name in files_below(MODULES) if any(part in name for part in given.modules)]
-    found = [mutant for module in modules for mutant in mutants_of(module, draw)]
-    sample = draw.sample(found, min(given.sample, len(found)))
+    options = parser.parse_args()
+    tests = survey(options.workers)
+    draw = random.Random(options.seed)
+    modules = [
+        name for name in files_below(MODULES) if any(part in name for part in options.modules)
+    ]
+    mutants = [mutant for module in modules for mutant in mutants_of(module, draw)]
+    sample = draw.sample(mutants, min(options.sample, len(mutants)))
     known = reasons()
     equivalent = [m for m in sample if m.change in known.get(m.module, ())]
-    survived = judge([m for m in sample if m not in equivalent], tests, given.workers, given.budget)
+    survived = judge(
+        [m for m in sample if m not in equivalent], tests, options.workers, options.budget
+    )
     killed = len(sample) - len(equivalent) - len(survived)
     share = killed / max(1, len(sample) - len(equivalent))
     print(
-        f"\n{share:.1%} killed: {killed} of {len(sample)} mutants drawn from {len(found)},", end=" "
+        f"\n{share:.1%} killed: {killed} of {len(sample)} mutants drawn from {len(mutants)},",
+        end=" ",
     )
     print(f"{len(survived)} survived, {len(equivalent)} are known to be equivalent")
     record(
         "mutants",
         {
-            "seed": given.seed,
-            "budget_s": given.budget,
+            "seed": options.seed,
+            "budget_s": options.budget,
             "modules": modules,
-            "mutants": len(found),
+            "mutants": len(mutants),
             "sample": len(sample),
             "killed": killed,
             "share": round(share, 3),

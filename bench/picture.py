@@ -92,7 +92,7 @@ def stages(train_on: EnvBase, play_on: dict[str, EnvBase]) -> Iterator[Stage]:
             yield stage(updates)
 
 
-def draw(found: list[Stage], file: Path) -> None:
+def draw(episodes: list[Stage], file: Path) -> None:
     """Write the episodes of all stages into an animated GIF."""
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -125,13 +125,13 @@ def draw(found: list[Stage], file: Path) -> None:
             captions[name] = sheet.text(left + wide / 2, 0.05, "", ha="center", fontsize=10)
         headline = sheet.text(0.5, 0.95, "", ha="center", fontsize=13, weight="bold")
         pictures = []
-        for number, stage in enumerate(found):
+        for number, stage in enumerate(episodes):
             headline.set_text(
                 f"One torch policy, after {stage.trained:,} environment steps of training"
             )
             for name, caption in captions.items():
                 caption.set_text(f"mean return {stage.returns[name]:,.0f}")
-            last = number == len(found) - 1
+            last = number == len(episodes) - 1
             for step in range(0, LAST_SHOWN if last else SHOWN, EVERY):
                 for name, angles in stage.angles.items():
                     now = angles[:, step]
@@ -153,8 +153,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, default=FILE, help="a GIF; default: that of README")
     parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args()
-    torch.manual_seed(given.seed)
+    options = parser.parse_args()
+    torch.manual_seed(options.seed)
     torch.set_num_threads(1)
     with ExitStack() as opened, torch.no_grad():
         scaled = [
@@ -166,13 +166,13 @@ def main() -> None:
             )
         ]
         for number, env in enumerate(scaled):
-            env.set_seed(given.seed + number)
+            env.set_seed(options.seed + number)
             opened.callback(env.close)
         with torch.enable_grad():
-            found = list(stages(scaled[0], {"gymnax": scaled[1], "Gymnasium": scaled[2]}))
-    for stage in found:
+            episodes = list(stages(scaled[0], {"gymnax": scaled[1], "Gymnasium": scaled[2]}))
+    for stage in episodes:
         print(f"{stage.trained:9,} steps: {stage.returns}")
-    draw(found, given.out)
+    draw(episodes, options.out)
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ def small_policy(name: str) -> Policy:
     return Policy(seen.shape[-1], width, discrete, seen.dtype)
 
 
-def given(policy: Policy) -> dict[str, Any]:
+def ways_of(policy: Policy) -> dict[str, Any]:
     """Give the policy in all ways that a user has."""
     acting = Acting(policy)
     return {
@@ -105,7 +105,7 @@ def measure(name: str, count: int, steps: int, *, serial: bool, rounds: int) -> 
             opened.callback(pool.close)
             pool.set_seed(0)
             shared = {"root": pool.reset()}
-            for way, acting in given(policy).items():
+            for way, acting in ways_of(policy).items():
                 works[f"{kind}, {way}"] = rolled(pool, shared, steps, acting)
         title = f"{name} x {count} under a policy, {steps} steps a round"
         compare(

@@ -321,12 +321,12 @@ def rows_of_table(figures: list[Figure]) -> list[Row]:
     runs: dict[tuple[str, str], dict[tuple[str, str, str], Figure]] = {}
     for figure in figures:
         if figure.whole and figure.machine.endswith(" cores"):
-            found = runs.setdefault((figure.whole, figure.machine), {})
-            found[figure.bench, figure.title, figure.work] = figure
-    for _, found in sorted(runs.items(), reverse=True):
+            of_run = runs.setdefault((figure.whole, figure.machine), {})
+            of_run[figure.bench, figure.title, figure.work] = figure
+    for _, of_run in sorted(runs.items(), reverse=True):
         rows = []
         for label, bench, title, *works in _README_ROWS:
-            cells = tuple(found.get((bench, title, work)) for work in works)
+            cells = tuple(of_run.get((bench, title, work)) for work in works)
             if ours := cells[1]:
                 rows.append(Row(label, cells, ours))
         if len(rows) == len(_README_ROWS):
@@ -435,11 +435,11 @@ def main() -> None:
         return
     from bench import figures
 
-    found = read()
-    tell(judge(found))
+    figures_read = read()
+    tell(judge(figures_read))
     for file, text in written().items():
         file.write_text(text)
-    figures.draw(found, rows_of_table(list(recorded())))
+    figures.draw(figures_read, rows_of_table(list(recorded())))
 
 
 if __name__ == "__main__":

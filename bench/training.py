@@ -448,8 +448,8 @@ def brax_training(seed: int, iterations: int, hidden: Hidden, *, evaluates: bool
         seed=seed,
         run_evals=evaluates,
         policy_params_fn=lambda *_: stamps.append((time.process_time(), time.perf_counter())),
-        progress_fn=lambda steps, found: curve.append(
-            (steps, float(found.get("eval/episode_reward", math.nan)))
+        progress_fn=lambda steps, metrics: curve.append(
+            (steps, float(metrics.get("eval/episode_reward", math.nan)))
         ),
     )
     spent = [
@@ -569,12 +569,12 @@ def cart_pole(seeds: int, iterations: int) -> None:
             if number:  # the first round warms up
                 clocks[work].append(clock)
     frames = 10 * CART_POLE.frames
-    cpu = {work: summed(found, frames) for work, found in clocks.items()}
+    cpu = {work: summed(clocks_of, frames) for work, clocks_of in clocks.items()}
     for loop in loops.values():
         loop.close()
     result: dict[str, Any] = {f"CPU s for {STEPS:,} steps": cpu}
     result["CPU time of the peer over envkit's"] = cpu_ratio(cpu[name], cpu["envkit"])
-    walls = {work: [clock.wall for clock in found] for work, found in clocks.items()}
+    walls = {work: [clock.wall for clock in clocks_of] for work, clocks_of in clocks.items()}
     title = "PPO on 8 CartPoles, CleanRL's hyperparameters"
     report(title, result, walls, frames)
     if seeds:
@@ -653,15 +653,15 @@ def main() -> None:
     parser.add_argument("--only", choices=["cartpole", "pendulum", "pendulum-large"])
     parser.add_argument("--seeds", type=int, default=3, help="of the curves; 0 leaves them out")
     parser.add_argument("--iterations", type=int, help="of a curve")
-    given = parser.parse_args()
+    options = parser.parse_args()
     torch.set_num_threads(1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Brax's own
-        if given.only in (None, "cartpole"):
-            cart_pole(given.seeds, given.iterations or 150)
-        if given.only in (None, "pendulum"):
-            pendulum("hyperparameters", given.seeds, given.iterations or 8)
-        if given.only in (None, "pendulum-large"):
+        if options.only in (None, "cartpole"):
+            cart_pole(options.seeds, options.iterations or 150)
+        if options.only in (None, "pendulum"):
+            pendulum("hyperparameters", options.seeds, options.iterations or 8)
+        if options.only in (None, "pendulum-large"):
             pendulum(
                 "hyperparameters and value network", 0, 1
             )  # whose learner takes most of the time, curves too

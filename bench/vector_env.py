@@ -26,7 +26,7 @@ from envkit import GymEnv, SerialEnv
 NAME, ROWS = "CartPole-v1", 8
 
 
-def _made(mode: AutoresetMode) -> tuple[Any, np.random.Generator]:
+def _vector_env(mode: AutoresetMode) -> tuple[Any, np.random.Generator]:
     """Make the library's vector env, reset once, and what draws its actions."""
     env = SyncVectorEnv([lambda: gymnasium.make(NAME)] * ROWS, autoreset_mode=mode)
     env.reset(seed=0)
@@ -35,7 +35,7 @@ def _made(mode: AutoresetMode) -> tuple[Any, np.random.Generator]:
 
 def bare(steps: int) -> Callable[[], None]:
     """Step the library as it is."""
-    env, random = _made(AutoresetMode.NEXT_STEP)
+    env, random = _vector_env(AutoresetMode.NEXT_STEP)
 
     def work() -> None:
         for _ in range(steps):
@@ -46,7 +46,7 @@ def bare(steps: int) -> Callable[[], None]:
 
 def with_resets(steps: int) -> Callable[[], None]:
     """Step the library, and reset what has ended at once."""
-    env, random = _made(AutoresetMode.DISABLED)
+    env, random = _vector_env(AutoresetMode.DISABLED)
 
     def work() -> None:
         for _ in range(steps):

@@ -101,16 +101,16 @@ def main() -> None:
     parser.add_argument("--before", type=Path)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--serve", action="store_true")
-    given = parser.parse_args()
-    if given.serve:
+    options = parser.parse_args()
+    if options.serve:
         serve()
         return
-    before, after = started(given.before.resolve()), started(_HERE)
+    before, after = started(options.before.resolve()), started(_HERE)
     rows = []
     for name, steps in _STEPS.items():
         for process in (before, after):
             timed(process, name)  # warm
-        pairs = [(timed(before, name), timed(after, name)) for _ in range(given.rounds)]
+        pairs = [(timed(before, name), timed(after, name)) for _ in range(options.rounds)]
         ratios = sorted(old / new for old, new in pairs)
         now = steps / statistics.median(new for _, new in pairs)
         rows.append(
@@ -132,7 +132,7 @@ def main() -> None:
         assert process.stdin is not None
         process.stdin.close()
         process.wait()
-    record("warm steps, after over before", {"rounds": given.rounds, "rows": rows})
+    record("warm steps, after over before", {"rounds": options.rounds, "rows": rows})
 
 
 if __name__ == "__main__":

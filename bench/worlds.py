@@ -317,14 +317,14 @@ def grid(quick: bool) -> None:
     from envkit import XMiniGridEnv
 
     rows, steps, name = 1024, 100, "MiniGrid-Empty-8x8"
-    made, params = make_grid(name)
-    bare = GymAutoResetWrapper(made)
+    grid_env, params = make_grid(name)
+    bare = GymAutoResetWrapper(grid_env)
 
     def begin(key: jax.Array) -> Any:
         return jax.vmap(bare.reset, in_axes=(None, 0))(params, jax.random.split(key, rows))
 
     def step(before: Any, key: jax.Array, _: Any) -> Any:
-        action = jax.random.randint(key, (rows,), 0, made.num_actions(params))
+        action = jax.random.randint(key, (rows,), 0, grid_env.num_actions(params))
         after = jax.vmap(bare.step, in_axes=(None, 0, 0))(params, before, action)
         ends = after.last() & (after.discount == 0), after.last() & (after.discount != 0)
         return after, (before.observation, action, after.observation, after.reward, *ends)
