@@ -211,7 +211,7 @@ def _contents(path: str | os.PathLike[str]) -> dict[str, Any]:
     _require_undamaged(path)
     with undamaged(path, "a file of envkit.save", ResumeError):
         try:
-            found = torch.load(path, map_location="cpu", weights_only=True)
+            contents = torch.load(path, map_location="cpu", weights_only=True)
         except pickle.UnpicklingError as error:
             # torch's own text says how to run the file all the same
             named = re.search(r"GLOBAL ([\w.]+)", str(error))
@@ -220,13 +220,13 @@ def _contents(path: str | os.PathLike[str]) -> dict[str, Any]:
                 f"{path} {what}; expected tensors, numbers, strings, lists and dicts. Code in it was not run. Pass a "
                 "file of envkit.save, and do not load this one by other means unless you know who wrote it."
             ) from error
-    if not isinstance(found, dict) or found.get("envkit") != _VERSION:
-        told = found.get("envkit") if isinstance(found, dict) else None
+    if not isinstance(contents, dict) or contents.get("envkit") != _VERSION:
+        version = contents.get("envkit") if isinstance(contents, dict) else None
         raise ResumeError(
-            f"{path} was not written by envkit.save in the form this version reads, {_VERSION} (it says {told!r}). "
+            f"{path} was not written by envkit.save in the form this version reads, {_VERSION} (it says {version!r}). "
             "Load it with the program that wrote it."
         )
-    parts = found.get("parts")
+    parts = contents.get("parts")
     if not isinstance(parts, dict) or not all(_is_part(part) for part in parts.values()):
         raise ResumeError(
             f"{path} is damaged, or another program wrote it: it has no dict of parts with a kind and a state each. "
@@ -260,7 +260,7 @@ def _require_undamaged(path: Path) -> None:
 
 @contextmanager
 def _with_checksums() -> Iterator[None]:
-    """Have ``torch.save`` write checksums, which a program may have turned off for its own files."""
+    """Make ``torch.save`` write checksums, which a program may have turned off for its own files."""
     before = torch.serialization.get_crc32_options()
     torch.serialization.set_crc32_options(True)
     try:
@@ -380,16 +380,16 @@ def _read(name: str, part: Any) -> _State:
 
 
 def _require_kind(name: str, part: Any, kind: str) -> None:
-    given = _kind_of(part)
+    kind_given = _kind_of(part)
     if kind == "value" and part is not None:
         raise ArgumentTypeError(
             f"the part {name!r} was given {type(part).__name__}, but what was saved cannot be put into it. Pass "
             f"{name}=None, and take what load returns."
         )
-    if kind != "value" and given != kind:
+    if kind != "value" and kind_given != kind:
         raise ArgumentTypeError(
             f"the part {name!r} was saved as {kind}, but what is given, {type(part).__name__}, is "
-            f"{given}. Pass what was saved under that name."
+            f"{kind_given}. Pass what was saved under that name."
         )
 
 

@@ -55,7 +55,7 @@ def test_all_kinds_of_parts_come_back(tmp_path, opened):
     policy(torch.ones(4)).sum().backward()
     optimiser.step()
     schedule.step()
-    own = {
+    generators = {
         "mine": torch.Generator().manual_seed(3),
         "theirs": np.random.default_rng(3),
         "old": np.random.RandomState(3),
@@ -64,7 +64,7 @@ def test_all_kinds_of_parts_come_back(tmp_path, opened):
         "policy": policy,
         "optimiser": optimiser,
         "schedule": schedule,
-        **own,
+        **generators,
         "python": random.Random(3),
     }
     parts |= {"torch": torch, "numpy": np.random, "random": random}
@@ -74,18 +74,18 @@ def test_all_kinds_of_parts_come_back(tmp_path, opened):
     before, weight = _drawn(parts), policy.weight.detach().clone()
     policy(torch.ones(4)).sum().backward()
     optimiser.step()
-    found = envkit.load(tmp_path / "all.pt", env=other, td=None, steps=None, tags=None, **parts)
+    loaded = envkit.load(tmp_path / "all.pt", env=other, td=None, steps=None, tags=None, **parts)
 
     assert _drawn(parts) == before and policy.weight.equal(weight)
     assert optimiser.state[policy.weight]["step"] == 1 and schedule.get_last_lr() == pytest.approx(
         [0.01]
     )
-    assert (found["steps"], found["tags"], found["env"]) == (7, ["a", None], other)
-    assert found["td"]["note"] == "a" and found["td"].batch_size == td.batch_size
+    assert (loaded["steps"], loaded["tags"], loaded["env"]) == (7, ["a", None], other)
+    assert loaded["td"]["note"] == "a" and loaded["td"].batch_size == td.batch_size
     actions = torch.get_rng_state()
     one = played(env, td.exclude("note"), 12)[0]
     torch.set_rng_state(actions)
-    assert same((one, played(other, found["td"].exclude("note"), 12)[0]))
+    assert same((one, played(other, loaded["td"].exclude("note"), 12)[0]))
 
 
 def _drawn(parts) -> list[float]:
@@ -243,11 +243,11 @@ def test_a_flipped_bit_is_noticed_or_changes_nothing(tmp_path, checks):
         harmed[generator.randrange(len(whole))] ^= 1 << generator.randrange(8)
         path.write_bytes(harmed)
         try:
-            found = envkit.load(path, weights=None, steps=None)
+            loaded = envkit.load(path, weights=None, steps=None)
         except ResumeError:
             noticed += 1
         else:
-            assert found["weights"].equal(torch.arange(50.0)) and found["steps"] == 3
+            assert loaded["weights"].equal(torch.arange(50.0)) and loaded["steps"] == 3
 
     assert noticed > 20
 

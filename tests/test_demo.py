@@ -48,11 +48,11 @@ def test_advantages_cut_at_done_and_look_beyond_a_truncation():
         ppo.critic[-1].bias.fill_(1.0)
     data = transitions([2.0, 2.0, 2.0], [False, True, False], [False, False, True])
 
-    found = ppo._with_advantages(data)
+    with_advantages = ppo._with_advantages(data)
 
     # error = (1 - gamma) * reward + gamma * alive * V' - V: 0.5, 0.0, 0.5
-    assert found["advantage"].tolist() == [[[0.5], [0.0], [0.5]]]
-    assert found["value_target"].tolist() == [[[1.5], [1.0], [1.5]]]
+    assert with_advantages["advantage"].tolist() == [[[0.5], [0.0], [0.5]]]
+    assert with_advantages["value_target"].tolist() == [[[1.5], [1.0], [1.5]]]
     assert data["next", "reward"].tolist() == [[[2.0], [2.0], [2.0]]]
 
 
@@ -173,10 +173,10 @@ def test_training_reaches_the_goal_on_a_cpu_of_another_instruction_set():
 
 def test_both_simulators_are_told_where_the_job_computes(monkeypatch):
     """Of envs that are built on a card, which there is none of here, the device alone is looked at."""
-    told = []
+    devices = []
 
     def built(*args, device=None, **kwargs):
-        told.append(device)
+        devices.append(device)
         return SimpleNamespace(set_seed=lambda seed: None)
 
     monkeypatch.setattr(job, "BraxEnv", built)
@@ -184,7 +184,7 @@ def test_both_simulators_are_told_where_the_job_computes(monkeypatch):
 
     job.make_envs("cuda:1", seed=0)
 
-    assert told == ["cuda:1", "cuda:1"]
+    assert devices == ["cuda:1", "cuda:1"]
 
 
 @pytest.mark.gpu

@@ -36,20 +36,20 @@ class TrainingBar:
 
     def evaluated(self, steps: int, lengths: Mapping[str, float]) -> None:
         """Show mean episode lengths by simulator after ``steps`` steps."""
-        found = ", ".join(f"{name} {length:.0f}" for name, length in lengths.items())
+        text = ", ".join(f"{name} {length:.0f}" for name, length in lengths.items())
         if self._bar.disable:
-            say(f"{steps:>11,} steps: {found}")
+            say(f"{steps:>11,} steps: {text}")
         else:
-            self._bar.set_postfix_str(found)
+            self._bar.set_postfix_str(text)
 
     def close(self) -> None:
-        """Leave the bar as it is."""
+        """Stop the bar; what it shows stays."""
         self._bar.close()
 
 
 @contextmanager
 def announcements_said() -> Iterator[None]:
-    """Hand what the logger "envkit" announces to `say`, and to no other handler."""
+    """Send what the logger "envkit" announces to `say`, and to no other handler."""
     logger, handler = logging.getLogger("envkit"), _Sayer()
     propagate, logger.propagate = logger.propagate, False
     logger.addHandler(handler)

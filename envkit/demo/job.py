@@ -205,21 +205,21 @@ def balanced(env: EnvBase, actor: Actor, seed: int, policy: Any = None) -> Evalu
     return found
 
 
-def mean_length(found: Evaluation) -> float:
+def mean_length(evaluation: Evaluation) -> float:
     """Mean number of steps of the episodes."""
-    return float(found.lengths.double().mean())
+    return float(evaluation.lengths.double().mean())
 
 
 def compare(actor: Actor, envs: dict[str, EnvBase], seed: int) -> None:
     """Evaluate one policy in several envs, through the same code."""
     for name, env in envs.items():
         start = time.perf_counter()
-        found = balanced(env, actor, seed)
+        evaluation = balanced(env, actor, seed)
         seconds = time.perf_counter() - start
-        lower, upper = found.ci95
+        lower, upper = evaluation.ci95
         say(
-            f"{name:>10}: {env.numel():4d} rows, mean episode {mean_length(found):6.1f}, "
-            f"mean return {found.mean:6.1f} (95 % interval {lower:.1f} to {upper:.1f}; {seconds:.1f} s)"
+            f"{name:>10}: {env.numel():4d} rows, mean episode {mean_length(evaluation):6.1f}, "
+            f"mean return {evaluation.mean:6.1f} (95 % interval {lower:.1f} to {upper:.1f}; {seconds:.1f} s)"
         )
 
 

@@ -54,7 +54,7 @@ class Normalizer(nn.Module):
 
     @torch.no_grad()
     def observe(self, observation: torch.Tensor) -> None:
-        """Take in a batch (*batch, size)."""
+        """Add a batch (*batch, size) to the statistics."""
         rows = observation.flatten(0, -2)
         shift = rows.mean(0) - self.mean
         total = self.count + len(rows)

@@ -114,7 +114,7 @@ class ModelBasedEnvBase(Undrawn, EnvBase):
                 "TensorDictModule(module, in_keys=['observation', 'action'], out_keys=['observation'])."
             )
         self.world_model = world_model.to(self.device)
-        self._given = {
+        self._replaced = {
             **_by_name("params", params, dict(world_model.named_parameters())),
             **_by_name("buffers", buffers, dict(world_model.named_buffers())),
         }
@@ -127,11 +127,11 @@ class ModelBasedEnvBase(Undrawn, EnvBase):
 
     def _modelled(self, td: TensorDictBase) -> TensorDictBase:
         """Run the world model on a copy of the data."""
-        given = td.exclude("next").copy()
-        given = given if self.device is None else given.to(self.device)
-        if not self._given:
-            return self.world_model(given)
-        return torch.func.functional_call(self.world_model, self._given, (given,))
+        inputs = td.exclude("next").copy()
+        inputs = inputs if self.device is None else inputs.to(self.device)
+        if not self._replaced:
+            return self.world_model(inputs)
+        return torch.func.functional_call(self.world_model, self._replaced, (inputs,))
 
     def _step(self, td: TensorDictBase) -> TensorDictBase:
         made = self._modelled(td)
@@ -146,26 +146,26 @@ class ModelBasedEnvBase(Undrawn, EnvBase):
 
 
 def _by_name(
-    what: str, given: TensorDictBase | Sequence[torch.Tensor] | None, own: Mapping[str, Any]
+    what: str, tensors: TensorDictBase | Sequence[torch.Tensor] | None, named: Mapping[str, Any]
 ) -> dict[str, torch.Tensor]:
     """Return tensors by the names they have in the module."""
-    if given is None:
+    if tensors is None:
         return {}
-    if isinstance(given, TensorDictBase):
-        flat = TensorDict(given.to_dict(), given.batch_size).flatten_keys(".")
-        missing = sorted(set(own).difference(map(str, flat.keys())))
+    if isinstance(tensors, TensorDictBase):
+        flat = TensorDict(tensors.to_dict(), tensors.batch_size).flatten_keys(".")
+        missing = sorted(set(named).difference(map(str, flat.keys())))
         if missing:
             raise ArgumentError(
                 f"{what} hold {sorted(map(str, flat.keys()))}, but the world model also has {missing}. Pass what "
                 "TensorDict.from_module(world_model) gives, with other numbers in it."
             )
-        return {name: flat[name] for name in own}
-    if len(given) != len(own):
+        return {name: flat[name] for name in named}
+    if len(tensors) != len(named):
         raise ArgumentError(
-            f"{what} are {len(given)} tensors, but the world model has {len(own)}: {', '.join(own) or 'none'}. Pass one "
+            f"{what} are {len(tensors)} tensors, but the world model has {len(named)}: {', '.join(named) or 'none'}. Pass one "
             "for each, in this order."
         )
-    return dict(zip(own, given, strict=True))
+    return dict(zip(named, tensors, strict=True))
 
 
 class _NeverEnding(ModelBasedEnvBase):
@@ -287,12 +287,12 @@ class ImaginedEnv(_NeverEnding):
         return TensorDict({"mean": mean, "var": var}, shape, device=self.device)
 
     def _step(self, td: TensorDictBase) -> TensorDictBase:
-        made = self._modelled(td)
-        belief = made.get(self.next_observation_key, None)
+        outputs = self._modelled(td)
+        belief = outputs.get(self.next_observation_key, None)
         if belief is None or not {"mean", "var"} <= set(belief.keys()):
             raise MissingKeyError(
                 f"the world model wrote no 'mean' and 'var' under {self.next_observation_key!r}; the data has "
-                f"{sorted(map(str, made.keys(True, True)))}. Name its out_keys so, or pass next_observation_key=."
+                f"{sorted(map(str, outputs.keys(True, True)))}. Name its out_keys so, or pass next_observation_key=."
             )
         out: Any = self.single_full_reward_spec.zero(td.batch_size)
         return out.to(self.device).set("observation", belief.select("mean", "var"))
@@ -537,11 +537,11 @@ class DreamerDecoder(Transform):
     def transform_observation_spec(self, observation_spec: Composite) -> Composite:
         """Declare what the decoder writes, by a trial on zeros."""
         zeros: Any = observation_spec.zero()
-        known = {as_path(key) for key in zeros.keys(True, True)}
+        before = {as_path(key) for key in zeros.keys(True, True)}
         with torch.no_grad():
             decoded = self._dreamer().decode_obs(zeros)
         for key, value in decoded.items(True, True):
-            if as_path(key) not in known:
+            if as_path(key) not in before:
                 observation_spec[key] = Unbounded(value.shape, value.device, value.dtype)
         return observation_spec
 

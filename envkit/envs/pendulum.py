@@ -111,12 +111,12 @@ class PendulumEnv(SeededEnv):
             torch.Size([4])
         """
         meaning = "a gravity in m/s^2; rows of unlike gravity: params['params', 'g'] = torch.tensor([...])"
-        own = {**PARAMETERS, "g": as_number("g", g, meaning=meaning)}
+        numbers_by_name = {**PARAMETERS, "g": as_number("g", g, meaning=meaning)}
         place = None if device is None else as_device(device)
         require_memory(place, "gen_params")
         numbers = {
             name: torch.tensor(value, dtype=torch.float32, device=place)
-            for name, value in own.items()
+            for name, value in numbers_by_name.items()
         }
         params = TensorDict({"params": TensorDict(numbers)}, device=place)
         return params.expand(as_batch_size(batch_size)).contiguous()

@@ -90,8 +90,10 @@ class SeededEnv(Undrawn, EnvBase):
         self._noise_seed = state.get("noise_seed")
 
 
-def default_parameters(given: TensorDictBase | None, defaults: TensorDictBase) -> TensorDictBase:
-    """Return the parameters of rows that bring none: those ``given`` to the constructor over the defaults.
+def default_parameters(
+    td_params: TensorDictBase | None, defaults: TensorDictBase
+) -> TensorDictBase:
+    """Return the parameters of rows that bring none: ``td_params`` of the constructor over the defaults.
 
     Raises:
         DataTypeError: something else than a TensorDict was given.
@@ -99,28 +101,28 @@ def default_parameters(given: TensorDictBase | None, defaults: TensorDictBase) -
         MissingKeyError: it has no ``params``.
         InputError: (a ValueError) one is NaN or infinite.
     """
-    known = defaults.get("params")
-    if given is None:
-        return known
-    require_tensordict("td_params", given, "what gen_params() gives")
-    if given.batch_size:
+    parameters = defaults.get("params")
+    if td_params is None:
+        return parameters
+    require_tensordict("td_params", td_params, "what gen_params() gives")
+    if td_params.batch_size:
         raise BatchSizeError(
-            f"td_params has batch size {tuple(given.batch_size)}, but holds one set of defaults, of batch size "
+            f"td_params has batch size {tuple(td_params.batch_size)}, but holds one set of defaults, of batch size "
             "(). Parameters of each row are data: reset(env.gen_params(batch_size=[...]))."
         )
-    own = given.get("params", None)
-    if own is None or not set(own.keys()) <= set(known.keys()):
+    changed = td_params.get("params", None)
+    if changed is None or not set(changed.keys()) <= set(parameters.keys()):
         raise MissingKeyError(
-            f"td_params holds {sorted(map(str, given.keys(True, True)))}, but must hold 'params' with some of "
-            f"{sorted(known.keys())}. Pass what gen_params() gives."
+            f"td_params holds {sorted(map(str, td_params.keys(True, True)))}, but must hold 'params' with some of "
+            f"{sorted(parameters.keys())}. Pass what gen_params() gives."
         )
-    for name, value in own.items():
+    for name, value in changed.items():
         if value.is_floating_point() and not value.isfinite().all():
             raise InputError(
                 f"('params', {name!r}) of td_params is {value.tolist()}, but must be finite. Correct it, or leave it "
-                f"out for {known[name].item():g}."
+                f"out for {parameters[name].item():g}."
             )
-    return _over(known, own)
+    return _over(parameters, changed)
 
 
 def parameter_specs(defaults: TensorDictBase) -> Composite:
@@ -143,25 +145,25 @@ def parameters_in(
     Raises:
         InputError: (a ValueError) those that ``td`` brings are not one number for each row.
     """
-    own = None if td is None else td.get("params", None)
-    if own is not None:
-        _require_of_rows(own, defaults, shape)
+    params = None if td is None else td.get("params", None)
+    if params is not None:
+        _require_of_rows(params, defaults, shape)
     rows = (defaults if device is None else defaults.to(device)).expand(shape)
-    return (rows if own is None else _over(rows, own)).clone()
+    return (rows if params is None else _over(rows, params)).clone()
 
 
-def _require_of_rows(own: TensorDictBase, defaults: TensorDictBase, shape: torch.Size) -> None:
+def _require_of_rows(params: TensorDictBase, defaults: TensorDictBase, shape: torch.Size) -> None:
     """Check that parameters that the data brings are one number for each row.
 
     Raises:
         InputError: (a ValueError) they are not.
     """
-    if not isinstance(own, TensorDictBase):
+    if not isinstance(params, TensorDictBase):
         raise InputError(
-            f"'params' is of type {type(own).__name__}, but holds parameters by name: {sorted(defaults.keys())}. Pass a "
+            f"'params' is of type {type(params).__name__}, but holds parameters by name: {sorted(defaults.keys())}. Pass a "
             "TensorDict as gen_params(batch_size=[...]) gives it, or leave it out."
         )
-    for name, value in own.items():
+    for name, value in params.items():
         if name in defaults.keys() and value.shape != shape:
             raise InputError(
                 f"('params', {name!r}) has shape {tuple(value.shape)}, but there is one for each row of batch size "
@@ -169,9 +171,9 @@ def _require_of_rows(own: TensorDictBase, defaults: TensorDictBase, shape: torch
             )
 
 
-def _over(known: TensorDictBase, own: TensorDictBase) -> TensorDictBase:
+def _over(base: TensorDictBase, changed: TensorDictBase) -> TensorDictBase:
     """Put parameters over others, in the dtypes of those."""
     chosen = {
-        name: value.to(known[name].dtype) for name, value in own.items() if name in known.keys()
+        name: value.to(base[name].dtype) for name, value in changed.items() if name in base.keys()
     }
-    return known.copy().update(chosen)
+    return base.copy().update(chosen)

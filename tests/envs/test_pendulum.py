@@ -85,12 +85,12 @@ def test_parameters_after_a_step_are_apart_from_those_before():
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_default_parameters_are_finite(value):
-    given = PendulumEnv.gen_params().update({"params": {"l": torch.tensor(value)}})
+    td_params = PendulumEnv.gen_params().update({"params": {"l": torch.tensor(value)}})
 
     with pytest.raises(
         InputError, match=r"\('params', 'l'\) of td_params is (nan|inf).*leave it out for 1"
     ):
-        PendulumEnv(given)
+        PendulumEnv(td_params)
 
 
 def test_parameters_of_rows_have_names():
@@ -110,7 +110,7 @@ def test_parameters_that_are_no_defaults_are_refused():
 
 
 @pytest.mark.parametrize(
-    ("given", "error", "told"),
+    ("params", "error", "message"),
     [
         ({"g": "strong"}, ArgumentTypeError, "g is 'strong', but must be a finite number"),
         ({"g": None}, ArgumentTypeError, "g is None"),
@@ -121,9 +121,9 @@ def test_parameters_that_are_no_defaults_are_refused():
         ({"device": "moon"}, DeviceNameError, "device is 'moon'"),
     ],
 )  # fmt: skip
-def test_parameters_that_mean_nothing_are_refused(given, error, told):
-    with pytest.raises(error, match=told):
-        PendulumEnv.gen_params(**given)
+def test_parameters_that_mean_nothing_are_refused(params, error, message):
+    with pytest.raises(error, match=message):
+        PendulumEnv.gen_params(**params)
 
 
 def test_gravity_may_be_a_number_of_any_library():
@@ -132,7 +132,7 @@ def test_gravity_may_be_a_number_of_any_library():
 
 
 @pytest.mark.parametrize(
-    ("entries", "told"),
+    ("entries", "message"),
     [
         ({"params": {"g": torch.ones(5, 1)}}, r"'g'\) has shape \(5, 1\).*batch size \(5,\)"),
         (
@@ -141,8 +141,8 @@ def test_gravity_may_be_a_number_of_any_library():
         ),
     ],
 )
-def test_a_reset_takes_one_number_for_each_row(entries, told):
-    with pytest.raises(InputError, match=told):
+def test_a_reset_takes_one_number_for_each_row(entries, message):
+    with pytest.raises(InputError, match=message):
         PendulumEnv().reset(TensorDict(entries, [5]))
 
 
@@ -187,11 +187,11 @@ def test_an_action_of_another_float_dtype_makes_the_same_step():
 
 def test_a_given_state_is_kept_where_a_reset_asks_for_it():
     env = PendulumEnv(seed=0)
-    given = at(0.25, -0.5, 0.0).exclude("action")
+    state = at(0.25, -0.5, 0.0).exclude("action")
 
-    assert env.reset(given.clone(), set_state=True)["th"] == 0.25
-    assert env.reset(given.clone())["thdot"] == -0.5
-    assert env.reset(given.clone(), set_state=False)["th"] != 0.25
+    assert env.reset(state.clone(), set_state=True)["th"] == 0.25
+    assert env.reset(state.clone())["thdot"] == -0.5
+    assert env.reset(state.clone(), set_state=False)["th"] != 0.25
 
 
 def test_rows_that_are_not_reset_or_stepped_stay():

@@ -7,7 +7,7 @@ from envkit.errors import UnsupportedError
 
 
 @pytest.mark.parametrize(
-    ("make", "told"),
+    ("make", "message"),
     [
         (PendulumEnv, r"PendulumEnv\(.* cannot be drawn.*Plot what it observes"),
         (TicTacToeEnv, "plot_rollout"),
@@ -15,8 +15,8 @@ from envkit.errors import UnsupportedError
         (lambda: LLMHashingEnv(5), "Print its text"),
     ],
 )
-def test_an_env_without_a_picture_says_what_to_look_at(make, told):
-    with pytest.raises(UnsupportedError, match=told):
+def test_an_env_without_a_picture_says_what_to_look_at(make, message):
+    with pytest.raises(UnsupportedError, match=message):
         make().render()
 
 

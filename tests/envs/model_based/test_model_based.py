@@ -244,19 +244,23 @@ def test_a_belief_moves_as_the_model_says(gym):
 
 
 @pytest.mark.parametrize(
-    ("asked", "given"), [(None, (1,)), (4, (4,)), ([2, 3], (2, 3)), ([], ())], ids=str
+    ("asked", "batch_size"), [(None, (1,)), (4, (4,)), ([2, 3], (2, 3)), ([], ())], ids=str
 )
-def test_the_batch_size_of_beliefs_is_that_of_the_env_or_what_is_asked_for(gym, asked, given):
+def test_the_batch_size_of_beliefs_is_that_of_the_env_or_what_is_asked_for(gym, asked, batch_size):
     env = ImaginedEnv(moments(), gym, batch_size=asked)
 
     root = env.reset()
 
-    assert env.batch_size == given == root.batch_size
-    assert root["observation", "var"].shape == (*given, 3, 3) and env.action_spec.shape == (
-        *given,
+    assert env.batch_size == batch_size == root.batch_size
+    assert root["observation", "var"].shape == (*batch_size, 3, 3) and env.action_spec.shape == (
+        *batch_size,
         1,
     )
-    assert gym.observation_spec["observation"].expand(*given, 3).is_in(root["observation", "mean"])
+    assert (
+        gym.observation_spec["observation"]
+        .expand(*batch_size, 3)
+        .is_in(root["observation", "mean"])
+    )
 
 
 def test_a_belief_in_the_data_is_kept_and_nothing_ends(gym):
