@@ -225,7 +225,7 @@ PRIVATE = {
     "_DOMAINS",
     "of transforms": "_already_begun _belong_to _declared_keys _edits _inv_call _require_unowned _reset_env_preprocess "
     "_reset_like_step",
-    "of chains": "_around _chain _reads_specs",
+    "of chains": "_chain _reads_specs",
     "of specs": "_choices _each _encoding_ndim _free_axis _free_shape _is_tree _map _map_shape _shape",
     "of pools": "_batch_size _device _entries _exchange _looked_up _metadata _recovery _require_shown _share_individual_td "
     "_started _the_exchange _was_closed",
