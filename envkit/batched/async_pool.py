@@ -375,7 +375,7 @@ class AsyncEnvPool(BatchedEnv):
 
         Args:
             tensordict: roots with actions, one row for each env, in their order; one without an axis of rows
-                is one row.
+                is one row. Entries under ``next``, which win in `step`, are left out here.
             env_index: the envs; by default what the entry ``env_index`` says. An int has its own
                 slot, which ``async_step_recv(env_index=...)`` gives.
 
