@@ -123,10 +123,15 @@ class RowOwners:
 
     Args:
         env: with one batch axis.
+        agents: rows that each of the env's stands for, side by side: those of its agents.
+
+    Attributes:
+        num_envs: rows of the env.
     """
 
-    def __init__(self, env: EnvBase):
-        self._count = env.batch_size[0]
+    def __init__(self, env: EnvBase, agents: int = 1):
+        self.num_envs = env.batch_size[0]
+        self._agents = agents
         self._owners = list(_owners(env, 0))
 
     def __iter__(self) -> Iterator[_Owner]:
@@ -153,7 +158,12 @@ class RowOwners:
             AttributeError: rows are one object, which has none of this name.
             UnsupportedError: (a NotImplementedError) rows are one object, and not all of them get the same value.
         """
-        value_of = dict(zip(chosen_rows(indices, self._count), values, strict=True))
+        value_of: dict[int, Any] = {}
+        for row, value in zip(self._envs(indices), values, strict=True):
+            if value_of.setdefault(row, value) is not value:
+                raise ArgumentError(
+                    f"{name!r} is {value_of[row]!r} and {value!r} for agents of game {row}, which has one. Pass the same for all."
+                )
         chosen = list(self._chosen(indices))
         for owner, rows in chosen:
             first = value_of[rows[0]]
@@ -202,14 +212,18 @@ class RowOwners:
         return self._in_order(by_row, indices)
 
     def _chosen(self, indices: object) -> Iterator[tuple[_Owner, list[int]]]:
-        """Yield the owners of some rows, each with its rows among them."""
-        rows = list(dict.fromkeys(chosen_rows(indices, self._count)))
+        """Yield the owners of some rows, each with its rows of the env among them."""
+        rows = list(dict.fromkeys(self._envs(indices)))
         for owner in self._owners:
             if own := [row for row in rows if row in owner.rows]:
                 yield owner, own
 
     def _in_order(self, by_row: dict[int, Any], indices: object) -> list[Any]:
-        return [by_row[row] for row in chosen_rows(indices, self._count)]
+        return [by_row[row] for row in self._envs(indices)]
+
+    def _envs(self, indices: object) -> list[int]:
+        """Return which row of the env each of some rows is of."""
+        return [row // self._agents for row in chosen_rows(indices, self.num_envs * self._agents)]
 
 
 def _owners(env: EnvBase, first: int) -> Iterator[_Owner]:
@@ -269,15 +283,9 @@ class BatchView:
         info_keys: Iterable[Key] = (),
         to_numpy: bool = True,
     ):
-        _require_rows(env, whose)
         self.env = env
-        self.num_envs = env.batch_size[0]
         self.to_numpy = to_numpy
-        (self._reward,) = env.reward_keys
-        self.owners = RowOwners(env)
-        self._simulators = [
-            (owner.rows, reports_of(owner.pool)) for owner in self.owners if owner.pool is not None
-        ]
+        self._find_rows(whose)
         self._observation, self._actions = self._found_spaces(spaces, whose, info_keys)
         self.observation_space = self._observation.space
         self.action_space = self._actions.space
@@ -287,6 +295,18 @@ class BatchView:
         self._forms: dict[Path, _Form] = {}
         self._stepped: dict[int, Mapping[str, Any]] = {}
         self._begun: dict[int, Mapping[str, Any]] = {}
+
+    def _find_rows(self, whose: str) -> None:
+        """Check that the env has the form, and find its rows, whose they are, and their reward."""
+        env = self.env
+        _require_rows(env, whose)
+        self.num_envs = env.batch_size[0]
+        (self._reward,) = map(as_path, env.reward_keys)
+        self.owners = RowOwners(env)
+        self._simulators = [
+            (owner.rows, reports_of(owner.pool)) for owner in self.owners if owner.pool is not None
+        ]
+        self._masked = {as_path(action): as_path(mask) for action, mask in env._facts.action_masks}
 
     def _found_spaces(
         self, spaces: ModuleType, whose: str, info_keys: Iterable[Key]
@@ -303,7 +323,7 @@ class BatchView:
             infos = [path for path in infos if any(path not in own for own in recorded)]
         self._infos = info_names(infos)
         specs = {path: observed[as_key(path)] for path in shown}
-        _require_arrays(Composite({as_key(path): spec for path, spec in specs.items()}), whose)
+        require_arrays(Composite({as_key(path): spec for path, spec in specs.items()}), whose)
         codecs = _codecs_of(env, facts)
         names = {path: path for path in shown} if len(shown) > 1 else {shown[0]: ()}
         observation = shown_as(codecs[0], specs, spaces, names=names, root="observation")
@@ -322,9 +342,34 @@ class BatchView:
 
     def get_attr(self, name: str, indices: object = None) -> list[Any]:
         """Return an attribute of each of some rows; see `RowOwners`."""
+        rows = chosen_rows(indices, self.num_envs)
         if name == "render_mode":  # SB3 asks, and warns of envs that say nothing
-            return [self.render_mode] * len(chosen_rows(indices, self.num_envs))
+            return [self.render_mode] * len(rows)
+        if name == _MASKS and self._has_masks:
+            return [partial(self._action_mask, row) for row in rows]
         return self.owners.get_attr(name, indices)
+
+    def call(self, name: str, *args: Any, indices: object = None, **kwargs: Any) -> list[Any]:
+        """Call a method of each of some rows; see `RowOwners`.
+
+        ``action_masks`` gives what the data says, where the env has masks for all its actions: for each row one flag
+        for each option, those of several choices side by side. Source of the name: sb3-contrib, MaskablePPO.
+        """
+        if name == _MASKS and self._has_masks:
+            masks = self._action_masks()
+            return [masks[row] for row in chosen_rows(indices, self.num_envs)]
+        return self.owners.call(name, *args, indices=indices, **kwargs)
+
+    @property
+    def _has_masks(self) -> bool:
+        return all(path in self._masked for path in self._actions.paths)
+
+    def _action_masks(self) -> np.ndarray:
+        flags = [_array(self._entry(self.root, self._masked[path])) for path in self._actions.paths]
+        return np.concatenate([one.reshape(self.num_envs, -1) != 0 for one in flags], -1)
+
+    def _action_mask(self, row: int) -> np.ndarray:
+        return self._action_masks()[row]
 
     # ------------------------------------------------------------------------------------- calls
 
@@ -350,7 +395,7 @@ class BatchView:
         return {row: checked_seed(seed) for row, seed in seeds.items() if seed is not None}
 
     def _begun_with(self, seeds: Mapping[int, int | None]) -> dict[int, dict[str, int]]:
-        """Return the keywords with which simulators of Gymnasium begin with a seed; others are seeded now."""
+        """Return the keywords with which simulators of Gymnasium and PettingZoo begin with a seed; others are seeded now."""
         self._require_single(seeds)
         checked = self._checked(seeds)
         rows = list(checked)
@@ -370,7 +415,7 @@ class BatchView:
         Args:
             mask: bool ``(num_envs,)``.
             options: of the simulator's reset, for each row.
-            seeds: of single rows, as the ``seed`` of the simulator's reset where it is one of Gymnasium.
+            seeds: of single rows, as the ``seed`` of the simulator's reset where it is one of Gymnasium or PettingZoo.
 
         Raises:
             ArgumentError: (a ValueError) there are options or seeds, and the rows are no single envs that take some.
@@ -383,15 +428,16 @@ class BatchView:
                     f"options are {list(options)}, but {type(self.env).__name__} resets all its rows as one. Use a pool "
                     "of single envs, e.g. SerialEnv, or leave the options out."
                 )
-            keywords["list_of_kwargs"] = [{"options": dict(one)} if one else {} for one in options]
+            each = self._of_envs(dict(enumerate(options))).values()
+            keywords["list_of_kwargs"] = [{"options": dict(one)} if one else {} for one in each]
         if seeds:
-            each = keywords.setdefault("list_of_kwargs", [{} for _ in range(self.num_envs)])
-            for row, seed in self._begun_with(seeds).items():
+            each = keywords.setdefault("list_of_kwargs", [{} for _ in range(self.owners.num_envs)])
+            for row, seed in self._begun_with(self._of_envs(seeds)).items():
                 each[row] |= seed
         if mask is None:
             self._root = self.env.reset(**keywords)
         else:
-            chosen = self._on_device(mask).unsqueeze(-1)
+            chosen = self._on_device(self._envs_in(mask)).unsqueeze(-1)
             self._root = self.env.reset(self.root.copy().set(rules.RESET, chosen), **keywords)
         self._missing, self._in_place = None, self.env._runs().in_place()
         self._note_begun(mask)
@@ -445,18 +491,19 @@ class BatchView:
         The others keep what they show, with reward 0 and no flag set; their actions are ignored.
         """
         acted = self._acted(action, mask)
+        stepped = None if mask is None else self._envs_in(mask)
         self._listen()
         if self._in_place is not None and self._in_place.is_current():
             with self._whole():
-                moments = self._in_place.advance(acted, mask)
+                moments = self._in_place.advance(acted, stepped)
             self._root = None
             self._note_stepped(moments[0], mask, advanced=True)
             return moments
         root = self.root
         for path, value in acted.items():
             root.set(as_key(path), value)
-        if mask is not None:
-            root = root.copy().set(rules.STEP, self._on_device(mask))
+        if stepped is not None:
+            root = root.copy().set(rules.STEP, self._on_device(stepped))
         with self._whole():
             data, self._root = self.env.step_and_maybe_reset(root)
         following = data.get("next")
@@ -501,6 +548,18 @@ class BatchView:
         if self._missing is not None:
             raise NotResetError(f"{self._missing}. Call reset() first.")
 
+    def env_of(self, row: int) -> int:
+        """Return which row of the env a row is of; see `_of_envs`."""
+        return row
+
+    def _of_envs(self, by_row: Mapping[int, Any]) -> Mapping[int, Any]:
+        """Return what is given for rows for the rows of the env that they are of."""
+        return by_row
+
+    def _envs_in(self, mask: np.ndarray) -> np.ndarray:
+        """Return a mask of rows as one of the rows of the env that they are of."""
+        return mask
+
     def _on_device(self, mask: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(mask).to(self.env.device)
 
@@ -520,7 +579,7 @@ class BatchView:
     ) -> torch.Tensor:
         key, count = as_key(path), self.num_envs
         if path not in self._forms:
-            self._forms[path] = _Form.of(self.env.full_action_spec[key], space, leaf, count)
+            self._forms[path] = _Form.of(self._action_spec(key), space, leaf, count)
         spec, expected, is_held = self._forms[path]
         if isinstance(leaf, StackedLeaf):
             parts = tuple(np.array(part) for part in cast("tuple[Any, ...]", action))
@@ -540,6 +599,10 @@ class BatchView:
             value = value.clone()
             value[torch.from_numpy(~mask)] = 0
         return spelled(value, key, spec)
+
+    def _action_spec(self, key: Key) -> TensorSpec:
+        """Return the spec of an action of all rows."""
+        return self.env.full_action_spec[key]
 
     def _encoded(
         self, leaf: RowLeaf, values: Any, key: Key, space: Any, mask: np.ndarray | None
@@ -591,7 +654,7 @@ class BatchView:
         """
         inner = without_transforms(self.env)
         if isinstance(inner, MixedEnv) or draws_states(inner):
-            painter = painter_of(self.env, range(self.num_envs), {})
+            painter = painter_of(self.env, range(self.owners.num_envs), {})
             painter.look(self.root)
             return [frames[0].movedim(0, -1).numpy(force=True) for frames in painter.frames()]
         drawn = self.env.render()  # type: ignore[operator]
@@ -603,12 +666,16 @@ class BatchView:
 
     def observations(self, at: Moment) -> Any:
         """Return what is shown of the rows at a moment."""
-        values = self._observation.values(lambda path: self._value(at.get(as_key(path))))
+        values = self._observation.values(lambda path: self._value(self._entry(at, path)))
         return values if self.to_numpy else _tensors(values, self.env.device)
 
     def infos(self, at: Moment) -> dict[Path, Any]:
         """Return the infos that lie in the data, by path in an info dict; see `envkit.data.paths.info_names`."""
-        return {name: self._value(at.get(as_key(path))) for path, name in self._infos.items()}
+        return {name: self._value(self._entry(at, path)) for path, name in self._infos.items()}
+
+    def _entry(self, at: Moment, path: Path) -> Any:
+        """Return an entry of all rows at a moment."""
+        return at.get(as_key(path))
 
     def step_infos(self, ended: np.ndarray) -> dict[int, Mapping[str, Any]]:
         """Return the infos of simulators in the last step, by row, where they have returned any."""
@@ -623,7 +690,7 @@ class BatchView:
 
     def rewards(self, at: Moment) -> Any:
         """Return the rewards, shape ``(num_envs,)``: float64 as the simulators gave them, unless it gives tensors."""
-        rewards = self._value(at.get(self._reward)).squeeze(-1)
+        rewards = self._value(self._entry(at, self._reward)).squeeze(-1)
         if not self.to_numpy:
             return rewards
         shown = rewards.astype(np.float64)
@@ -659,8 +726,12 @@ class BatchView:
         return torch.from_numpy(value.copy()) if isinstance(value, np.ndarray) else value.clone()
 
 
+_MASKS = "action_masks"
+
+
 def _takes_seed(env: EnvBase) -> bool:
-    return isinstance(without_transforms(env), GymWrapper)
+    inner = without_transforms(env)
+    return isinstance(inner, GymWrapper) or getattr(inner, "libname", None) == "pettingzoo"
 
 
 def _array(value: Any) -> np.ndarray:
@@ -733,23 +804,33 @@ def _codecs_of(
     return codecs_of(first.observation_space, first.action_space, categorical=first.categorical)
 
 
-def _require_rows(env: EnvBase, whose: str) -> None:
+def require_batch(env: EnvBase, whose: str) -> None:
+    """Check that something is an env with one batch axis.
+
+    Raises:
+        ArgumentTypeError: (a TypeError) it is no env.
+        ArgumentError: (a ValueError) it has none or several.
+    """
     require_env("env", env, "Pass envkit.make('gym/CartPole-v1', num_envs=8), for example.")
     if len(env.batch_size) != 1:
         raise ArgumentError(
             f"{whose} shows rows of one batch axis, but the batch size of this {type(env).__name__} is "
             f"{tuple(env.batch_size)}. Make it with num_envs=n, or reshape it with BatchSizeTransform."
         )
+
+
+def _require_rows(env: EnvBase, whose: str) -> None:
+    require_batch(env, whose)
     if len(env.reward_keys) != 1:
         raise ArgumentError(
             f"{whose} knows one reward, but this {type(env).__name__} has {env.reward_keys}. Select or join them with "
-            "transforms, or train its agents with a library for several."
+            'transforms, e.g. ExcludeTransform("name"), or show the agents of a game as rows: agents="rows".'
         )
     reward = env.single_full_reward_spec[env.reward_keys[0]]
     if tuple(reward.shape) != (1,):
         raise ArgumentError(
             f"{whose} takes one number as reward, but {env.reward_keys[0]!r} has shape {tuple(reward.shape)} in "
-            "every row. Add its parts up with LineariseRewards."
+            'every row. Add its parts up with LineariseRewards, or show the agents of a game as rows: agents="rows".'
         )
     if () not in env.done_levels:
         raise ArgumentError(
@@ -758,7 +839,7 @@ def _require_rows(env: EnvBase, whose: str) -> None:
         )
 
 
-def _require_arrays(specs: Composite, whose: str) -> None:
+def require_arrays(specs: Composite, whose: str) -> None:
     for key, leaf in specs.items(True, True):
         if isinstance(leaf, NonTensor) or -1 in leaf.shape or not isinstance(leaf, TensorSpec):
             raise ArgumentError(

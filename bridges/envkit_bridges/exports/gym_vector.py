@@ -36,6 +36,7 @@ from envkit.errors import (
     NotResetError,
     WorkerTimeoutError,
 )
+from envkit_bridges.exports.agent_rows import view_of
 from envkit_bridges.exports.batch_view import BatchView, row_of
 
 Infos = dict[str, Any]
@@ -45,6 +46,7 @@ def to_gym_vector(
     env: EnvBase,
     autoreset: str | AutoresetMode = "next_step",
     *,
+    agents: str | None = None,
     info_keys: Iterable[Key] = (),
     to_numpy: bool = True,
 ) -> GymVectorView:
@@ -60,6 +62,8 @@ def to_gym_vector(
             one in ``infos["final_obs"]``. "disabled": the caller resets ended rows with
             ``reset(options={"reset_mask": mask})``; a step before that is refused. A
             `gymnasium.vector.AutoresetMode` is taken, too.
+        agents: "rows" shows each agent of a game as a row, those of a game side by side, so that one policy learns from
+            all of them; see `envkit_bridges.exports.agent_rows`.
         info_keys: observation entries that are infos beside those of the env, with all below them.
         to_numpy: False gives tensors on the env's device where arrays would be, and takes them as actions;
             ``final_obs`` then holds the last observations of all rows in one tensor. Gymnasium's wrappers need arrays.
@@ -87,7 +91,8 @@ def to_gym_vector(
     """
     to_numpy = as_bool("to_numpy", to_numpy)
     mode = _mode(autoreset)
-    view = BatchView(env, spaces, whose="to_gym_vector", info_keys=info_keys, to_numpy=to_numpy)
+    kind = view_of(agents)
+    view = kind(env, spaces, whose="to_gym_vector", info_keys=info_keys, to_numpy=to_numpy)
     return GymVectorView(view, mode)
 
 
@@ -201,7 +206,7 @@ class GymVectorView(VectorEnv):
             self._given_seed = first
             if self.view.pool is None:
                 return None
-        return {row: first + row for row in rows}
+        return {row: first + self.view.env_of(row) for row in rows}
 
     @property
     def np_random_seed(self) -> tuple[int, ...]:  # type: ignore[override] # as Gymnasium's own pools
@@ -276,7 +281,7 @@ class GymVectorView(VectorEnv):
             AttributeError: there is none of this name.
         """
         with self._errors():
-            return tuple(self.view.owners.call(name, *args, **kwargs))
+            return tuple(self.view.call(name, *args, **kwargs))
 
     def get_attr(self, name: str) -> tuple[Any, ...]:
         """Return an attribute of each row's env, wrapper or simulator."""

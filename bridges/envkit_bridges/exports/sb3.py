@@ -20,10 +20,11 @@ from envkit.env.base import EnvBase
 from envkit.env.runs import Moment
 from envkit.env.seeding import checked_seed
 from envkit.errors import InputError
+from envkit_bridges.exports.agent_rows import view_of
 from envkit_bridges.exports.batch_view import BatchView, row_of
 
 
-def to_sb3(env: EnvBase, *, info_keys: Iterable[Key] = ()) -> SB3View:
+def to_sb3(env: EnvBase, *, agents: str | None = None, info_keys: Iterable[Key] = ()) -> SB3View:
     """Show an env of batch size ``(num_envs,)`` as a ``VecEnv`` of Stable-Baselines3.
 
     The state of a stateless env stays inside the adapter. Several observation entries are a dict, for
@@ -33,6 +34,8 @@ def to_sb3(env: EnvBase, *, info_keys: Iterable[Key] = ()) -> SB3View:
 
     Args:
         env: with one reward, and done flags at its root. Several actions are a dict.
+        agents: "rows" shows each agent of a game as a row, those of a game side by side, so that one policy learns from
+            all of them; see `envkit_bridges.exports.agent_rows`.
         info_keys: observation entries that are infos beside those of the env, with all below them.
 
     Raises:
@@ -50,7 +53,7 @@ def to_sb3(env: EnvBase, *, info_keys: Iterable[Key] = ()) -> SB3View:
         16
         >>> envs.close()
     """
-    return SB3View(BatchView(env, spaces, whose="to_sb3", info_keys=info_keys))
+    return SB3View(view_of(agents)(env, spaces, whose="to_sb3", info_keys=info_keys))
 
 
 class SB3View(VecEnv):
@@ -83,7 +86,8 @@ class SB3View(VecEnv):
         seeds = None
         if self._seeds[0] is not None:
             self.envkit_env.set_seed(self._seeds[0])
-            seeds = None if self.view.pool is None else dict(enumerate(self._seeds))
+            if self.view.pool is not None:
+                seeds = {row: self._seeds[self.view.env_of(row)] for row in range(self.num_envs)}
         self._reset_seeds()
         root = self.view.reset(options=self._options, seeds=seeds)
         self._reset_options()
@@ -203,7 +207,7 @@ class SB3View(VecEnv):
             UnsupportedError: (a NotImplementedError) all rows are one object, and some of them are named.
         """
         rows = self._rows(indices)
-        return self.view.owners.call(method_name, *method_args, indices=rows, **method_kwargs)
+        return self.view.call(method_name, *method_args, indices=rows, **method_kwargs)
 
     def env_is_wrapped(
         self, wrapper_class: type[gymnasium.Wrapper], indices: object = None
