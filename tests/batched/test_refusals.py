@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import cache, partial
 
+import gymnasium
 import torch
 from tensordict import TensorDict
 
@@ -226,6 +227,10 @@ REFUSALS = [
     ("new keywords for another number of envs", lambda: SerialEnv(2, Count).update_kwargs([{}]),
      RuntimeError, "kwargs has 1 entries"),
     # -- others
+    ("a budget below 0", lambda: SerialEnv(2, Count, max_restarts=-1), ValueError, "max_restarts is -1"),
+    ("an env of another library as a member", lambda: MixedEnv([gymnasium.make("CartPole-v1")]),
+     TypeError, r"SerialEnv\(1, lambda: GymWrapper\(env\)\)"),
+    ("a function as a member", lambda: MixedEnv([Count]), TypeError, r"member 0 is .*Count.*Build it first"),
     ("a class with a backend takes no other", lambda: ThreadingAsyncEnvPool([Count], backend="multiprocessing"),
      ArgumentError, "ThreadingAsyncEnvPool has another"),
     ("exchange and use buffers may not contradict each other", lambda: AsyncEnvPool([Count], backend="multiprocessing", exchange="shm", use_buffers=False),

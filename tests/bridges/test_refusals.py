@@ -47,7 +47,6 @@ from envkit_bridges.jax.jax_env import JaxEnv
 from envkit_bridges.policy.compiled import compile_policy
 from envkit_bridges.worlds import native
 from envkit_bridges.worlds.brax import BraxEnv, BraxWrapper
-from envkit_bridges.worlds.jumanji import JumanjiEnv, JumanjiWrapper
 from tests.zoo.envs import Count
 from tests.zoo.gym_envs import Informed
 from tests.zoo.pettingzoo_games import Fading
@@ -133,6 +132,7 @@ REFUSALS = [
     ("a number to pack", lambda: JAX().pack(3), TypeError, "nested is of type int.*env.unpack"),
     ("no fields to pack", lambda: JAX().pack(TensorDict()), KeyError, r"no .*'key'; it has \[\]"),
     # -- simulators
+    ("a library close to one that there is", lambda: envkit.list_envs(world="bra"), ArgumentError, r"no library 'bra'.*'brax'"),
     ("make: num_envs is 0", lambda: make("gym/CartPole-v1", 0), ArgumentError, "num_envs is 0"),
     ("list_envs: 'nowhere'", lambda: envkit.list_envs(world="nowhere"), ArgumentError, "'nowhere'"),
     ("make: of type int", lambda: make(3), ArgumentTypeError, "of type int"),
@@ -202,12 +202,6 @@ REFUSALS = [
     ("pixels are refused", lambda: BraxEnv("fast", device="cpu", from_pixels=True), NotImplementedError, "pixels"),
     ("a string is no list of agents", lambda: complete_group_map(["agent_0"], {"team": "agent_0"}),
      ArgumentTypeError, r"Pass \['agent_0'\]"),
-    ("wrong names keywords and objects are told 1", lambda: JumanjiEnv("Snak-v1"),
-     ArgumentError, r"no env called 'Snak-v1'\. Did you mean 'Snake-v1'"),
-    ("wrong names keywords and objects are told 2", lambda: JumanjiEnv("Snake-v1", num_envs=3),
-     OptionError, r"'num_envs'"),
-    ("wrong names keywords and objects are told 3", lambda: JumanjiWrapper("Snake-v1"),
-     ArgumentTypeError, "JumanjiEnv\\('Snake-v1'\\)"),
     ("agents that take turns need a mask", lambda: PettingZooEnv("classic/tictactoe_v3", parallel=False),
      ValueError, r"take turns.*use_mask=True"),
     ("games on rows refuse agents that die without a mask", lambda: SerialEnv(2, lambda: PettingZooWrapper(Fading((1, 3)), done_on_any=False)).rollout(4, break_when_any_done=False),

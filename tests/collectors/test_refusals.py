@@ -257,6 +257,10 @@ def module(out: str, size: int) -> TensorDictModule:
     return TensorDictModule(net, ["count"], [out])
 
 
+def returns_three(td):
+    return TensorDict({"action": torch.zeros(3, 1, dtype=torch.int64)}, [3])
+
+
 class _ToFloat(torch.nn.Module):
     def forward(self, count):
         return count.float()
@@ -414,6 +418,22 @@ def collected(**options: Any) -> Collector:
 
 REFUSALS = [
     # -- arguments and files
+    ("a backend that there is not", lambda: Collector(unbuilt, backend="cloud", **ENOUGH),
+     ArgumentError, r"backend is 'cloud', but must be .*'process'"),
+    ("the threads of another class", lambda: SyncDataCollector(unbuilt, backend="thread", **ENOUGH),
+     OptionError, r"'thread'.*SyncDataCollector collects in this process"),
+    ("several envs for one process", lambda: SyncDataCollector([Count, Count], **ENOUGH),
+     ArgumentTypeError, r"is of type list.*Several envs.*are one SerialEnv"),
+    ("a maker of a dict", lambda: SyncDataCollector(dict, **ENOUGH),
+     ArgumentTypeError, r"result of create_env_fn is {}, of type dict.*wrap it: GymWrapper"),
+    ("keywords for an env that is built", lambda: SyncDataCollector(Count(), create_env_kwargs={"n": 3}, **ENOUGH),
+     OptionError, r"create_env_fn is an env, which is built already"),
+    ("a policy that returns rows of another number", lambda: SyncDataCollector(lambda: SerialEnv(2, Count), returns_three, **ENOUGH).next(),
+     PolicyError, r"batch size \(3,\), but was called with one of \(2,\)"),
+    ("a function whose arguments are no observations", lambda: SyncDataCollector(Count, lambda first, second: first, **ENOUGH),
+     TypeError, "count"),
+    ("envs that step one by one, made ahead", lambda: SyncDataCollector(Count, frames_per_batch=2, prefetch=1),
+     OptionError, r"prefetch=1 needs.*backend='process'"),
     ("collected: frames_per_batch is 0", lambda: collected(frames_per_batch=0), ArgumentError, "frames_per_batch is 0"),
     ("collected: 'many'", lambda: collected(frames_per_batch="many"), ArgumentTypeError, "'many'"),
     ("collected: both None", lambda: collected(frames_per_batch=None), OptionError, "both None"),

@@ -676,3 +676,8 @@ def test_an_env_in_a_batch_is_reported_by_entry():
     with pytest.raises(OutOfSpecError, match="no 'speed'"):
         check_env_specs(env)
     env.close()
+
+
+def test_values_are_compared_whatever_their_dtype():
+    with pytest.raises(OutOfSpecError, match="found 0 to 7"):
+        check_env_specs(Bounds_that_are_too_narrow(), check_dtype=False)

@@ -916,3 +916,8 @@ def test_specs_of_an_env_keep_their_device(small_env, kind):
 
     assert spec.clone().clear_device_().device is None
     assert getattr(small_env, kind).device == torch.device("cpu")
+
+
+def test_a_state_that_a_step_gives_must_fit_its_spec():
+    with pytest.raises(AssertionError, match=r"\('next', 'turns'\) has dtype torch.int64"):
+        check_env_specs(Winding(torch.int64))

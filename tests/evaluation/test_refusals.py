@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
+import gymnasium
 from tensordict import TensorDict
 
 from envkit import SerialEnv, episode_stats, evaluate, show_rollout
@@ -26,6 +27,8 @@ def played() -> TensorDict:
 
 REFUSALS = [
     # -- arguments
+    ("an env of another library", lambda: evaluate(gymnasium.make("CartPole-v1"), None),
+     TypeError, r"of type TimeLimit.*Wrap it: GymWrapper\(env\)"),
     ("evaluate: of type int", lambda: evaluate(3, None, episodes=2), ArgumentTypeError, "of type int"),
     ("evaluate: episodes is 0", lambda: evaluate(Count(), None, episodes=0), ArgumentError, "episodes is 0"),
     ("evaluate: empty dict", lambda: evaluate(Count(), {}, episodes=1), ArgumentError, "empty dict"),

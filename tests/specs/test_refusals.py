@@ -112,6 +112,8 @@ REFUSALS = [
     ("rows of a choice merged", lambda: Choice([Bounded(0, 1, (2,)), Bounded(2, 3, (2,))]).expand(4, 2).flatten(),
      ValueError, r"\(4, 2\).*\(8,\).*Reshape the\s+members"),
     # -- values
+    ("other data than a spec was read off", lambda: make_composite_from_td(TensorDict(a=torch.zeros(3))).assert_is_in(TensorDict(b=torch.zeros(3))),
+     AssertionError, "entry 'a' is missing"),
     ("a value outside", lambda: tree().assert_is_in(tree().one().mul_(7)),
      AssertionError, "'pos': got tensor.*project"),
     ("a value of another dtype", lambda: tree().type_check(TensorDict(body={"leg": torch.zeros(4)}, batch_size=[4])),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
+import gymnasium
 import torch
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
@@ -251,6 +252,8 @@ REFUSALS = [
     ("Hash: Hash", lambda: Hash(in_keys=["a"], out_keys=["b"]).get_input_from_hash(torch.zeros(1)),
      StatisticsError, "Hash"),
     # -- others
+    ("an env of another library", lambda: TransformedEnv(gymnasium.make("CartPole-v1")),
+     ValueError, r"of type TimeLimit.*Wrap it: GymWrapper\(env\)"),
     ("as many sums as rewards", lambda: TransformedEnv(TwoTeams(), RewardSum(None, ["one"])).reset(),
      ValueError, r"1 out_keys .*for the rewards"),
     ("a skip cannot be called on data", lambda: ConditionalSkip(lambda td: True)(TensorDict()),

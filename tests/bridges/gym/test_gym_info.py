@@ -25,6 +25,7 @@ from envkit.errors import (
     ArgumentError,
     EncodingError,
     KeyCollisionError,
+    OutOfSpecError,
     WorkerError,
 )
 from envkit.specs import Bounded, Composite, NonTensor, Unbounded
@@ -374,3 +375,10 @@ def test_mujoco_infos_pass_the_checks():
 
     check_env_specs(env)
     assert env.rollout(2)["next", "x_position"].dtype == torch.float64
+
+
+def test_a_reader_that_is_silent_at_resets_fails_the_check():
+    env = informed(with_spec(partial(writes_steps_only), x=Unbounded(())))
+
+    with pytest.raises(OutOfSpecError, match="'x' is present in fake but not in real"):
+        check_env_specs(env, break_when_any_done=False)
