@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
-
-import jax
 import jax.numpy as jnp
 import pytest
 import torch
@@ -22,17 +19,13 @@ from envkit import (
     compile_policy,
 )
 from envkit.data.transition import leaves
-from envkit.env.checks import check_env_specs
 from envkit.errors import ArgumentError, ArgumentTypeError, OptionError, SpecError, UnsupportedError
-from envkit_bridges.worlds.jaxmarl import JaxMARLEnv, JaxMARLWrapper, env_names
-from tests.bridges.compare import assert_same
-from tests.bridges.worlds.bare import assert_equals_bare
+from envkit_bridges.worlds.jaxmarl import JaxMARLEnv
+from tests.bridges.worlds.libraries import assert_equals_jaxmarl
 
 ROWS = 2
 SPREAD = "MPE_simple_spread_v3"
 ADVERSARY = "MPE_simple_adversary_v3"
-UNMADE = {"LearnedPolicyEnemySMAX": "it is made with a policy of the user's own"}
-SLOWEST = ("ant_4x2", "halfcheetah_6x1", "hopper_3x1", "humanoid_9|8", "walker2d_2x3")
 
 
 @pytest.fixture(scope="module")
@@ -51,81 +44,13 @@ def battle():
     return JaxMARLEnv("SMAX", env_kwargs={"max_steps": 50}, batch_size=[ROWS], use_mask=True)
 
 
-def assert_equals_jaxmarl(env, steps):
-    bare, groups = env._env, env.group_map
-    names = env._core.names
-
-    def part(tree, name):
-        agent = bare.agents[names.index(name)]
-        if isinstance(tree, dict) and agent in tree:
-            return tree[agent]
-        if isinstance(tree, tuple):
-            return tree[names.index(name)]
-        count = len(names)
-        number = names.index(name)
-        return jax.tree.map(lambda leaf: leaf[number] if leaf.shape[:1] == (count,) else leaf, tree)
-
-    def together(tree, agents):
-        return jax.tree.map(lambda *leaves: jnp.stack(leaves), *[part(tree, a) for a in agents])
-
-    def shown(observed):
-        return {
-            group: {"observation": together(observed, agents)} for group, agents in groups.items()
-        }
-
-    def reset(key):
-        return {"observation": shown(bare.reset(jax.random.split(key)[0])[0])}
-
-    def step(state, actions):
-        by_agent = {
-            bare.agents[names.index(name)]: actions[group]["action"][place]
-            for group, agents in groups.items()
-            for place, name in enumerate(agents)
-        }
-        key = jax.random.fold_in(state.draws, state.moves)
-        observed, inner, rewards, dones, _ = bare.step_env(
-            key, state.inner, {agent: by_agent[agent] for agent in bare.agents}
-        )
-        over = jnp.asarray(dones["__all__"], bool).reshape(())
-        moment = {"observation": shown(observed)}
-        paid = {group: {"reward": together(rewards, agents)} for group, agents in groups.items()}
-        moment["rewards"] = paid
-        flags = [dones.get(a, dones.get(n, over)) for a, n in zip(bare.agents, names, strict=True)]
-        ended = jnp.stack([jnp.asarray(flag, bool).reshape(()) for flag in flags]) | state.ended
-        late = over & (env._core.limit is not None) & (state.moves + 1 >= (env._core.limit or 0))
-        moment |= {"terminated": over & ~late, "truncated": over & late}
-        after = state.after(inner)
-        return type(state)(inner, after.draws, after.moves, ended), moment
-
-    return assert_equals_bare(
-        env, steps, jax.jit(jax.vmap(reset)), jax.jit(jax.vmap(step)), close=True
-    )
-
-
 @pytest.mark.slow  # compiles for twelve seconds
-def test_two_games_equal_jaxmarl_stepped_by_hand(spread):
+def test_a_riddle_equals_jaxmarl_stepped_by_hand():
     riddle = JaxMARLEnv("switch_riddle", batch_size=[ROWS])
 
-    ended = assert_equals_jaxmarl(spread, steps=30)
     solved = assert_equals_jaxmarl(riddle, steps=20)
 
-    assert ended == ROWS and solved > ROWS
-
-
-@pytest.mark.sweep
-@pytest.mark.slow
-@pytest.mark.timeout(1200)
-@pytest.mark.filterwarnings("ignore:scatter inputs:FutureWarning")  # of JaxNav
-@pytest.mark.filterwarnings("ignore:MABrax is deprecated:DeprecationWarning")
-@pytest.mark.parametrize("name", env_names())
-def test_every_env_equals_jaxmarl_stepped_by_hand_and_does_what_its_specs_say(name):
-    if name in UNMADE:
-        pytest.skip(UNMADE[name])
-    env = JaxMARLEnv(name, batch_size=[ROWS])
-
-    assert_equals_jaxmarl(env, steps=10 if name in SLOWEST else 60)
-
-    check_env_specs(env, seed=0)
+    assert solved > ROWS
 
 
 # ------------------------------------------------------------------------------- groups, as of PettingZoo
@@ -314,20 +239,6 @@ def test_a_game_is_reset_as_a_whole(spread):
 # ------------------------------------------------------------------------ what stateless envs can do
 
 
-def test_masked_steps_and_copies(spread):
-    spread.set_seed(0)
-    td = spread.rand_action(spread.reset())
-    td["agent", "action"] = torch.ones(ROWS, 3, dtype=torch.int64)
-    copy = pickle.loads(pickle.dumps(spread))
-
-    whole = spread.step(td.clone())["next"]
-    part = copy.step(td.clone().set("_step", torch.tensor([True, False])))["next"]
-
-    assert_same(part[0], whole[0])
-    assert torch.equal(part["agent", "observation"][1], td["agent", "observation"][1])
-    assert not part["agent", "reward"][1].any() and part["agent"].batch_size == (ROWS, 3)
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_returns_of_agents_are_summed_inside_the_program_and_a_policy_may_be_jax(adversary):
@@ -387,13 +298,7 @@ def test_games_of_storm_are_drawn_and_show_what_is_each_agent_s():
 # --------------------------------------------------------------------------------- names and errors
 
 
-def test_wrong_names_keywords_and_objects_are_told(spread):
-    with pytest.raises(ArgumentError, match=r"no env called 'MPE_simple_spread'\. Did you mean"):
-        JaxMARLEnv("MPE_simple_spread")
-    with pytest.raises(OptionError, match="'num_envs'"):
-        JaxMARLEnv(SPREAD, num_envs=3)
-    with pytest.raises(ArgumentTypeError, match=r"JaxMARLEnv\('SMAX'\)"):
-        JaxMARLWrapper("SMAX")
+def test_wrong_options_are_told(spread):
     with pytest.raises(ArgumentTypeError, match="use_mask is 'no', but must be a bool"):
         JaxMARLEnv(SPREAD, use_mask="no")
     with pytest.raises(ArgumentError, match="agent 'agent_2' is in 0 groups"):
@@ -405,5 +310,4 @@ def test_wrong_names_keywords_and_objects_are_told(spread):
     more = JaxMARLEnv(SPREAD, env_kwargs={"num_agents": 4, "num_landmarks": 4})
     assert len(more.group_map["agent"]) == 4
     assert "env_kwargs={'num_agents': 4" in repr(more)
-    assert JaxMARLEnv.available_envs == env_names()
-    assert (spread.libname, spread.num_agents) == ("jaxmarl", 3)
+    assert spread.num_agents == 3

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import subprocess
 import sys
 
@@ -10,15 +9,12 @@ import jax
 import jax.numpy as jnp
 import pytest
 import torch
-from tensordict import TensorDict
-from tensordict.nn import TensorDictModule
 
-from envkit import Categorical, JaxPolicy, MultiCategorical, OneHot, compile_policy
-from envkit.env.checks import check_env_specs
-from envkit.errors import ArgumentError, FetchError, InputError
-from envkit_bridges.worlds.jumanji import JumanjiEnv, JumanjiWrapper, env_names, fetching_names
+from envkit import Categorical, JaxPolicy, MultiCategorical, OneHot
+from envkit.errors import ArgumentError, FetchError
+from envkit_bridges.worlds.jumanji import JumanjiEnv, JumanjiWrapper, fetching_names
 from tests.bridges.compare import assert_same
-from tests.bridges.worlds.bare import assert_equals_bare, own_states
+from tests.bridges.worlds.bare import own_states
 
 ROWS = 4
 
@@ -26,59 +22,6 @@ ROWS = 4
 @pytest.fixture(scope="module")
 def snake():
     return JumanjiEnv("Snake-v1", batch_size=[ROWS])
-
-
-def assert_equals_jumanji(env, steps):
-    bare = env._env
-
-    def shown(timestep):
-        last, over = timestep.last(), (timestep.discount == 0).all()
-        return {
-            "observation": timestep.observation,
-            "reward": timestep.reward,
-            "terminated": last & over,
-            "truncated": last & ~over,
-        }
-
-    def reset(key):
-        moment = shown(bare.reset(key)[1])
-        return {"observation": moment["observation"]}
-
-    def step(state, action):
-        state, timestep = bare.step(state, action.astype(bare.action_spec.dtype))
-        return state, shown(timestep)
-
-    return assert_equals_bare(env, steps, jax.jit(jax.vmap(reset)), jax.jit(jax.vmap(step)))
-
-
-@pytest.mark.slow
-def test_snake_equals_jumanji_stepped_by_hand(snake):
-    ended = assert_equals_jumanji(snake, steps=100)
-
-    assert ended > 10
-
-
-FAILS: dict[str, str] = {}
-"""Envs that fail in the library itself, and why."""
-
-HEAVY = frozenset(("BinPack-v2", "MMST-v0", "FlatPack-v0", "JobShop-v0"))
-
-
-@pytest.mark.sweep
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-@pytest.mark.filterwarnings("ignore:scatter inputs:FutureWarning")  # in the bare library
-@pytest.mark.parametrize("name", env_names())
-def test_every_env_equals_jumanji_stepped_by_hand_and_does_what_its_specs_say(name):
-    if name in fetching_names():
-        pytest.skip("its levels are fetched from the network")
-    if name in FAILS:
-        pytest.skip(FAILS[name])
-    env = JumanjiEnv(name, batch_size=[2 if name in HEAVY else ROWS])
-
-    assert_equals_jumanji(env, steps=20 if name in HEAVY else 100)
-
-    check_env_specs(env, seed=0)
 
 
 # ------------------------------------------------------------------------------------ what is declared
@@ -108,17 +51,6 @@ def test_each_agent_of_a_connector_chooses_and_is_paid_and_one_flag_ends_the_epi
     assert data["next", "done"].shape == (2, 60, 1)
     # Its time is over with a discount of 1: truncated, as the library says.
     assert data["next", "truncated"].any() and not data["next", "terminated"].any()
-
-
-@pytest.mark.slow
-def test_a_rollout_takes_the_batch_size_of_its_start():
-    env = JumanjiEnv("Snake-v1")
-    env.set_seed(0)
-
-    data = env.rollout(3, tensordict=TensorDict(batch_size=[2]))
-
-    assert data.shape == (2, 3)
-    assert env.reset().batch_size == ()
 
 
 @pytest.mark.slow
@@ -153,42 +85,6 @@ def replay_integers(env, td, actions):
         data, td = env.step_and_maybe_reset(td.set("action", action.clone()))
         steps.append(data)
     return torch.stack(steps, 1), td
-
-
-@pytest.mark.slow
-def test_a_mask_leaves_rows_alone_and_a_policy_compiles(snake):
-    snake.set_seed(0)
-    td = snake.rand_action(snake.reset()).set("_step", torch.tensor([1, 0, 1, 0], dtype=torch.bool))
-    module = torch.nn.Linear(5, 4)
-
-    class Head(torch.nn.Module):
-        def forward(self, grid, mask):
-            scores = module(grid.mean((-3, -2)))
-            return torch.where(mask, scores, -torch.inf).argmax(-1)
-
-    policy = TensorDictModule(Head(), in_keys=["grid", "action_mask"], out_keys=["action"])
-
-    with torch.no_grad():
-        after = snake.step(td.clone())
-        data = snake.rollout(12, compile_policy(policy), break_when_any_done=False)
-
-    assert torch.equal(after["next", "state", "words"][1], td["state", "words"][1])
-    assert not torch.equal(after["next", "state", "words"][0], td["state", "words"][0])
-    assert data["action_mask"].gather(-1, data["action"][..., None]).all()
-
-
-@pytest.mark.slow
-def test_equal_envs_share_programs_and_a_copy_from_another_process_steps_alike(snake):
-    snake.set_seed(0)
-    td = snake.rand_step(snake.reset())
-
-    twin = JumanjiEnv("Snake-v1", batch_size=[ROWS])
-    copy = pickle.loads(pickle.dumps(snake))
-    again = [env.step(td.select("state", "action").clone()) for env in (twin, copy)]
-
-    assert twin.traces == {}
-    for one in again:
-        assert_same(one["next"], td["next"])
 
 
 @pytest.mark.slow
@@ -242,13 +138,6 @@ def test_wrappers_of_jumanji_that_reset_by_themselves_are_refused(snake):
         JumanjiWrapper(AutoResetWrapper(snake._env))
 
 
-def test_an_action_of_a_wrong_shape_is_told(snake):
-    snake.set_seed(0)
-
-    with pytest.raises(InputError, match=r"'action' has shape \(4, 3\), but the env takes \(4,\)"):
-        snake.step(snake.reset().set("action", torch.zeros(ROWS, 3, dtype=torch.int64)))
-
-
 def test_what_cannot_be_fetched_is_told(monkeypatch):
     import jumanji
 
@@ -259,11 +148,6 @@ def test_what_cannot_be_fetched_is_told(monkeypatch):
     assert fetching_names() == {"Sokoban-v0"}
     with pytest.raises(FetchError, match=r"'Sokoban-v0' of Jumanji is made from.*no such host"):
         JumanjiEnv("Sokoban-v0")
-
-
-def test_known_envs_are_listed():
-    assert JumanjiEnv.available_envs == env_names()
-    assert {"Snake-v1", "TSP-v1", "Sokoban-v0"} <= set(env_names())
 
 
 @pytest.mark.slow
