@@ -256,9 +256,13 @@ class DiscreteActionProjection(_Choosing):
         )
 
 
-def _interval_counts(given: int | Sequence[int] | torch.Tensor) -> int | list[int]:
+def _interval_counts(num_intervals: int | Sequence[int] | torch.Tensor) -> int | list[int]:
     """Check a number of bins, or one for each element."""
-    listed = given.tolist() if isinstance(given, torch.Tensor | np.ndarray) else given
+    listed = (
+        num_intervals.tolist()
+        if isinstance(num_intervals, torch.Tensor | np.ndarray)
+        else num_intervals
+    )
     if isinstance(listed, Sequence) and not isinstance(listed, str):
         return [
             as_int(f"num_intervals[{number}]", count, least=1, meaning="the bins of that element")
@@ -276,12 +280,12 @@ class SamplingStrategy(IntEnum):
     RANDOM = 3
 
 
-def _sampling(given: Any) -> SamplingStrategy:
+def _sampling(strategy: Any) -> SamplingStrategy:
     try:
-        return SamplingStrategy.MEDIAN if given is None else SamplingStrategy(given)
+        return SamplingStrategy.MEDIAN if strategy is None else SamplingStrategy(strategy)
     except ValueError as error:
         raise ArgumentError(
-            f"sampling is {given!r}, but must be a SamplingStrategy. Pass ActionDiscretizer.SamplingStrategy.RANDOM, or "
+            f"sampling is {strategy!r}, but must be a SamplingStrategy. Pass ActionDiscretizer.SamplingStrategy.RANDOM, or "
             f"another one of {', '.join(SamplingStrategy.__members__)}."
         ) from error
 

@@ -246,14 +246,18 @@ class _Windowed(FusableTransform, EpisodeTransform, LeafTransform):
 
         For who calls this by hand: in an env, `_step` and `_reset` keep the window in the data.
         """
-        constants, own = self.constants(), dict(self._own_windows)
+        constants, windows = self.constants(), dict(self._own_windows)
         for source, path in zip(self.in_keys, self.memory(), strict=False):
             frame = next_td.get(source, None)
-            if frame is not None and path not in own:
-                own[path] = self._before_any(frame, constants)
-        changes = self.step_leaves(Leaves(own, next_td.batch_dims), LeavesOf(next_td), constants)
-        self._own_windows = {path: changes.get(path, window) for path, window in own.items()}
-        return written(next_td, {path: leaf for path, leaf in changes.items() if path not in own})
+            if frame is not None and path not in windows:
+                windows[path] = self._before_any(frame, constants)
+        changes = self.step_leaves(
+            Leaves(windows, next_td.batch_dims), LeavesOf(next_td), constants
+        )
+        self._own_windows = {path: changes.get(path, window) for path, window in windows.items()}
+        return written(
+            next_td, {path: leaf for path, leaf in changes.items() if path not in windows}
+        )
 
     def _before_any(self, frame: Array, constants: Mapping[str, Any]) -> Array:
         """Make the memory of a window that is kept by hand."""

@@ -71,16 +71,16 @@ class UnaryTransform(LeafTransform):
         parent = self.parent
         return parent is None or not set(self.out_keys) & set(parent.done_keys)
 
-    def _given(self, value: object) -> Any:
+    def _as_python(self, value: object) -> Any:
         if self.use_raw_nontensor or not isinstance(value, NonTensorData | NonTensorStack):
             return value
         return value.tolist()  # a list for a batch, also where all rows share one object
 
     def _apply_transform(self, value: object) -> Any:
-        return self.fn(self._given(value))
+        return self.fn(self._as_python(value))
 
     def _inv_apply_transform(self, value: Any) -> Any:
-        return self.inv_fn(self._given(value))
+        return self.inv_fn(self._as_python(value))
 
     def _leaf_after(self, leaf: TensorSpec) -> TensorSpec:
         return self._spec_of(self.fn(self._example(leaf)), leaf)
@@ -88,7 +88,7 @@ class UnaryTransform(LeafTransform):
     _leaf_before = _leaf_after
 
     def _example(self, leaf: TensorSpec) -> Any:
-        return self._given(leaf.zero())
+        return self._as_python(leaf.zero())
 
     def _spec_of(self, value: object, leaf: TensorSpec) -> TensorSpec:
         batch = self._batch
@@ -153,7 +153,7 @@ class Hash(UnaryTransform):
         return self.fn(value) if self.seed is None else self.fn(value, self.seed)
 
     def _apply_transform(self, value: object) -> torch.Tensor:
-        return self.call_hash_fn(self._given(value))
+        return self.call_hash_fn(self._as_python(value))
 
     def _inv_apply_transform(self, value: torch.Tensor) -> Any:
         return self.get_input_from_hash(value)

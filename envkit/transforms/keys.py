@@ -645,15 +645,15 @@ class Stack(Transform):
 
     def _merged(self, spec: Composite, parts: list[Key], whole: Key, *, drop: bool) -> Composite:
         leaves = {key: spec.get(key, None) for key in parts}
-        found = [leaf for leaf in leaves.values() if leaf is not None]
-        if not found or len(found) < len(parts):
+        present = [leaf for leaf in leaves.values() if leaf is not None]
+        if not present or len(present) < len(parts):
             return spec
         shapes = {key: tuple(leaf.shape) for key, leaf in leaves.items() if leaf is not None}
         if len(set(shapes.values())) > 1:
             raise SpecFitError(
                 f"Stack stacks entries of shapes {shapes}, which must be one. Pad or reshape them first."
             )
-        stacked = stack(found, axis_in(self.dim, spec.ndim))
+        stacked = stack(present, axis_in(self.dim, spec.ndim))
         for key in parts if drop else ():
             take_out(spec, as_path(key))
         spec[whole] = stacked

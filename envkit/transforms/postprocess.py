@@ -154,20 +154,22 @@ class BurnInTransform(RecordedTransform):
         out_keys: Keys = None,
     ):
         is_one = isinstance(modules, TensorDictModuleBase) or not isinstance(modules, Iterable)
-        given: list[Any] = [modules] if is_one else list(cast(Iterable[Any], modules))
-        for module in given:
+        several: list[Any] = [modules] if is_one else list(cast(Iterable[Any], modules))
+        for module in several:
             if not isinstance(module, TensorDictModuleBase):
                 raise ArgumentError(
                     f"BurnInTransform was given {type(module).__name__}, but takes modules that read and write "
                     "TensorDicts. Wrap it: TensorDictModule(module, in_keys=[...], out_keys=[...])."
                 )
         burn_in = as_int("burn_in", burn_in, least=0, meaning="a number of steps")
-        written = {as_path(key) for module in given for key in module.out_keys}
+        written = {as_path(key) for module in several for key in module.out_keys}
         hidden = sorted(as_key(path[1:]) for path in written if path[0] == "next" and path[1:])
-        read = sorted({as_key(as_path(key)) for module in given for key in module.in_keys}, key=str)
+        read = sorted(
+            {as_key(as_path(key)) for module in several for key in module.in_keys}, key=str
+        )
         super().__init__(read, hidden if out_keys is None else as_keys(out_keys))
         # no submodules: they belong to the policy
-        self.modules_to_run: tuple[TensorDictModuleBase, ...] = tuple(given)
+        self.modules_to_run: tuple[TensorDictModuleBase, ...] = tuple(several)
         self.burn_in = burn_in
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
@@ -211,8 +213,8 @@ _CUTS = ("done", "truncated")
 _MASKS: tuple[Key, ...] = ("mask", ("collector", "mask"))
 
 
-def _number_of_steps(given: int) -> int:
-    return as_int("n_steps", given, least=1, meaning="the longest window")
+def _number_of_steps(n_steps: int) -> int:
+    return as_int("n_steps", n_steps, least=1, meaning="the longest window")
 
 
 class MultiStep(nn.Module):

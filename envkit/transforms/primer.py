@@ -118,25 +118,25 @@ class TensorDictPrimer(FusableTransform, EpisodeTransform):
         paths = [as_path(key) for key in self.primers.keys(True, True)]
         if not isinstance(default, Mapping):
             return dict.fromkeys(paths, default)
-        found = {as_path(key): value for key, value in default.items()}
-        unknown = [as_key(path) for path in found if path not in paths]
+        defaults = {as_path(key): value for key, value in default.items()}
+        unknown = [as_key(path) for path in defaults if path not in paths]
         if unknown:
             raise MissingKeyError(
                 f"default_value names {unknown}, but the primers are {list(map(as_key, paths))}. Name some of these."
             )
-        return {path: found.get(path, 0.0) for path in paths}
+        return {path: defaults.get(path, 0.0) for path in paths}
 
     # --------------------------------------------------------------------------------------- specs
 
     def _sized(self, batch: torch.Size) -> dict[Path, TensorSpec]:
         """Return the spec of each entry for an env of batch size ``batch``."""
         specs = self.primers
-        found = {as_path(key): leaf for key, leaf in specs.items(True, True)}
+        leaf_specs = {as_path(key): leaf for key, leaf in specs.items(True, True)}
         if tuple(specs.shape) == tuple(batch):
-            return found
+            return leaf_specs
         if self.expand_specs or (self.expand_specs is None and not specs.shape):
-            return {path: leaf.expand(*batch, *leaf.shape) for path, leaf in found.items()}
-        shapes = {as_key(path): tuple(leaf.shape) for path, leaf in found.items()}
+            return {path: leaf.expand(*batch, *leaf.shape) for path, leaf in leaf_specs.items()}
+        shapes = {as_key(path): tuple(leaf.shape) for path, leaf in leaf_specs.items()}
         if self.expand_specs is None:
             raise PrimerError(
                 f"the specs of a TensorDictPrimer have batch shape {tuple(specs.shape)}, but the env "
@@ -148,7 +148,7 @@ class TensorDictPrimer(FusableTransform, EpisodeTransform):
                 f"the specs {shapes} of a TensorDictPrimer do not begin with the batch size "
                 f"{tuple(batch)} of the env. Pass expand_specs=True to put it in front."
             )
-        return found
+        return leaf_specs
 
     def _placed(self, like: Composite) -> dict[Path, TensorSpec]:
         sized = self._sized(like.shape)
@@ -166,11 +166,11 @@ class TensorDictPrimer(FusableTransform, EpisodeTransform):
         input_spec = editable(input_spec)
         names = ("full_action_spec", "full_state_spec")
         actions, states = (input_spec[name].clone() for name in names)
-        known = {as_path(key) for key in actions.keys(True, True)}
+        action_paths = {as_path(key) for key in actions.keys(True, True)}
         for path, leaf in self._placed(states).items():
-            side = actions if path in known else states
+            side = actions if path in action_paths else states
             side[as_key(path)] = leaf.clone()
-        self.primed_actions = frozenset(known.intersection(self._defaults))
+        self.primed_actions = frozenset(action_paths.intersection(self._defaults))
         for name, spec in zip(names, (actions, states), strict=True):
             input_spec[name] = spec
         return input_spec

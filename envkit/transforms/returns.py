@@ -455,7 +455,7 @@ class NormalizeReward(RunningMoments, _RewardTransform):
 
     def _totals(self, root: Leaves, following: Leaves, gamma: Any) -> dict[Key, Any]:
         """Return the totals of a step by the key of their reward."""
-        found, forms = {}, self._read_once("forms", self._found_forms)
+        totals, forms = {}, self._read_once("forms", self._found_forms)
         for key, (source, target) in zip(self.in_keys, self._pairs(), strict=True):
             reward = following.get(source)
             if reward is None:
@@ -463,8 +463,8 @@ class NormalizeReward(RunningMoments, _RewardTransform):
             reward = elementwise.cast(reward, elementwise.dtype_named(reward, forms[target][1]))
             before = root.get(target)
             is_first = before is None
-            found[key] = reward if is_first else episode_counters.discounted(before, reward, gamma)
-        return found
+            totals[key] = reward if is_first else episode_counters.discounted(before, reward, gamma)
+        return totals
 
     def _count(self, root: Leaves, following: Leaves, stepped: Any) -> None:
         """Count the totals of a step; ``stepped`` says of which rows, None of all."""

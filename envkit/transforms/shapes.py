@@ -239,12 +239,12 @@ class PermuteTransform(_ShapeTransform):
     ):
         super().__init__(in_keys, out_keys, in_keys_inv, out_keys_inv)
         self.dims = tuple(dims) if isinstance(dims, Iterable) else (dims,)
-        own = list(range(-len(self.dims), 0))
-        if sorted(self.dims) != own:
+        axes = list(range(-len(self.dims), 0))
+        if sorted(self.dims) != axes:
             raise ArgumentError(
-                f"dims is {self.dims}, but must be a reordering of {own}. Pass these in another order."
+                f"dims is {self.dims}, but must be a reordering of {axes}. Pass these in another order."
             )
-        self._back = tuple(self.dims.index(dim) - len(own) for dim in own)
+        self._back = tuple(self.dims.index(dim) - len(axes) for dim in axes)
 
     def _view(self, value: Array, batch_dims: int) -> Array:
         return elementwise.permuted(value, self.dims)

@@ -163,17 +163,17 @@ class OneByOne(Player):
         self.begin()
         taken: list[list[TensorDictBase]] = []
         for step in range(STEPS):
-            made = []
+            steps_made = []
             for row, env in enumerate(self.envs):
                 if stop == "all" and step and self._is_done(row):
-                    made.append(taken[-1][row].clone())
+                    steps_made.append(taken[-1][row].clone())
                     for key in env.reward_keys:
-                        made[-1]["next"][key].zero_()
+                        steps_made[-1]["next"][key].zero_()
                     continue
-                made.append(env.step(self.chosen(self.roots[row].copy(), row)))
-                self.roots[row] = env.step_mdp(made[-1])
+                steps_made.append(env.step(self.chosen(self.roots[row].copy(), row)))
+                self.roots[row] = env.step_mdp(steps_made[-1])
             self.turn += 1
-            taken.append(made)
+            taken.append(steps_made)
             done = [self._is_done(row) for row in range(len(self.envs))]
             if (stop == "any" and any(done)) or (stop == "all" and all(done)):
                 break
@@ -408,14 +408,14 @@ def check(name: str, place: str, env: EnvBase | None = None) -> EnvBase:
     """Check that a case shows at a place what it shows the slow way, and what its specs say."""
     case = CASES[name]
     env = PLACES[place](case) if env is None else env
-    own = place if place in (*REFERENCES, *case.together) else "inside"
+    reference = place if place in (*REFERENCES, *case.together) else "inside"
     rounds = case.rounds or place == "programs"
 
     shown = play(name, place, partial(Batch, env, is_one=place == "alone"))
     if place == "mixed":  # which numbers its moments
         shown = [td.exclude("state", ("next", "state")) for td in shown]
 
-    for part, (one, other) in enumerate(zip(shown, expected(name, own), strict=True)):
+    for part, (one, other) in enumerate(zip(shown, expected(name, reference), strict=True)):
         assert_same(one, other, rounds=rounds, part=part)
     check_env_specs(env, break_when_any_done=False)
     return env
@@ -638,12 +638,12 @@ def test_recorded_data_becomes_what_an_env_shows(name):
     transform, data = case.make(), shown[1]
 
     if name in ALONG_TIME:
-        made = transform(data.clone())["next"]
+        transformed = transform(data.clone())["next"]
     else:
-        made = transform(data["next"].clone())
+        transformed = transform(data["next"].clone())
 
     wanted = shown[0]["next"].select(*case.data)
-    assert_same(made.select(*case.data), wanted, rounds=True)
+    assert_same(transformed.select(*case.data), wanted, rounds=True)
 
 
 ALONG_TIME = ("RewardSum",)

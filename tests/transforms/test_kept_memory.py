@@ -130,14 +130,14 @@ CHANGES = {
 }
 
 
-def made(kind: type) -> TransformedEnv:
+def remembering(kind: type) -> TransformedEnv:
     return TransformedEnv(
         GymWrapper(Lives()) if kind is EndOfLifeTransform else Count(5), MEMORIES[kind][0]()
     )
 
 
 def changed(kind: type, change: str) -> TransformedEnv:
-    env, shown = made(kind), MEMORIES[kind][1]
+    env, shown = remembering(kind), MEMORIES[kind][1]
     return env.append_transform(CHANGES[change][0](shown, env.observation_spec[shown].dtype))
 
 
@@ -166,7 +166,7 @@ def assert_memory_is_kept(plain: TensorDictBase, env: EnvBase, shown: list[str],
 
 @cache
 def plain_run(kind: type) -> TensorDictBase:
-    return played(made(kind))
+    return played(remembering(kind))
 
 
 @pytest.mark.parametrize("change", CHANGES)

@@ -190,7 +190,7 @@ def test_what_draws_and_counts_is_as_it_was_where_loading_fails():
     assert equal_states(env.state_dict(), again)
 
 
-@pytest.mark.parametrize("given", [5, None, "a file", [("a", 1)]])
+@pytest.mark.parametrize("state", [5, None, "a file", [("a", 1)]])
 @pytest.mark.parametrize(
     "make",
     [
@@ -201,6 +201,6 @@ def test_what_draws_and_counts_is_as_it_was_where_loading_fails():
     ],
     ids=["transform", "several", "env", "transformed env"],
 )
-def test_what_is_loaded_must_be_a_dict(make, given):
+def test_what_is_loaded_must_be_a_dict(make, state):
     with pytest.raises(ArgumentTypeError, match=r"must be a dict. Pass what state_dict\(\) gave"):
-        make().load_state_dict(given)
+        make().load_state_dict(state)

@@ -186,15 +186,15 @@ def test_its_parameters_are_those_of_the_env():
 
 
 def test_a_module_is_made_where_the_env_lives():
-    made = []
+    calls = []
 
     def make():
-        made.append(1)
+        calls.append(1)
         return TensorDictModule(Encoder(), ["observation"], ["code"])
 
     env = cartpole(ModuleTransform(module_factory=make))
 
-    assert made == [1]
+    assert calls == [1]
     assert env.rollout(2)["code"].shape == (2, 2)
 
 
@@ -216,16 +216,16 @@ def test_data_is_brought_to_the_module_and_back():
 # ------------------------------------------------------------------------------------------ errors
 
 
-@pytest.mark.parametrize("given", [{}, {"module": Encoder(), "module_factory": Encoder}])
-def test_one_module_is_needed(given):
+@pytest.mark.parametrize("keywords", [{}, {"module": Encoder(), "module_factory": Encoder}])
+def test_one_module_is_needed(keywords):
     with pytest.raises(ArgumentError, match="one of them"):
-        ModuleTransform(**given)
+        ModuleTransform(**keywords)
 
 
-@pytest.mark.parametrize("given", [{}, {"in_keys": ["observation"]}, {"out_keys": ["code"]}])
-def test_a_module_on_tensors_needs_keys(given):
+@pytest.mark.parametrize("keywords", [{}, {"in_keys": ["observation"]}, {"out_keys": ["code"]}])
+def test_a_module_on_tensors_needs_keys(keywords):
     with pytest.raises(ArgumentError, match="Encoder does not say which entries"):
-        ModuleTransform(Encoder(), **given)
+        ModuleTransform(Encoder(), **keywords)
 
 
 def test_an_entry_nobody_has_is_named():

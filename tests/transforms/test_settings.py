@@ -182,11 +182,11 @@ def set_after_use(env: EnvBase, transforms: list[Transform], name: str) -> None:
         setattr(transform, name, value + 0.5 if torch.is_tensor(value) else other(name, value))
 
 
-def assert_followed_or_refused(found: Any, expected: Any) -> None:
+def assert_followed_or_refused(shown: Any, expected: Any) -> None:
     if isinstance(expected, Exception):
-        assert isinstance(found, Exception), "data was shown that single steps refuse"
-    elif not isinstance(found, Exception):
-        for here, there in zip(found, expected, strict=True):
+        assert isinstance(shown, Exception), "data was shown that single steps refuse"
+    elif not isinstance(shown, Exception):
+        for here, there in zip(shown, expected, strict=True):
             assert_same(here, there)
 
 

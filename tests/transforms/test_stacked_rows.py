@@ -130,11 +130,11 @@ def test_the_data_is_that_of_the_way_through_tensordicts(two, way):
     ):
         pytest.skip("this chain shows no place")
 
-    told, expected = told_by(on_row, way), told_by(through, way)
+    shown, expected = told_by(on_row, way), told_by(through, way)
 
     assert on_row._row is not None
     assert through._row is None
-    for one, other in zip(told, expected, strict=True):
+    for one, other in zip(shown, expected, strict=True):
         assert_same(one, other)
 
 
@@ -231,16 +231,16 @@ def test_a_closed_env_says_so(env):
 
 
 def test_memory_of_transforms_travels_with_the_rows_of_a_pool():
-    def made(*more):
+    def make_env(*more):
         return TransformedEnv(GymWrapper(Walk()), Compose(StepCounter(4), RewardSum(), *more))
 
     for policy in (None, on_leaves, compiled):
-        told = []
-        for make in (made, lambda: made(lambda td: td)):
+        rollouts = []
+        for make in (make_env, lambda: make_env(lambda td: td)):
             pool = SerialEnv(3, make)
             pool.set_seed(1)
-            told.append(pool.rollout(100, policy, break_when_any_done=False))
-        assert_same(*told)
+            rollouts.append(pool.rollout(100, policy, break_when_any_done=False))
+        assert_same(*rollouts)
 
 
 POOLS = [SerialEnv, partial(ParallelEnv, num_processes=2)]
@@ -258,18 +258,18 @@ def play(env, steps: int = 20) -> list[TensorDictBase]:
     def act(td):
         return td.set("action", next(turns).clone())
 
-    told = [env.rollout(steps, act, break_when_any_done=False), env.reset()]
-    root = told[-1].clone()
+    shown = [env.rollout(steps, act, break_when_any_done=False), env.reset()]
+    root = shown[-1].clone()
     for turn in range(steps):
         if turn % 3 == 1:
             root["_step"] = torch.arange(ROWS) != turn % ROWS
         data, root = env.step_and_maybe_reset(act(root))
-        told += [data.clone(), root.clone()]
+        shown += [data.clone(), root.clone()]
         if turn % 5 == 4:
             root["_reset"] = torch.tensor([[False], [True], [False], [True]])
             root = env.reset(root)
-            told.append(root.clone())
-    return told
+            shown.append(root.clone())
+    return shown
 
 
 def assert_told_the_same(left: list[TensorDictBase], right: list[TensorDictBase]) -> None:
@@ -408,13 +408,13 @@ def refusing() -> list:
 def test_a_transform_that_raises_is_told_of_the_rows_it_raised_for(opened, batched):
     def failures(env) -> list[tuple[tuple[int, ...], str]]:
         env.set_seed(3)
-        found = []
+        failed = []
         for _ in range(6):
             try:
                 env.step(env.rand_action(env.reset()))
             except WorkerError as error:
-                found += [(one.rows, str(one.exception)) for one in error.failures]
-        return found
+                failed += [(one.rows, str(one.exception)) for one in error.failures]
+        return failed
 
     stacked = failures(opened(batched(ROWS, partial(walk, refusing))))
     apart = failures(opened(SerialEnv(ROWS, partial(one_by_one, refusing))))
@@ -428,27 +428,27 @@ def test_a_transform_that_raises_is_told_of_the_rows_it_raised_for(opened, batch
 @pytest.fixture
 def recordings(monkeypatch):
     """Count the rollouts that are recorded on rows."""
-    found = []
+    are_recorded = []
 
     def counted(env, rows, run, **options):
         made = recorded(env, rows, run, **options)
-        found.append(made is not None)
+        are_recorded.append(made is not None)
         return made
 
     recorded = behind_transforms.recorded
     monkeypatch.setattr(behind_transforms, "recorded", counted)
-    return found
+    return are_recorded
 
 
 @pytest.fixture(scope="module")
 def pools():
     """Two equal pools in this process, and two with workers."""
-    made = {
+    by_kind = {
         kind: [kind(ROWS, lambda: GymWrapper(Walk())) for _ in range(2)]
         for kind in (SerialEnv, ParallelEnv)
     }
-    yield made
-    for pair in made.values():
+    yield by_kind
+    for pair in by_kind.values():
         for pool in pair:
             pool.close()
 
@@ -499,12 +499,12 @@ def test_a_hook_of_a_subclass_or_of_one_object_is_honoured_around_a_pool(pools, 
         def _step(self, td, next_td):
             return marked(super()._step)(td, next_td)
 
-    def made(kind):
+    def build(kind):
         return kind() if norm is NormalizeReward else kind(["place"])
 
     pool = pools[SerialEnv][0]
-    of_class = TransformedEnv(pool, made(Marked))
-    of_object = TransformedEnv(pool, made(norm))
+    of_class = TransformedEnv(pool, build(Marked))
+    of_object = TransformedEnv(pool, build(norm))
     of_object.rollout(2, break_when_any_done=False)
     of_object.transform._step = marked(of_object.transform._step)
 
@@ -543,21 +543,21 @@ def test_rows_that_are_not_finite_are_counted_and_told_as_by_single_steps(record
                 observation["place"][0] = np.nan
             return observation
 
-    found = []
+    results = []
     for more in ([], [Opaque()]):
         pool = SerialEnv(ROWS, lambda: GymWrapper(Gap()))
         env = TransformedEnv(pool, Compose(VecNorm(["place"]), *more))
         env.set_seed(0)
         with pytest.warns(UserWarning, match="NaN or an infinite number"):
             data = env.rollout(20, break_when_any_done=False)
-        found.append((data, env.transform[0].skipped_rows, env.transform[0].statistics))
+        results.append((data, env.transform[0].skipped_rows, env.transform[0].statistics))
         pool.close()
 
     assert recordings == [True]
-    assert int(found[0][1]) == int(found[1][1]) > 0
-    shown = [data["next", "place"] for data, _, _ in found]
+    assert int(results[0][1]) == int(results[1][1]) > 0
+    shown = [data["next", "place"] for data, _, _ in results]
     assert torch.equal(shown[0].nan_to_num(5.5), shown[1].nan_to_num(5.5))
-    assert_same(found[0][2], found[1][2])
+    assert_same(results[0][2], results[1][2])
 
 
 @pytest.mark.parametrize("kind", [SerialEnv, ParallelEnv])

@@ -55,7 +55,7 @@ def _name_of(function: Any) -> str:
     return getattr(function, "__name__", type(function).__name__)
 
 
-def as_transform(given: Any) -> Transform:
+def as_transform(value: Any) -> Transform:
     """Take a transform as it is, and wrap a function ``td -> td``.
 
     Raises:
@@ -63,33 +63,33 @@ def as_transform(given: Any) -> Transform:
         ArgumentTypeError: (a TypeError) it is a transform of TorchRL's, other than a primer. Called as a
             function it would change data and no specs, and see neither resets nor steps. Or a class.
     """
-    if isinstance(given, Transform):
-        return given
-    if _is_torchrl(given):
-        return late("from_torchrl_transform")(given)
-    if not callable(given):
-        several = isinstance(given, list | tuple | nn.ModuleList)
+    if isinstance(value, Transform):
+        return value
+    if _is_torchrl(value):
+        return late("from_torchrl_transform")(value)
+    if not callable(value):
+        several = isinstance(value, list | tuple | nn.ModuleList)
         fix = (
             "Put several into one: Compose(t1, t2)."
             if several
             else "Pass StepCounter(), for example."
         )
         raise ArgumentError(
-            f"a transform is {given!r}, of type {type(given).__name__}, but must be a Transform or a function of a "
+            f"a transform is {value!r}, of type {type(value).__name__}, but must be a Transform or a function of a "
             f"TensorDict. {fix}"
         )
-    if isinstance(given, type) and issubclass(given, Transform):
+    if isinstance(value, type) and issubclass(value, Transform):
         raise ArgumentTypeError(
-            f"{given.__name__} is a class, but must be a transform. Make one: {given.__name__}()."
+            f"{value.__name__} is a class, but must be a transform. Make one: {value.__name__}()."
         )
-    function: Callable[..., Any] = given
+    function: Callable[..., Any] = value
     return CallableTransform(function)
 
 
-def _is_torchrl(given: object) -> bool:
+def _is_torchrl(value: object) -> bool:
     return any(
         kind.__name__ == "Transform" and kind.__module__.startswith("torchrl.envs.")
-        for kind in type(given).__mro__
+        for kind in type(value).__mro__
     )
 
 
@@ -388,10 +388,10 @@ class Compose(Transform):
     def transform_state_spec(self, state_spec: Composite) -> Composite:
         return self._chained("transform_state_spec", state_spec)
 
-    def _chained(self, hook: str, given: Any) -> Any:
+    def _chained(self, hook: str, spec: Any) -> Any:
         for transform in self:
-            given = getattr(transform, hook)(given)
-        return given
+            spec = getattr(transform, hook)(spec)
+        return spec
 
     def transform_env_device(self, device: torch.device | None) -> torch.device | None:
         return self._chained("transform_env_device", device)

@@ -144,12 +144,12 @@ class LateBuffers(nn.Module):
     def exist(self) -> bool:
         return self.names[0] in self._buffers
 
-    def begin(self, made: Mapping[str, torch.Tensor]) -> None:
+    def begin(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Register a buffer of each name, unless there are some. The buffers given were made in `lasting`."""
         if self.exist:
             return
         for name in self.names:
-            self.register_buffer(name, made[name])
+            self.register_buffer(name, tensors[name])
 
     @lasting()
     def copied(self) -> Self:
@@ -162,12 +162,12 @@ class LateBuffers(nn.Module):
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
     ) -> None:
-        given = {name: state_dict.get(prefix + name) for name in self.names}
-        known = {name: value for name, value in given.items() if value is not None}
-        if len(known) == len(self.names):
+        entries = {name: state_dict.get(prefix + name) for name in self.names}
+        held = {name: value for name, value in entries.items() if value is not None}
+        if len(held) == len(self.names):
             with lasting():
-                self.begin({name: torch.zeros_like(value) for name, value in known.items()})
-        elif not known and self.exist and loads_strictly():
+                self.begin({name: torch.zeros_like(value) for name, value in held.items()})
+        elif not held and self.exist and loads_strictly():
             own = dict(self.named_buffers())
             begun = {name: torch.full_like(own[name], self.first(name)) for name in self.names}
             state_dict |= {prefix + name: value for name, value in begun.items()}

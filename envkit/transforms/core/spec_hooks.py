@@ -159,8 +159,8 @@ def infos_behind(infos: Set[Path], before: Composite, after: Composite) -> set[P
         infos: before the transform.
         before, after: output specs of the env on both sides of it.
     """
-    known, shown = (
+    earlier, shown = (
         {as_path(key) for key in spec["full_observation_spec"].keys(True, True)}
         for spec in (before, after)
     )
-    return {*(infos & shown), *infos_in(shown - known)}
+    return {*(infos & shown), *infos_in(shown - earlier)}
