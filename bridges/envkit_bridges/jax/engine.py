@@ -35,7 +35,7 @@ from envkit.rules import DONE_LEAVES
 from envkit.specs.annotations import reading_waits
 from envkit.specs.inputs import ActionInput, action_inputs
 from envkit.transforms.core.fusable import FusableTransform
-from envkit.transforms.core.kept_memory import memory_of
+from envkit.transforms.core.kept_memory import memory_of, places_of
 from envkit_bridges.dlpack import adopted, number_to_jit, to_jit, to_torch, torch_dtype_of
 from envkit_bridges.jax.codecs import (
     action_composite,
@@ -129,7 +129,7 @@ class ProgramEngine:
         self.device = device
         self.shown = tuple(shown)
         self.wide = {} if wide is None else wide
-        self.memory = tuple(memory_of(programs.transforms))
+        self.memory = tuple(memory_of(places_of(programs.transforms)))
         self.kept = Unchanged()
         self.state_paths = tuple(self.state_like())
 

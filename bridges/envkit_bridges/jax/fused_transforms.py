@@ -29,12 +29,12 @@ import jax
 import jax.numpy as jnp
 
 from envkit import rules
-from envkit.arrays.leaves import Changes, Leaves, nest, with_changes
+from envkit.arrays.leaves import Leaves, nest
 from envkit.errors import KeyCollisionError
 from envkit.functional import BatchedEnv, Origin, Timestep, done_of, name_of, sample_space
 from envkit.functional.core import choose_rows
 from envkit.functional.structure import PyTree
-from envkit.transforms.core.kept_memory import KeptMemory, inwards, memory_of
+from envkit.transforms.core.kept_memory import memory_of, places_of, through
 
 if TYPE_CHECKING:
     from envkit.transforms.core.fusable import FusableTransform
@@ -94,12 +94,12 @@ class NamedRows:
         remembered: Collection[Path] = (),
     ):
         self.env = env
-        self._chain = list(zip(transforms, constants, strict=True))
+        self._transforms, self._constants = transforms, constants
+        self._places = places_of(transforms)
         self._counted = counted
         self._carried = {*roots, *remembered} - self._shown_by_reset
         self._remembered = set(remembered)
-        self._transforms = transforms
-        self._memory = {*memory_of(transforms), *self._carried}
+        self._memory = {*memory_of(self._places), *self._carried}
 
     # ------------------------------------------------------------------------ what a rollout needs
 
@@ -118,7 +118,7 @@ class NamedRows:
     def unstepped(self, state: RowState, rows: int) -> tuple[RowState, Timestep]:
         """Return what `step` gives in form, but no step is made: the state stays, what is shown means nothing."""
         blank = _named(self._blank(rows)) | self._unpaid(rows)
-        following, shared = self._stepped(state.memory, blank, state.shared)
+        following, shared = self._through(blank, state.shared, memory=state.memory)
         following |= {path: state.memory[path] for path in self._carried}
         return self._moment(state.inner, following, shared)
 
@@ -145,7 +145,7 @@ class NamedRows:
 
     def blank_inputs(self, rows: int) -> tuple[Any, ByPath]:
         """Return an action and the memory of a step in form; what they hold means nothing."""
-        shown, shared = self._begun(_named(self._blank(rows)), self._initial_shared)
+        shown, shared = self._through(_named(self._blank(rows)), self._initial_shared)
         action = sample_space(self.env.action_space, jnp.zeros(2, jnp.uint32), (rows,))
         return action, self._moment(None, shown, shared)[0].memory
 
@@ -192,10 +192,10 @@ class NamedRows:
             flags: bool (3, rows, 1): done, terminated, truncated.
         """
         blank, shared = _named(self._blank(flags.shape[1])), self._initial_shared
-        begun = self._begun(blank, shared)[0]
+        begun = self._through(blank, shared)[0]
         leaves = begun | root_leaves | dict(zip(FLAGS, flags, strict=True))
         state, root = self._moment(inner, leaves, shared)
-        following = self._stepped(state.memory, blank | self._unpaid(flags.shape[1]), shared)
+        following = self._through(blank | self._unpaid(flags.shape[1]), shared, memory=state.memory)
         _, shown = self._moment(inner, *following)
         return state, Timestep(root.observation, shown.reward, root.terminated, root.truncated)
 
@@ -206,7 +206,7 @@ class NamedRows:
         """Values that rows share, as they were given."""
         return tuple(
             {name: constants[name] for name in transform.state()}
-            for transform, constants in self._chain
+            for transform, constants in zip(self._transforms, self._constants, strict=True)
         )
 
     def _counted_in(self, mask: jax.Array) -> jax.Array | None:
@@ -219,7 +219,7 @@ class NamedRows:
         inner, timestep = self.env.step(state.inner, acted.action)
         following = _named(timestep) | _rewards(timestep.reward)
         memory = _overwritten(state.memory, acted.written)
-        following, shared = self._stepped(memory, following, state.shared, mask)
+        following, shared = self._through(following, state.shared, mask, memory)
         following |= {path: memory[path] for path in self._carried}
         return self._moment(inner, _overwritten(following, acted.following), shared)
 
@@ -228,61 +228,33 @@ class NamedRows:
     ) -> tuple[Any, ByPath, Shared]:
         blank = self._blank(mask.shape[0])
         written, fresh = self.env.restart_written(mask, origins, state.inner, blank, write)
-        return written, *self._begun(_named(fresh), state.shared, self._counted_in(mask))
-
-    def _begun(
-        self, leaves: ByPath, shared: Shared, mask: jax.Array | None = None
-    ) -> tuple[ByPath, Shared]:
-        return self._through(
-            lambda transform, seen, constants: transform.reset_leaves(seen, constants),
-            leaves,
-            shared,
-            mask,
-        )
-
-    def _stepped(
-        self, memory: ByPath, leaves: ByPath, shared: Shared, mask: jax.Array | None = None
-    ) -> tuple[ByPath, Shared]:
-        root: ByPath = dict(inwards(self._transforms, memory))
-
-        def step(
-            transform: FusableTransform, seen: Leaves, constants: Mapping[str, Any]
-        ) -> Changes:
-            nonlocal root
-            changes = transform.step_leaves(Leaves(root, 1), seen, constants)
-            if isinstance(transform, KeptMemory):
-                root = transform.exchanged(root)
-            return changes
-
-        return self._through(step, leaves, shared, mask, lambda: root)
+        return written, *self._through(_named(fresh), state.shared, self._counted_in(mask))
 
     def _through(
         self,
-        hook: Callable[[FusableTransform, Leaves, Mapping[str, Any]], Changes],
         leaves: ByPath,
         shared: Shared,
-        mask: jax.Array | None,
-        root: Callable[[], ByPath] = dict,
+        mask: jax.Array | None = None,
+        memory: ByPath | None = None,
     ) -> tuple[ByPath, Shared]:
-        """Send the leaves of a moment through the transforms, which see the rows of ``mask`` (None: of none).
+        """Return what the transforms show after a step from ``memory`` (None: after a reset), and what rows share then.
 
-        Of a step they also see the memory at its root, if the step produced none.
+        They count the rows of ``mask`` (None: none). Of a step they also count the memory at its root, if the step produced none.
         """
-        after = []
-        for (transform, constants), values in zip(self._chain, shared, strict=True):
-            constants, seen = {**constants, **values}, Leaves(leaves, 1)
+        before, after = iter(zip(self._constants, shared, strict=True)), []
+
+        def constants_of(transform: FusableTransform, seen: Leaves, root: Leaves | None) -> Any:
+            constants, values = next(before)
             if values and mask is not None:
-                before = {
-                    path: leaf
-                    for path in transform.memory()
-                    if (leaf := root().get(path)) is not None
+                rows_seen = Leaves({**(root or {}), **seen}, 1)
+                values = {
+                    **values,
+                    **transform.seen_leaves(rows_seen, mask, {**constants, **values}),
                 }
-                rows_seen = Leaves({**before, **leaves}, 1)
-                values = {**values, **transform.seen_leaves(rows_seen, mask, constants)}
-                constants |= values
-            leaves = with_changes(leaves, hook(transform, seen, constants))
             after.append(values)
-        return leaves, tuple(after)
+            return {**constants, **values}
+
+        return through(self._transforms, self._places, leaves, memory, constants_of), tuple(after)
 
     def _blank(self, rows: int) -> Timestep:
         like = self.env.template[1]
@@ -294,7 +266,7 @@ class NamedRows:
     @cached_property
     def _shown_by_reset(self) -> set[Path]:
         return set(
-            jax.eval_shape(lambda: self._begun(_named(self._blank(1)), self._initial_shared)[0])
+            jax.eval_shape(lambda: self._through(_named(self._blank(1)), self._initial_shared)[0])
         )
 
     def _moment(self, inner: object, leaves: ByPath, shared: Shared) -> tuple[RowState, Timestep]:

@@ -54,7 +54,7 @@ from envkit.rules import DONE_LEAVES
 from envkit.specs import Composite
 from envkit.specs.annotations import Destination, Device, EnvData, as_device, destination
 from envkit.transforms.core.fusable import FusableTransform
-from envkit.transforms.core.kept_memory import memory_of
+from envkit.transforms.core.kept_memory import memory_of, places_of
 from envkit.transforms.core.spec_hooks import books_of, infos_behind
 from envkit.transforms.core.transform import Transform
 from envkit.transforms.core.wrapper import Wrapper
@@ -664,7 +664,7 @@ class FusedEnv(Wrapper, JaxEnv):  # type: ignore[misc] # a wrapper reads flags o
         self._declared.hold(inputs, outputs)
         self._declared.added_flags = env._declared.added_flags
         self._fusion = fusion
-        shown = [*leaf_paths(outputs["full_observation_spec"]), *memory_of(fusion.taken)]
+        shown = [*leaf_paths(outputs["full_observation_spec"]), *memory_of(places_of(fusion.taken))]
         self._engine = env._engine.behind(
             fusion.taken,
             [path for path in dict.fromkeys(shown) if path[0] != "state"],

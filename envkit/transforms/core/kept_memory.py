@@ -5,6 +5,9 @@ declares an entry in both specs declares it so; transforms, users' transforms an
 transform renames, changes or leaves out such an entry, `KeptMemory` comes before it: it copies the memory to another
 name, and gives it back on the way in. This module decides when that is, and under which names.
 
+Where hooks over leaves run, each transform is handed its own memory, read from where it travels (`places_of`), and
+returns the new one among its changes (`through`).
+
 Conventions
     path   where the memory is for the env that reads it.
     place  where it travels instead: below its own node, which no other transform writes to.
@@ -14,14 +17,14 @@ Conventions
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain, count
 from typing import Any
 
 from tensordict import TensorDictBase
 
 from envkit import rules
-from envkit.arrays.leaves import Changes, Leaves
+from envkit.arrays.leaves import Changes, Leaves, with_changes
 from envkit.data.paths import Path, as_key, as_path
 from envkit.data.resets import collect_reset_masks
 from envkit.specs import Composite, TensorSpec
@@ -55,7 +58,7 @@ class KeptMemory(FusableTransform):
 
     @property
     def _is_forward(self) -> bool:
-        return True  # where the hooks over leaves run, `inwards` gives the memory back
+        return True  # where the hooks over leaves run, transforms are handed their memory
 
     def step_leaves(self, root: Leaves, following: Leaves, constants: Mapping[str, Any]) -> Changes:
         return self.reset_leaves(following, constants)
@@ -75,16 +78,6 @@ class KeptMemory(FusableTransform):
                 mask = rules.reduce_mask(masks[level], value.shape, td.batch_dims)
                 fresh.set(as_key(place), rules.choose(mask, value, kept))
         return fresh
-
-    def exchanged(self, root: Mapping[Path, Any]) -> dict[Path, Any]:
-        """Return a root in which paths and places have each other's values."""
-        changed = {**root}
-        for pair in self.pairs:
-            values = [changed.pop(path, None) for path in pair]
-            for path, value in zip(reversed(pair), values, strict=True):
-                if value is not None:
-                    changed[path] = value
-        return changed
 
     def outwards(self, td: TensorDictBase) -> TensorDictBase:
         """Show a root as transforms behind this one see it, or the other way round."""
@@ -166,21 +159,47 @@ def kept_before(transform: Transform, before: Specs, after: Specs) -> KeptMemory
     return KeptMemory(tuple((path, (node, *path)) for path in paths))
 
 
-def memory_of(transforms: Iterable[Transform]) -> list[Path]:
-    """List the entries at the root that the hooks over leaves of a chain read, where they travel."""
-    places: list[Path] = []
-    for transform in transforms:
+def places_of(chain: Sequence[Transform]) -> list[dict[Path, Path]]:
+    """Return for each transform of a chain where the memory that its hooks over leaves read travels, by path."""
+    places: list[dict[Path, Path]] = []
+    moved: dict[Path, Path] = {}  # by what comes later
+    for transform in reversed(chain):
+        own: Sequence[Path] = ()
         if isinstance(transform, KeptMemory):
-            moved = dict(transform.pairs)
-            places = [moved.get(path, path) for path in places]
+            moved = moved | {path: moved.get(place, place) for path, place in transform.pairs}
         elif isinstance(transform, FusableTransform):
-            places += transform.memory()
-    return list(dict.fromkeys(places))
+            own = transform.memory()
+        places.append({path: moved.get(path, path) for path in own})
+    return places[::-1]
 
 
-def inwards(transforms: Sequence[Transform], root: Mapping[Path, Any]) -> Mapping[Path, Any]:
-    """Return a root as the first transform of a chain reads it."""
-    for transform in reversed(transforms):
-        if isinstance(transform, KeptMemory):
-            root = transform.exchanged(root)
-    return root
+def memory_of(places: Iterable[Mapping[Path, Path]]) -> list[Path]:
+    """List the entries at the root that a chain reads, from what `places_of` returned."""
+    return list(dict.fromkeys(place for own in places for place in own.values()))
+
+
+def through(
+    chain: Sequence[FusableTransform],
+    places: Sequence[Mapping[Path, Path]],
+    leaves: dict[Path, Any],
+    root: Mapping[Path, Any] | None,
+    constants_of: Callable[[FusableTransform, Leaves, Leaves | None], Mapping[str, Any]],
+) -> dict[Path, Any]:
+    """Return what rows show behind a chain: after a step from ``root``, or after a reset.
+
+    Args:
+        chain: first to last.
+        places: what `places_of` returned for it.
+        leaves: what the env before shows, shape ``(rows, *event)``, by path.
+        root: memory at the root of the step, by place; None after a reset.
+        constants_of: returns the constants of a transform, which may count the rows that it sees for that.
+    """
+    for transform, own in zip(chain, places, strict=True):
+        seen = Leaves(leaves, 1)
+        if root is None:
+            changes = transform.reset_leaves(seen, constants_of(transform, seen, None))
+        else:
+            memory = Leaves({path: root[at] for path, at in own.items() if at in root}, 1)
+            changes = transform.step_leaves(memory, seen, constants_of(transform, seen, memory))
+        leaves = with_changes(leaves, changes)
+    return leaves

@@ -17,20 +17,20 @@ Conventions
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from envkit.arrays.leaves import Leaves, with_changes
+from envkit.arrays.leaves import Leaves
 from envkit.data.forms import require_form
 from envkit.data.paths import Path, as_key, as_path
 from envkit.env.base import EnvBase
 from envkit.errors import ArgumentError
 from envkit.transforms.core.fusable import FusableTransform
-from envkit.transforms.core.kept_memory import KeptMemory, inwards, memory_of
+from envkit.transforms.core.kept_memory import memory_of, places_of, through
 from envkit.transforms.core.transform import OWNERSHIP
 from envkit.transport.host import RowCursor
 
@@ -93,7 +93,8 @@ class TransformedCore:
         self._of_rows = of_rows
         self.inner = {region: self._leaves(inside, *kinds) for region, kinds in _SHOWN.items()}
         self.inputs = list(_leaves(inside, "action", "state"))
-        self.memory = memory_of(chain)
+        self.places = places_of(chain)
+        self.memory = memory_of(self.places)
         self.untouched: dict[str, set[Path]] = {}
 
     def is_like(self, other: Any) -> bool:
@@ -127,7 +128,9 @@ class TransformedCore:
         for region, leaves in self.inner.items():
             given = _zeros(leaves, rows)
             try:
-                shown = through(self.chain, given, None if region == "root" else root)
+                shown = through(
+                    self.chain, self.places, given, None if region == "root" else root, _uncounted
+                )
             except Exception:
                 return False  # the env by itself tells, when it comes to that
             if _forms(shown) != _forms(_zeros(declared[region], rows)):
@@ -137,7 +140,13 @@ class TransformedCore:
 
     def through(self, leaves: Tensors, root: Tensors | None, rows: Sequence[int] | None) -> Tensors:
         """Show the leaves of some rows of one env (None: all) through the transforms, which count them; see `through`."""
-        return through(self.chain, leaves, root, lambda *seen: seen[0].counted(*seen[1:], rows))
+
+        def counted(
+            transform: FusableTransform, seen: Leaves, memory: Leaves | None
+        ) -> dict[str, Any]:
+            return transform.counted(seen, memory, rows)
+
+        return through(self.chain, self.places, leaves, root, counted)
 
     def _leaves(self, env: Any, *kinds: str) -> dict[Path, Any]:
         """Return the leaves of one row."""
@@ -181,7 +190,7 @@ class TransformedRows:
         ]
         self._errors: dict[int, Exception] = {}
         self._behind: list[int] = []
-        self._remembered = model.memory
+        self._places = model.places
         for core in cores:
             core.env._declared.around.add(self)
         self._read_chains()
@@ -210,7 +219,7 @@ class TransformedRows:
             ArgumentError: rows cannot show what they show.
         """
         cores = [core.env.row_core() for core in self._cores]
-        if any(core is None or core.memory != self._remembered for core in cores):
+        if any(core is None or core.places != self._places for core in cores):
             names = [type(leaf).__name__ for leaf in self._cores[0].env.transform.flat()]
             raise ArgumentError(
                 f"a setting of the transforms {names} was changed after their env was bound to the rows of a pool, "
@@ -325,7 +334,7 @@ class TransformedRows:
             )
         else:
             place = slice(None)
-        shown = through(chain, inner, root if region == "next" else None)
+        shown = through(chain, self._places, inner, root if region == "next" else None, _uncounted)
         untouched = self._untouched[region]
         for path, into in rows.items():
             value = shown.get(path)
@@ -340,34 +349,6 @@ class TransformedRows:
 
 def _uncounted(transform: FusableTransform, leaves: Leaves, root: Leaves | None) -> dict[str, Any]:
     return {**transform.constants(), **transform.state()}
-
-
-def through(
-    chain: Chain,
-    leaves: Tensors,
-    root: Tensors | None,
-    constants_of: Callable[[FusableTransform, Leaves, Leaves | None], Any] = _uncounted,
-) -> Tensors:
-    """Show the leaves of stacked rows through transforms: of a step from ``root``, or of a reset.
-
-    Args:
-        chain: first to last.
-        leaves: shape (rows, *event), by path.
-        root: memory of the transforms at the root of the step; None after a reset.
-        constants_of: gives the constants of a transform, which may count the rows that it sees for that.
-    """
-    root = None if root is None else dict(inwards(chain, root))
-    for transform in chain:
-        seen, memory = Leaves(leaves, 1), None if root is None else Leaves(root, 1)
-        constants = constants_of(transform, seen, memory)
-        if memory is None:
-            changes = transform.reset_leaves(seen, constants)
-        else:
-            changes = transform.step_leaves(memory, seen, constants)
-        leaves = with_changes(leaves, changes)
-        if root is not None and isinstance(transform, KeptMemory):
-            root = transform.exchanged(root)
-    return leaves
 
 
 def _leaves(env: EnvBase, *kinds: str) -> dict[Path, Any]:
