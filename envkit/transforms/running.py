@@ -368,7 +368,9 @@ class VecNormV2(_Running, EpisodeTransform, FusableTransform):
             for spec in (env.full_observation_spec, env.full_reward_spec)
             if key in spec.keys(True)
         )
-        return as_float(spec[key].zero(() if env.batch_locked else td.batch_size))
+        leaf = spec[key]
+        event = leaf.shape[spec.ndim :]
+        return as_float(torch.zeros((*td.batch_size, *event), dtype=leaf.dtype, device=leaf.device))
 
     def _begin(self, key: Key, shape: Sequence[int], dtype: torch.dtype, device: Any) -> None:
         if not self._kept(key).exist:

@@ -191,6 +191,8 @@ BATCHES = ("around", "around without buffers", "around workers", "mixed", "state
 """The places around several rows."""
 TOGETHER = frozenset(BATCHES)
 ACTS = TOGETHER | {"alone"}  # an action is drawn for a row that is not stepped as well
+ANY_ROWS = frozenset(("stateless", "programs"))
+"""The places where a partial step shows the stepped rows alone, so that averages of each row are refused."""
 STATISTICS = frozenset(("weight", "mean", "squares", "skipped_rows"))
 AVERAGES = frozenset(("loc", "var", "count", "skipped_rows"))
 NUMBERS = frozenset(("loc", "scale"))
@@ -439,14 +441,13 @@ CASES: dict[str, Case] = {
     "VecNormV2": Case(
         partial(envkit.VecNormV2, ["place", "reward"], ["out", "r"], decay=0.9),
         together=TOGETHER,
-        never=frozenset(("stateless", "programs")),
+        never=ANY_ROWS,
         holds=AVERAGES,
     ),
     "VecNormV2, in the data": Case(
         partial(envkit.VecNormV2, ["place", "reward"], ["c", "r"], decay=0.9, stateful=False),
         holds=frozenset(("skipped_rows",)),
         together=TOGETHER,
-        never=frozenset(("stateless", "programs")),
     ),
     "UnaryTransform": Case(
         lambda: envkit.UnaryTransform(["place"], ["half"], fn=lambda value: value / 2),
@@ -503,7 +504,7 @@ CASES: dict[str, Case] = {
     # that step by themselves, or do not
     "ConditionalSkip": Case(
         partial(envkit.ConditionalSkip, lambda td: td["action"][..., 0] > 0),
-        never=frozenset(("nested",)),  # an env around it is not told which rows were skipped
+        never=frozenset(("nested",)),  # a pool is not told which rows its sub-envs skip
     ),
     "ConditionalPolicySwitch": Case(partial(envkit.ConditionalPolicySwitch, opponent, far)),
     "FrameSkipTransform": Case(partial(envkit.FrameSkipTransform, 2)),
@@ -515,7 +516,7 @@ CASES: dict[str, Case] = {
         partial(envkit.NoopResetEnv, 3),
         holds=AVERAGES,
         together=TOGETHER,
-        never=frozenset(("stateless", "programs")),
+        never=ANY_ROWS,
     ),
     "AutoResetTransform": Case(
         envkit.AutoResetTransform,
