@@ -122,6 +122,11 @@ class EpisodeTransform(Transform):
         governing = rules.governing_level(level, masks)
         return None if governing is None else masks[governing]
 
+    def _begins(self, td: TensorDictBase, level: Path, flags: torch.Tensor) -> torch.Tensor:
+        """Return where a reset begins episodes, like the done flags of a level."""
+        begins, mask = torch.ones_like(flags), self._reset_mask(td, level)
+        return begins if mask is None else begins & expand_as_right(mask, flags)
+
     def _level_of(self, key: Key, reset_key: Key | None = None) -> Path:
         """Return the level whose reset an entry obeys: that of ``reset_key``, or found by place.
 
@@ -359,11 +364,11 @@ class InitTracker(FusableTransform, EpisodeTransform):
     def reset_leaves(self, fresh: Leaves, constants: Mapping[str, Any]) -> Changes:
         return self._marks(fresh, lambda flags: ~episode_counters.unset(flags))
 
-    def _update_unreset_rows(self, td: TensorDictBase, td_reset: TensorDictBase) -> None:
-        for key in self.init_keys:
-            shown = td_reset.get(key, None)
-            if shown is not None:  # as later transforms show it
-                td.set(key, torch.zeros_like(shown))
+    def _reset(self, td: TensorDictBase, td_reset: TensorDictBase) -> TensorDictBase:
+        for path, level in self._levels().items():
+            begins = self._begins(td, path, td_reset.get(level.flag))
+            td_reset.set((*path, self.init_key), begins)
+        return td_reset
 
     def _marks(self, leaves: Leaves, make: Callable[[Any], Any]) -> Changes:
         changes = {}
@@ -458,11 +463,7 @@ class TrajCounter(EpisodeTransform):
 
     def _reset(self, td: TensorDictBase, td_reset: TensorDictBase) -> TensorDictBase:
         for path, level in self._levels().items():
-            flags = td_reset.get(level.flag)
-            begins = torch.ones_like(flags)
-            mask = self._reset_mask(td, path)
-            if mask is not None:
-                begins &= expand_as_right(mask, flags)
+            begins = self._begins(td, path, td_reset.get(level.flag))
             td_reset.set((*path, self._name), self._draw(begins))
         return td_reset
 

@@ -228,17 +228,6 @@ class Transform(OwnState, ChecksKeywords):
         """Transform what a reset produced as what a step produced: ``_reset`` of those that tell no difference."""
         return self._call(td_reset)
 
-    def _update_unreset_rows(self, td: TensorDictBase, td_reset: TensorDictBase) -> None:
-        """Write to ``td`` what rows that were not reset show where the data that the reset was given does not say.
-
-        Called once the reset has been through all transforms, wherever this one runs, inside a program or in
-        an env inside of another one too, since the outermost env merges what was reset.
-
-        Args:
-            td: written to; what the env does not show of it is dropped.
-            td_reset: what the reset gave, behind all transforms.
-        """
-
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Transform data as a module, or in a replay buffer.
 

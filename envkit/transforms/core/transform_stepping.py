@@ -184,24 +184,8 @@ class TransformStepping(TransformHolder):
         route = self._route
         if route.is_direct:
             kwargs.pop("set_state", None)  # programs always begin again
-            root = route.stepper._reset(td, **kwargs)
-        else:
-            root = self._reset_through(route, td, **kwargs)
-        if td is not None:
-            self._update_unreset_rows(td, root)
-        return root
-
-    def _update_unreset_rows(self, td: TensorDictBase, root: TensorDictBase) -> None:
-        """Write to ``td`` what it lacks and rows that were not reset show, as far as this env shows it."""
-        settled = td.empty()
-        if isinstance(self.base_env, TransformStepping):
-            self.base_env._update_unreset_rows(settled, root)
-        for transform in self._transform.flat():
-            transform._update_unreset_rows(settled, root)
-        shown = {as_path(key) for key in self.observation_keys}
-        for path, value in leaves(settled):
-            if path in shown and td.get(as_key(path), None) is None:
-                td.set(as_key(path), value)
+            return route.stepper._reset(td, **kwargs)
+        return self._reset_through(route, td, **kwargs)
 
     def _reset_through(
         self, route: Route, td: TensorDictBase | None, **kwargs: Any
