@@ -23,6 +23,7 @@ from envkit import (
     CatFrames,
     ClipTransform,
     Compose,
+    ConditionalSkip,
     DTypeCastTransform,
     EnvBase,
     ExcludeTransform,
@@ -49,7 +50,7 @@ from envkit import (
 from envkit.errors import EnvkitError
 from envkit_bridges.jax.jax_env import JaxEnv
 from tests.bridges.compare import assert_same
-from tests.zoo.transforms import Opaque, Walk
+from tests.zoo.transforms import Opaque, StatelessWalk, Walk
 from tests.zoo.walkers import Walker
 
 Groups = Sequence[Sequence[str]]
@@ -220,6 +221,29 @@ def test_memory_of_one_name_in_several_chains_is_that_of_each(way, groups):
     assert_one_chain(env, one_chain(base(), groups))
 
     env.close(raise_if_closed=False)
+
+
+def left_out(td: TensorDictBase) -> torch.Tensor:
+    return td["place"][..., 0] > 0
+
+
+STATELESS = (
+    lambda groups: behind(StatelessWalk(batch_size=[2]), groups),
+    partial(StatelessWalk, batch_size=[2]),
+)
+
+
+@pytest.mark.parametrize("around", [["begun", "count"], ["opaque", "begun", "sum"]])
+@pytest.mark.parametrize(
+    ("nested", "base"), [WAYS["alone"], WAYS["around a pool"], WAYS["in a pool"], STATELESS]
+)
+def test_rows_that_an_inner_chain_leaves_out_stand_still_for_an_outer_one(
+    nested, base, around, monkeypatch
+):
+    monkeypatch.setitem(PIECES, "leave out", lambda: ConditionalSkip(left_out))
+    groups = [["leave out"], around, ["target"]]
+
+    assert_one_chain(nested(groups), one_chain(base(), groups))
 
 
 def test_each_of_two_chains_sums_its_own_rewards():

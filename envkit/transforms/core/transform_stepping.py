@@ -254,6 +254,21 @@ class TransformStepping(TransformHolder):
 
         return self._declared.cached("hidden_keys", build)
 
+    @property
+    def _unlike_keys(self) -> list[Key]:
+        """Hidden entries that transforms show in another shape or dtype, or not at all."""
+
+        def build() -> list[Key]:
+            shown, inner = self.full_observation_spec, self._route.stepper.full_observation_spec
+            leaves = {key: (shown.get(key, None), inner[key]) for key in self._hidden_keys}
+            return [
+                key
+                for key, (leaf, own) in leaves.items()
+                if leaf is None or (leaf.shape, leaf.dtype) != (own.shape, own.dtype)
+            ]
+
+        return self._declared.cached("unlike_keys", build)
+
     # ---------------------------------------------------------------------------------------- step
 
     def _make_step(self, td: TensorDictBase, *, advance: bool, is_ahead: bool = False) -> Ticket:
@@ -282,8 +297,11 @@ class TransformStepping(TransformHolder):
         if work.mask is None:
             work.inner = stepper._honoured_step(given, advance=ticket.restarts, is_ahead=is_ahead)
         elif bool(work.mask.any()):
-            given = given.exclude(*self._hidden_keys).set(rules.STEP, work.mask)
+            given = given.exclude(*self._unlike_keys).set(rules.STEP, work.mask)
             work.inner = stepper._honoured_step(given, advance=False, is_ahead=is_ahead)
+        inside = None if work.inner is None else work.inner.work
+        if isinstance(inside, _TransformedWork) and inside.mask is not None:
+            work.mask = inside.mask.reshape(work.given.batch_size)  # its transforms leave rows out
 
     def _begin_step(self, ticket: Ticket) -> None:
         if ticket.work.inner is not None:
@@ -315,9 +333,9 @@ class TransformStepping(TransformHolder):
     def _masked_shown(self, ticket: Ticket, done: TensorDictBase | None) -> TensorDictBase:
         """Show the rows that moved, if any did, among the others."""
         td, work = ticket.td, ticket.work
-        mask, route, given = work.mask, work.route, work.given
+        mask, route, given = work.mask, work.route, work.given.exclude("next")
         skipped = self._skipped_next(td)
-        if done is None:
+        if done is None or not bool(mask.any()):
             return skipped
         shown = mask.reshape(td.batch_size).to(skipped.device)  # which transforms may change
         if not self.batch_locked and given.batch_size == td.batch_size:
