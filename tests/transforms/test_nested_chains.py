@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -46,6 +47,7 @@ from envkit import (
     TransformedEnv,
     Unbounded,
     UnsqueezeTransform,
+    VecNorm,
 )
 from envkit.errors import EnvkitError
 from envkit_bridges.jax.jax_env import JaxEnv
@@ -244,6 +246,31 @@ def test_rows_that_an_inner_chain_leaves_out_stand_still_for_an_outer_one(
     groups = [["leave out"], around, ["target"]]
 
     assert_one_chain(nested(groups), one_chain(base(), groups))
+
+
+def seen_on_rows(env: Any) -> bool:
+    return env.core_around_rows() is not None
+
+
+@pytest.mark.parametrize("around", [["begun", "sum", "target"], ["norm", "frames"]])
+def test_statistics_of_an_inner_chain_follow_the_rows_of_a_pool(around, monkeypatch):
+    monkeypatch.setitem(PIECES, "norm", partial(VecNorm, ["place"], decay=0.9))
+    env = behind(serial(walk), [["norm"], around])
+    one = one_chain(serial(walk), [["norm"], around])
+
+    assert seen_on_rows(env) and not seen_on_rows(one)
+    assert_one_chain(env, one)
+
+
+def test_rows_that_an_outer_chain_ends_are_counted_by_an_inner_one_after_the_others(monkeypatch):
+    monkeypatch.setitem(PIECES, "norm", partial(VecNorm, ["place"], decay=0.9))
+
+    def nested(*more: str) -> EnvBase:
+        return behind(serial(walk), [["norm"], [*more, "count"]])
+
+    assert not seen_on_rows(nested())
+    for here, there in zip(played(nested()), played(nested("opaque")), strict=True):
+        assert_same(here, there)
 
 
 def test_each_of_two_chains_sums_its_own_rewards():

@@ -57,8 +57,6 @@ def core_around_rows(env: Any) -> TransformedCore | None:
     inner = None if make is None else make(env.base_env)
     if not env._steps_by_itself or (make is not None and inner is None):
         return None
-    if inner is not None and not all(leaf.stacks for leaf in inner.chain):
-        return None  # stepped alone, the env inside counts its resets and those from here one after the other
     return _stacking_core(env, inner, of_rows=True)
 
 
@@ -72,9 +70,17 @@ def _stacking_core(env: Any, base: Any, *, of_rows: bool) -> TransformedCore | N
         ):
             return None
     if isinstance(base, TransformedCore):  # an env behind transforms inside another one: one chain
+        if not all(leaf.stacks for leaf in base.chain) and not _leaves_flags_alone(env, chain):
+            return None  # the env inside counts its resets and those from here one after the other
         chain, inside, base = base.chain + chain, base.inside, base.base
     core = TransformedCore(env, inside, base, chain, of_rows=of_rows)
     return core if core.gives_what_it_declares() else None
+
+
+def _leaves_flags_alone(env: Any, chain: Chain) -> bool:
+    """Check whether all rows end where the env inside a `TransformedEnv` says, so that it alone resets them."""
+    core = TransformedCore(env, env.base_env, None, chain, of_rows=True)
+    return core.gives_what_it_declares() and core.untouched["next"] >= {*_leaves(env, "done")}
 
 
 class TransformedCore:
