@@ -200,7 +200,7 @@ class AutoResetTransform(_AutoReset):
         return self._allowed(observation_spec) if self.replace else observation_spec
 
     def _allowed(self, spec: Any) -> Any:
-        """Have the leaves of a spec allow the fill value, in each member of a stack too."""
+        """Extend the leaves of a spec to allow the fill value, in each member of a stack too."""
         if isinstance(spec, Stacked | StackedComposite):
             return spec._each(self._allowed)
         if isinstance(spec, Composite):

@@ -167,13 +167,13 @@ class EpisodeTransform(Transform):
         )
 
 
-def _name(given: object, argument: str, example: str) -> str:
-    if not isinstance(given, str):
+def _name(name: object, argument: str, example: str) -> str:
+    if not isinstance(name, str):
         raise ArgumentError(
-            f"{argument} is {given!r}, but must be a string: the entry is put beside the done flags "
+            f"{argument} is {name!r}, but must be a string: the entry is put beside the done flags "
             f"of each level. Pass a name, e.g. {argument}={example!r}."
         )
-    return given
+    return name
 
 
 def counter_like(flags: TensorSpec) -> TensorSpec:
@@ -306,11 +306,11 @@ class StepCounter(FusableTransform, EpisodeTransform):
 
     def transform_state_spec(self, state_spec: Composite) -> Composite:
         for key, leaf in self._declared(self.step_count_key, counter_like).items():
-            own = state_spec.get(key, None)
-            if own is not None and (own.shape, own.dtype) != (leaf.shape, leaf.dtype):
+            held = state_spec.get(key, None)
+            if held is not None and (held.shape, held.dtype) != (leaf.shape, leaf.dtype):
                 raise KeyCollisionError(
                     f"StepCounter writes {key!r}, shape {tuple(leaf.shape)}, but the env keeps a state of that name "
-                    f"there, {own.dtype} of shape {tuple(own.shape)}. Choose another: "
+                    f"there, {held.dtype} of shape {tuple(held.shape)}. Choose another: "
                     f"StepCounter(max_steps={self.max_steps}, step_count_key='elapsed')."
                 )
         self._declare(state_spec, self.step_count_key, counter_like)
@@ -596,9 +596,9 @@ class RandomTruncationTransform(EpisodeTransform):
 
     def _draw(self, path: Path, count: torch.Tensor, mask: torch.Tensor | None) -> None:
         """Draw the horizons of the episodes that begin, of those in ``mask`` or of all."""
-        known = self._horizons.get(path)
-        if known is None or known.shape != count.shape:
-            known = torch.zeros_like(count)
+        horizons = self._horizons.get(path)
+        if horizons is None or horizons.shape != count.shape:
+            horizons = torch.zeros_like(count)
             self._begun[path] = torch.zeros_like(count)
         begins = torch.ones_like(count, dtype=torch.bool)
         if mask is not None:
@@ -606,7 +606,7 @@ class RandomTruncationTransform(EpisodeTransform):
             begins = expand_as_right(begins, count)
         begun = self._begun[path]
         fresh = self._lengths(begun)
-        self._horizons[path] = torch.where(begins, fresh, known)
+        self._horizons[path] = torch.where(begins, fresh, horizons)
         self._begun[path] = begun + begins
 
     def _lengths(self, begun: torch.Tensor) -> torch.Tensor:
@@ -756,5 +756,5 @@ class EndOfLifeTransform(EpisodeTransform):
         return spec
 
     def register_keys(self, loss_or_advantage: Any) -> None:
-        """Have a loss or an advantage of TorchRL take the flag for its done and terminated flags."""
+        """Set the done and terminated keys of a loss or an advantage of TorchRL to the flag."""
         loss_or_advantage.set_keys(done=self.eol_key, terminated=self.eol_key)

@@ -403,14 +403,14 @@ class RemoveEmptySpecs(Transform):
 
 def _empty_nodes(spec: Composite) -> list[tuple[str, ...]]:
     """Paths of the highest nodes that hold no leaf, the kinds of specs themselves included."""
-    found: list[tuple[str, ...]] = []
+    empty: list[tuple[str, ...]] = []
     for key in spec.keys(True):
         path = as_path(key)
         node = spec[key]
-        covered = any(path[: len(above)] == above for above in found if len(above) > 1)
+        covered = any(path[: len(above)] == above for above in empty if len(above) > 1)
         if isinstance(node, Composite) and not covered and node.is_empty(recurse=True):
-            found.append(path)
-    return found
+            empty.append(path)
+    return empty
 
 
 def _without_empty(spec: Composite) -> Composite:

@@ -349,7 +349,7 @@ class VecNormV2(_Running, EpisodeTransform, FusableTransform):
         before: TensorDictBase | None,
     ) -> Averages:
         places = self._places(key)
-        own = None if before is None else _found(before, places)
+        own = None if before is None else _averages_in(before, places)
         if own is None:
             own = statistics.no_averages(
                 self._zero_of(key, td) if value is None else as_float(value)
@@ -387,21 +387,22 @@ class VecNormV2(_Running, EpisodeTransform, FusableTransform):
             )
 
     def _with_masked(
-        self, own: Averages, value: torch.Tensor, mask: torch.Tensor | None, batch_dims: int
+        self, averages: Averages, value: torch.Tensor, mask: torch.Tensor | None, batch_dims: int
     ) -> Averages:
         """Count one value in each row that ``mask`` selects and that is finite."""
-        after = statistics.averages_with_values(own, value, self.decay)
+        after = statistics.averages_with_values(averages, value, self.decay)
         mask = None if mask is None else rules.reduce_mask(mask, value.shape, batch_dims)
         is_finite = statistics.are_finite(value, batch_dims if mask is None else mask.ndim)
         mask = torch.ones_like(is_finite) if mask is None else mask
         self._count_skipped(mask & ~is_finite)
         chosen = (
-            rules.choose(mask & is_finite, new, old) for new, old in zip(after, own, strict=True)
+            rules.choose(mask & is_finite, new, old)
+            for new, old in zip(after, averages, strict=True)
         )
         return tuple(chosen)  # type: ignore[return-value]
 
-    def _loc_and_scale(self, own: Averages) -> tuple[torch.Tensor, torch.Tensor]:
-        return statistics.loc_and_scale_of_averages(own, self.decay, self.eps)
+    def _loc_and_scale(self, averages: Averages) -> tuple[torch.Tensor, torch.Tensor]:
+        return statistics.loc_and_scale_of_averages(averages, self.decay, self.eps)
 
     # --------------------------------------------------------------------------------------- specs
 
@@ -587,7 +588,7 @@ def _as_observation_norm(norm: VecNorm | VecNormV2, eps: float | None = None) ->
     return fixed[0] if len(fixed) == 1 else Compose(*fixed)
 
 
-def _found(td: TensorDictBase, places: Sequence[Path]) -> Averages | None:
+def _averages_in(td: TensorDictBase, places: Sequence[Path]) -> Averages | None:
     loc, var, count = (td.get(path, None) for path in places)
     return None if loc is None or var is None or count is None else (loc, var, count)
 
@@ -721,11 +722,11 @@ class RunningMoments(_Running, FusableTransform):
         changes: dict[str, Any] = {}
         skipped = constants[_SKIPPED]
         for key in self.in_keys:
-            found = rows_of(key)
-            if found is not None:  # rewards are absent at a reset
+            rows_and_flags = rows_of(key)
+            if rows_and_flags is not None:  # rewards are absent at a reset
                 before = of_state(key, constants)
-                rows = elementwise.cast(found[0], before[1].dtype)
-                counts = found[1] & constants["counts"]
+                rows = elementwise.cast(rows_and_flags[0], before[1].dtype)
+                counts = rows_and_flags[1] & constants["counts"]
                 is_finite = statistics.are_finite(rows)
                 after = statistics.moments_with_rows(
                     before, rows, constants["decay"], counts & is_finite

@@ -121,15 +121,17 @@ class DTypeCastTransform(ArrayTransform):
 
     def transform_output_spec(self, output_spec: Composite) -> Composite:
         if self._takes_all:
-            self.in_keys = self.out_keys = self._found(output_spec, "observation", "reward")
+            self.in_keys = self.out_keys = self._keys_of_dtype(output_spec, "observation", "reward")
         return super().transform_output_spec(output_spec)
 
     def transform_input_spec(self, input_spec: Composite) -> Composite:
         if self._takes_all:
-            self.in_keys_inv = self.out_keys_inv = self._found(input_spec, "action", "state")
+            self.in_keys_inv = self.out_keys_inv = self._keys_of_dtype(
+                input_spec, "action", "state"
+            )
         return super().transform_input_spec(input_spec)
 
-    def _found(self, specs: Composite, *kinds: str) -> list[Key]:
+    def _keys_of_dtype(self, specs: Composite, *kinds: str) -> list[Key]:
         return [
             key
             for kind in kinds
@@ -693,17 +695,19 @@ class ObservationNorm(_Affine):
             raise ArgumentError(
                 f"num_iter is {num_iter}, but must be 1 or more steps. Pass how many steps to take."
             )
-        given = (reduce_dim,) if isinstance(reduce_dim, int) else reduce_dim
+        axes_named = (reduce_dim,) if isinstance(reduce_dim, int) else reduce_dim
         refusal = ArgumentError(
             f"cat_dim is {cat_dim}, but must be one of reduce_dim={reduce_dim}: episodes are joined along "
             "an axis that is averaged."
         )
-        is_outside = given is not None and cat_dim is not None and cat_dim not in given
-        if is_outside and min((*(given or ()), cat_dim or 0)) >= 0:  # no env has to be asked
+        is_outside = axes_named is not None and cat_dim is not None and cat_dim not in axes_named
+        if is_outside and min((*(axes_named or ()), cat_dim or 0)) >= 0:  # no env has to be asked
             raise refusal
         source = self._measured(key)
         time, ndim = self._time_axis(source)
-        axes = tuple(axis % ndim for axis in (range(time + 1) if given is None else given))
+        axes = tuple(
+            axis % ndim for axis in (range(time + 1) if axes_named is None else axes_named)
+        )
         joins = axes[0] if len(axes) == 1 else time
         joins = joins if cat_dim is None else cat_dim % ndim
         if joins not in axes:

@@ -21,11 +21,11 @@ class Open(Transform):
 
     def __init__(self, **kwargs):
         super().__init__()
-        self.given = kwargs
+        self.keywords = kwargs
 
 
 def test_a_transform_that_takes_any_keyword_is_left_to_itself():
-    assert Open(max_step=3).given == {"max_step": 3}
+    assert Open(max_step=3).keywords == {"max_step": 3}
     assert list(TensorDictPrimer(max_step=Unbounded((1,))).primers.keys()) == ["max_step"]
 
 

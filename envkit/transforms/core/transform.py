@@ -516,7 +516,7 @@ class Transform(OwnState, ChecksKeywords):
         return None if container is None else container._env_before(self)
 
     def empty_cache(self) -> None:
-        """Have the specs read again, after what this transform declares has changed."""
+        """Drop the cached specs, after what this transform declares has changed."""
         container = self.container
         if container is not None:
             container._changed()
@@ -609,7 +609,7 @@ TransformLike = Transform | Callable[[TensorDictBase], TensorDictBase]
 
 
 def _give_buffers_both_passes(kind: type[nn.Module]) -> None:
-    """Have TorchRL's wrapper of a function run the method ``inv`` of instances of ``kind`` on what is written.
+    """Make TorchRL's wrapper of a function call the method ``inv`` of instances of ``kind`` on what is written.
 
     A buffer of TorchRL runs the inverse pass of TorchRL's transforms on what is written. Any other module it wraps as a
     function, to be called on samples alone, so that an inverse pass would be left out silently. No transform here

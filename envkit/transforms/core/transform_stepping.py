@@ -292,7 +292,7 @@ class TransformStepping(TransformHolder):
         self._hand_in(ticket, _TransformedWork(route, inner, mask), is_ahead=is_ahead)
 
     def _hand_in(self, ticket: Ticket, work: _TransformedWork, *, is_ahead: bool) -> None:
-        """Have the stepper make its part of a step."""
+        """Start the stepper's part of a step."""
         stepper, given, ticket.work = work.route.stepper, work.given, work
         if work.mask is None:
             work.inner = stepper._honoured_step(given, advance=ticket.restarts, is_ahead=is_ahead)

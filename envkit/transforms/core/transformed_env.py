@@ -121,8 +121,8 @@ class TransformedEnv(OnRow, TransformStepping):
         else:
             super().__setattr__(name, value)
 
-    def _set_transform(self, given: Any) -> None:
-        transform = as_transform(given)
+    def _set_transform(self, transform: Any) -> None:
+        transform = as_transform(transform)
         transform._belong_to(self)
         transform.eval()  # in an env dropout and the like rest, as in TorchRL; train() brings them back
         previous = self._modules.get("_transform")

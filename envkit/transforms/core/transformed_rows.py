@@ -132,16 +132,16 @@ class TransformedCore:
         rows = self.env.batch_size[0] if self._of_rows else 2  # a hook that mixes two shows
         root = _zeros({path: inputs[path] for path in self.memory}, rows)
         for region, leaves in self.inner.items():
-            given = _zeros(leaves, rows)
+            blank = _zeros(leaves, rows)
             try:
                 shown = through(
-                    self.chain, self.places, given, None if region == "root" else root, _uncounted
+                    self.chain, self.places, blank, None if region == "root" else root, _uncounted
                 )
             except Exception:
                 return False  # the env by itself tells, when it comes to that
             if _forms(shown) != _forms(_zeros(declared[region], rows)):
                 return False
-            self.untouched[region] = {path for path in given if shown.get(path) is given[path]}
+            self.untouched[region] = {path for path in blank if shown.get(path) is blank[path]}
         return True
 
     def through(self, leaves: Tensors, root: Tensors | None, rows: Sequence[int] | None) -> Tensors:
@@ -175,7 +175,7 @@ class TransformedRows:
             "in": {path: arrays["in"][path] for path in model.inputs},
             "mask": arrays["mask"],
         }
-        own = slice(rows.start, rows.stop)
+        here = slice(rows.start, rows.stop)
         for region, leaves in model.inner.items():
             inner[region] = {
                 path: arrays[region][path]
@@ -184,13 +184,13 @@ class TransformedRows:
                 for path, like in leaves.items()
             }
         self._base = model.base.bind([core.base for core in cores], rows, inner, slot)
-        self._inner = {region: _by_slot(inner[region], own, n) for region, n in moments.items()}
-        self._shown = {region: _by_slot(arrays[region], own, n) for region, n in moments.items()}
+        self._inner = {region: _by_slot(inner[region], here, n) for region, n in moments.items()}
+        self._shown = {region: _by_slot(arrays[region], here, n) for region, n in moments.items()}
         memory = {path: arrays["in"][path] for path in model.memory}
-        self._memory = _by_slot(memory, own, slots)
-        self._ended = [arrays["next"][path][:, own] for path in flags]
+        self._memory = _by_slot(memory, here, slots)
+        self._ended = [arrays["next"][path][:, here] for path in flags]
         self._carried = [
-            (arrays["next"][path][:, own], root[:, own])
+            (arrays["next"][path][:, here], root[:, here])
             for path, root in arrays["root"].items()
             if not (path in flags and path in model.untouched["root"])  # never set, never written
         ]
@@ -237,8 +237,8 @@ class TransformedRows:
     # ------------------------------------------------------------------------------- steps and resets
 
     @torch.no_grad()
-    def reset(self, row: int, given: Collection[Path] = (), /, **kwargs: Any) -> None:
-        """Start an episode and write the root row; no inputs are ``given`` to a simulator for that."""
+    def reset(self, row: int, states: Collection[Path] = (), /, **kwargs: Any) -> None:
+        """Start an episode and write the root row; a simulator takes no ``states`` for that."""
         self._behind = []
         if self._is_outdated:
             self._follow()
@@ -288,12 +288,12 @@ class TransformedRows:
         slot = self._slot[self._first]
         ended = np.logical_or.reduce([flags[slot, ..., 0] for flags in self._ended])
         if len(rows) == len(self._chains):
-            for made, root in self._carried:
-                root[slot + 1] = made[slot]
+            for following, root in self._carried:
+                root[slot + 1] = following[slot]
         else:
             chosen = [row - self._first for row in rows]
-            for made, root in self._carried:
-                root[slot + 1][chosen] = made[slot][chosen]
+            for following, root in self._carried:
+                root[slot + 1][chosen] = following[slot][chosen]
         if not ended.any():
             return {}
         errors: dict[int, Exception] = {}
@@ -390,10 +390,10 @@ def _one_moment(like: Any, slots: int, rows: int) -> np.ndarray:
     )
 
 
-def _by_slot(arrays: Mapping[Path, np.ndarray], own: slice, slots: int) -> list[Tensors]:
+def _by_slot(arrays: Mapping[Path, np.ndarray], rows: slice, slots: int) -> list[Tensors]:
     """View the rows of one host as tensors, one dict for each slot."""
     return [
-        {path: torch.from_numpy(array[slot, own]) for path, array in arrays.items()}
+        {path: torch.from_numpy(array[slot, rows]) for path, array in arrays.items()}
         for slot in range(slots)
     ]
 

@@ -96,7 +96,7 @@ class Wrapper(EnvBase):
         return self.base_env._visit_transforms(visit, earlier)
 
     def record_for_resume(self, mode: bool = True) -> Self:
-        """Have the base env record its episodes, see `EnvBase.record_for_resume`."""
+        """Record the episodes of the base env, see `EnvBase.record_for_resume`."""
         self.base_env.record_for_resume(mode)
         return self
 
