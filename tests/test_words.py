@@ -43,12 +43,41 @@ def test_plain_text_passes(text):
     assert list(words.broken(text)) == []
 
 
-@pytest.mark.parametrize("word", ["Give", "Say", "Tell"])
+@pytest.mark.parametrize("word", ["Give", "Say", "Tell", "Have"])
 def test_the_first_word_of_a_docstring_names_what_a_function_does(word):
     module = f'def f():\n    """{word} the rows."""\n'
 
     assert [line for line, _ in words.in_python(module)] == [2]
     assert list(words.in_python(module.replace(word, "Return"))) == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "def told(): ...",
+        "async def _made(): ...",
+        "def f(given): ...",
+        "def f(*, known=1): ...",
+        "f = lambda found: 1",
+        "self._own = 1",
+        "class A:\n    books: int",
+    ],
+)
+def test_names_that_do_not_say_what_they_hold_are_found(line):
+    assert len(list(words.in_names(line))) == 1
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "def f(report): ...",
+        "found = 1",
+        "told_apart = lambda owner: 1",
+        "f(given=self.made, known=1)",
+    ],
+)
+def test_names_of_a_line_or_two_and_calls_of_others_are_not(line):
+    assert list(words.in_names(line)) == []
 
 
 def test_each_kind_of_text_in_a_module_is_read():

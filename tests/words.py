@@ -1,7 +1,7 @@
 """The rules of plain English that a program can check, for all text that people read.
 
 ``python -m tests.words`` prints what breaks a rule. It reads README, the pages for users, the notebooks, and the
-docstrings, comments and texts of the code.
+docstrings, comments and texts of the code. Names are read in all code, tests and benchmarks included.
 
 Conventions
     piece    text that is one paragraph, list item, table cell or message; code in it counts as one word.
@@ -107,7 +107,7 @@ def in_markdown(source: str) -> Iterator[tuple[int, str]]:
             yield from ((first + line - 1, one) for line, one in _in_comments(fence[4]))
     prose = re.sub(
         r"\A---\n.*?\n---\n|^( *)(```+).*?^\1\2|<!-- (\w+).*?<!-- end.*?-->|<!--.*?-->|^\+\+\+.*?$",
-        lambda found: "\n" * found.group().count("\n"),
+        lambda match: "\n" * match.group().count("\n"),
         source,
         flags=re.DOTALL | re.MULTILINE,
     )
@@ -201,6 +201,21 @@ def in_python(source: str) -> Iterator[tuple[int, str]]:
     yield from _in_comments(source)
 
 
+def in_names(source: str) -> Iterator[tuple[int, str]]:
+    """Yield line and text of each function, parameter and attribute whose name does not say what it holds."""
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case (
+                ast.FunctionDef(name=name)
+                | ast.AsyncFunctionDef(name=name)
+                | ast.arg(arg=name)
+                | ast.Attribute(attr=name, ctx=ast.Store())
+                | ast.AnnAssign(target=ast.Name(id=name))
+            ) if name.strip("_") in WORDS["names"]:
+                better = WORDS["names"][name.strip("_")]
+                yield node.lineno, f"{name!r} in a name: write {better}"
+
+
 def _in_comments(source: str) -> Iterator[tuple[int, str]]:
     last, first, held = -1, 0, list[str]()
     for token in [
@@ -233,20 +248,20 @@ def in_notebook(source: str) -> Iterator[tuple[int, str]]:
 READERS = {".md": in_markdown, ".ipynb": in_notebook, ".py": in_python, ".pyi": in_python}
 
 
+def _code(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*.py*") if path.suffix in (".py", ".pyi")]
+
+
 def findings(root: Path = ROOT) -> list[Finding]:
     """Return all that breaks a rule in the repository at ``root``, in order of path and line."""
     pages = [root / "README.md", *(root / "docs").rglob("*.md"), *root.glob("notebooks/*.ipynb")]
-    modules = [
-        p
-        for folder in ("envkit", "bridges")
-        for p in (root / folder).rglob("*.py*")
-        if p.suffix in (".py", ".pyi")
-    ]
-    found = []
-    for path in pages + modules:
+    modules = [*_code(root / "envkit"), *_code(root / "bridges")]
+    names = [*modules, *_code(root / "tests"), *_code(root / "bench")]
+    problems = []
+    reads = [(path, READERS[path.suffix]) for path in pages + modules]
+    for path, read in [*reads, *((path, in_names) for path in names)]:
         if path.parent.name == "docs" and path.stem in FOR_DEVELOPERS:
             continue
-        read = READERS[path.suffix]
         name = str(path.relative_to(root))
         exempt = [
             re.compile(f"'({word})' in ", re.I)
@@ -254,12 +269,12 @@ def findings(root: Path = ROOT) -> list[Finding]:
             if name.startswith(at)
             for word in words
         ]
-        found += [
+        problems += [
             Finding(name, *one)
             for one in read(path.read_text())
             if not any(e.match(one[1]) for e in exempt)
         ]
-    return sorted(set(found), key=lambda one: (one.path, one.line, one.text))
+    return sorted(set(problems), key=lambda one: (one.path, one.line, one.text))
 
 
 def main() -> int:
