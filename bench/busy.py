@@ -2,7 +2,7 @@
 
 Each work is measured alone and beside one and two processes that need a core all the time: with the rule, and without it,
 with one thread and with as many as there are cores, which is what torch begins with. Alone, a large network must lose
-nothing. Neighbours that the machine has besides are not counted: the line holds its load.
+nothing. Processes that the machine runs besides are not counted, but the load that they make is recorded.
 
 Run: ``python -m bench.busy [--quick]``
 """
@@ -56,15 +56,11 @@ def fixed(number: int, work: Callable[[], object]) -> Callable[[], None]:
 
 
 def measure(name: str, work: Callable[[], object], steps: int, *, busy: int, rounds: int) -> None:
-    """Compare the rule with fixed numbers, and record what it reaches of the better one."""
-    title = f"{name}, beside {busy} busy processes"
+    """Compare the rule with fixed numbers, and record the load that the machine had before."""
+    title = f"{name}, beside {busy} more busy processes"
     works = {RULE: work, ONE: fixed(1, work), ALL: fixed(count_cores(), work)}
-    load = os.getloadavg()[0]
-    rule, *others = compare(title, works, steps=steps, reference=ALL, rounds=rounds)
-    best = max(other.steps_per_s for other in others)
-    share = round(rule.steps_per_s / best, 2)
-    print(f"  of the better fixed number {share}; load {load:.1f} before")
-    record(f"{title}: the rule", {"of_the_better_number": share, "load": round(load, 1)})
+    record(f"before {title}", {"load": round(os.getloadavg()[0] - busy, 1)})
+    compare(title, works, steps=steps, reference=ALL, rounds=rounds)
 
 
 def perceptron(inputs: int, outputs: int, width: int = 64) -> nn.Sequential:

@@ -46,10 +46,21 @@ _CHEETAHS = "2 workers x 4 HalfCheetah-v5, policy in the workers"
 _POOL = "8 CartPoles, min_get=8, "
 _PEERS = ("TorchRL, dense", "TorchRL, lazy")
 _VIEWS = "views as arrays, "
+_FIXED = ("one thread", "all threads, no rule")
 _LOOP = "CPU s for 122,880 steps: envkit"
 _CART_POLES, _PENDULUMS = _VIEWS + "CartPole-v1 x 32", _VIEWS + "Brax inverted_pendulum x 1024"
 
 TARGETS = [
+    # Beside busy processes: of the better fixed number of threads; a large network of all threads
+    *(
+        Target("busy", f"*, beside {busy} more busy processes", "the rule", 0.8, over=_FIXED)
+        for busy in (1, 2)
+    ),
+    *(
+        Target("busy", f"{work}, beside 0 more busy processes", "the rule", 0.8, over=_FIXED)
+        for work in ("one CartPole", "*Env*")
+    ),
+    Target("busy", "three layers of 1024 *", "the rule", 0.95),
     # Small batches, one program, first calls
     Target(
         "brax_step", "inverted_pendulum spring x 1 on cpu, torch policy", "envkit stepwise", 0.7

@@ -48,7 +48,8 @@ class ParallelEnv(Indexable):
             memory, whatever these say.
         policy_proof: policy that writes root entries which no sub-env declares, e.g. hidden states. It is called once,
             on zeros; these entries travel with the data then, and are zero where an episode begins.
-        num_threads: torch threads of this process while the workers run; None leaves them alone.
+        num_threads: torch threads of this process while the workers run, for policies too; None leaves them alone, and
+            small policies act with one.
         serial_for_single: give a `SerialEnv` where `ParallelEnv` is asked for one sub-env.
         non_blocking: copies to the device of delivery do not wait for it; the default is True.
         num_processes: processes that share the sub-envs evenly; None takes one per core, at most

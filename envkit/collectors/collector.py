@@ -144,7 +144,7 @@ class Collector:
         update_at_each_batch: call `update_policy_weights_` before (sync) or after (async) each batch.
         preemptive_threshold: share of the workers, in [0, 1]: when so many have finished, the others stop where
             they are.
-        num_threads: torch threads of this process while the workers run; None leaves them alone.
+        num_threads: torch threads of this process while the workers run, for policies too; None leaves them alone.
         num_sub_threads: torch threads of each worker; the default is 1.
         cat_results: how batches of workers are joined. "stack" puts an axis of workers in front, an int
             concatenates along that axis, -1 along time. None is "stack", -1 where workers make different numbers of
