@@ -15,15 +15,18 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self, cast
 
 import torch
-from tensordict import TensorDictBase
+from tensordict import LazyStackedTensorDict, TensorDictBase
 
-from envkit.data.transition import stepped_rows
+from envkit.data.paths import as_key
+from envkit.data.transition import leaves, stepped_rows
 from envkit.env.base import EnvBase
+from envkit.env.deviations import changed_paths
 from envkit.env.facts import Facts
 from envkit.env.input_checks import in_functorch
 from envkit.env.seeding import next_seed
 from envkit.errors import ArgumentError, ArgumentTypeError
 from envkit.lazy_imports import is_public
+from envkit.rules import choose
 from envkit.specs import Composite
 from envkit.specs.annotations import Destination, destination
 from envkit.specs.stacks import refuse_ragged
@@ -148,7 +151,11 @@ class TorchRLWrapper(EnvBase):
 
     Specs, batch size and device are those of ``env``, and an env that is not locked to its batch stays so. Random
     actions come from envkit's generator; all else that is drawn, ``env`` draws. Closing closes ``env`` too. An episode of
-    an env that is locked to its batch cannot be saved: its class does not say how.
+    an env that is locked to its batch cannot be saved: its class does not say how. Public attributes that this class does
+    not have are those of ``env``: ``group_map``, ``n_agents``, ...
+
+    An env may step all rows whatever a ``_step`` mask says, as simulators of many rows do. The data then has the root of the
+    rows that the mask leaves out, and these are refused until they are reset: their simulator is one step ahead.
 
     Args:
         env: any ``torchrl.envs.EnvBase``: a simulator's, a ``ParallelEnv``, a ``TransformedEnv``, ...
@@ -160,6 +167,7 @@ class TorchRLWrapper(EnvBase):
         ArgumentTypeError: (a TypeError) it is something else.
         ArgumentError: it resets what is done within a step (``native_autoreset=True``), so the last observation
             of an episode is not there.
+        NotResetError: a row is stepped that ``env`` has moved although a mask left it out.
         SpecError: a spec is of no kind that envkit has.
 
     Example:
@@ -171,6 +179,9 @@ class TorchRLWrapper(EnvBase):
         tensor([1., 2., 3.])
         >>> env.close()
     """
+
+    _ignores_masks = False
+    """Whether a row that a mask left out was seen to move."""
 
     def __new__(cls, env: Any) -> Self:
         """Create the env, locked to its batch if the env inside is."""
@@ -196,6 +207,21 @@ class TorchRLWrapper(EnvBase):
         self.full_reward_spec = from_torchrl_spec(env.full_reward_spec)
         self.full_done_spec = from_torchrl_spec(env.full_done_spec)
 
+    if not TYPE_CHECKING:  # a misspelt name would pass
+
+        def __getattr__(self, name: str) -> Any:
+            try:
+                return super().__getattr__(name)
+            except AttributeError:
+                theirs = self.__dict__.get("_modules", {}).get("torchrl_env")
+                if name.startswith("_") or theirs is None:
+                    raise
+            if hasattr(theirs, name):
+                return getattr(theirs, name)
+            raise AttributeError(  # without a full stop: Python puts the nearest name behind
+                f"neither {type(self).__name__} nor its {type(theirs).__name__} has an attribute {name!r}"
+            )
+
     # --------------------------------------------------------------------------- steps and resets
 
     def _step(self, td: TensorDictBase) -> TensorDictBase:
@@ -215,6 +241,27 @@ class TorchRLWrapper(EnvBase):
             if given.is_floating_point():
                 td = td.copy().set(key, rule.take(given, td.batch_size, rows=stepped_rows(td)))
         return td
+
+    def _masked_next(self, td: TensorDictBase, mask: torch.Tensor) -> TensorDictBase:
+        """Compute ``next``, and put the root of the rows back that the mask leaves out, whether they were stepped or not."""
+        following, left_out = super()._masked_next(td, mask), ~mask
+        are_some = bool(mask.any()) and bool(left_out.any())
+        if not (self.batch_locked and are_some) or isinstance(following, LazyStackedTensorDict):
+            return following
+        kept = self._skipped_next(td)
+        if not self._ignores_masks:
+            known = kept.select(*td.keys(True, True), strict=False)
+            found = following.select(*known.keys(True, True), strict=False)
+            self._ignores_masks = bool(changed_paths(known[left_out], found[left_out]))
+        if self._ignores_masks:
+            before = self._unshown
+            self._unshown = left_out.cpu() if before is None else before | left_out.cpu()
+            self._left_by = f"a step whose '_step' mask {type(self.torchrl_env).__name__} ignored"
+        following = following.copy()
+        for path, value in leaves(kept):
+            key = as_key(path)
+            following.set(key, choose(mask, following.get(key), value))
+        return following
 
     def _reset(self, td: TensorDictBase | None, **kwargs: Any) -> TensorDictBase:
         return self.torchrl_env.reset(None if td is None else td.copy(), **kwargs)

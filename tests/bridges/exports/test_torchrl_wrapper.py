@@ -19,7 +19,13 @@ from envkit import (
     TransformedEnv,
     check_env_specs,
 )
-from envkit.errors import ArgumentError, ArgumentTypeError, InputError, WorkerError
+from envkit.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    InputError,
+    NotResetError,
+    WorkerError,
+)
 from envkit_bridges.exports.torchrl import TorchRLWrapper, to_torchrl
 from tests.bridges.compare import assert_same
 from tests.zoo.shaped_envs import Groups, Several, Wordy
@@ -224,3 +230,98 @@ def test_an_env_that_resets_itself_within_a_step_is_refused():
 
     with pytest.raises(ArgumentError, match=r"resets what is done within a step"):
         TorchRLWrapper(env)
+
+
+class Herd(theirs.EnvBase):
+    """Two agents in each of three rows go on by their actions; it steps all rows, whatever a mask says."""
+
+    group_map = {"agents": ["a", "b"]}  # noqa: RUF012
+    n_agents = 2
+
+    def __init__(self):
+        from torchrl.data import Bounded, Composite, Unbounded
+
+        super().__init__(batch_size=[3])
+
+        def spec(**entries):
+            return Composite(agents=Composite(**entries, shape=[3, 2]), shape=[3])
+
+        self.observation_spec = spec(place=Unbounded((3, 2, 1)))
+        self.action_spec = spec(action=Bounded(0.5, 1.0, (3, 2, 1)))
+        self.reward_spec = spec(reward=Unbounded((3, 2, 1)))
+
+    def _reset(self, tensordict, **kwargs):
+        fresh = torch.zeros(3, 2, 1)
+        if tensordict is not None and "_reset" in tensordict.keys():
+            fresh = torch.where(tensordict["_reset"].reshape(3, 1, 1), fresh, self.place)
+        self.place = fresh
+        return TensorDict({"agents": TensorDict({"place": fresh.clone()}, [3, 2])}, [3])
+
+    def _step(self, tensordict):
+        self.place = self.place + tensordict["agents", "action"]
+        agents = TensorDict({"place": self.place.clone(), "reward": self.place.clone()}, [3, 2])
+        return TensorDict({"agents": agents, "done": self.place.mean(1) > 2}, [3])
+
+    def _set_seed(self, seed):
+        pass
+
+
+def test_attributes_are_those_of_the_env_inside():
+    env = TransformedEnv(TorchRLWrapper(Herd()), StepCounter())
+
+    assert env.group_map == {"agents": ["a", "b"]}
+    assert env.n_agents == 2
+    with pytest.raises(
+        AttributeError, match="neither TorchRLWrapper nor its Herd has an attribute 'n_agent'"
+    ):
+        env.n_agent  # noqa: B018
+
+
+def test_rows_that_a_mask_leaves_out_keep_their_values_where_the_env_moves_them():
+    env = TorchRLWrapper(Herd())
+    check_env_specs(env)
+    root = env.rand_action(env.reset())
+    mask = torch.tensor([True, False, True])
+
+    following = env.step(root.clone().set("_step", mask))["next"]
+
+    assert following["agents", "place"][1].eq(0).all()
+    assert following["agents", "reward"][1].eq(0).all()
+    assert following["agents", "place"][mask].gt(0).all()
+
+
+def test_a_row_that_was_moved_against_a_mask_is_refused_until_it_is_reset():
+    env = TorchRLWrapper(Herd())
+    mask = torch.tensor([True, False, True])
+    root = env.step_mdp(env.step(env.rand_action(env.reset()).set("_step", mask)))
+
+    with pytest.raises(NotResetError, match="since a step whose '_step' mask Herd ignored"):
+        env.step(env.rand_action(root.clone()))
+
+    env.step(env.rand_action(root.clone()).set("_step", mask))
+    fresh = env.reset(root.clone().set("_reset", ~mask.unsqueeze(-1)))
+    assert env.step(env.rand_action(fresh))["next", "agents", "place"][1].gt(0).all()
+
+
+def test_rows_that_have_ended_wait_for_the_others():
+    env = TorchRLWrapper(Herd())
+
+    data = env.rollout(8, break_when_any_done=False, break_when_all_done=True)
+
+    ended = data["next", "done"].squeeze(-1)
+    assert ended[:, -1].all() and data.shape[1] <= 5
+    after = ended.cumsum(-1) > 1
+    place, following = data["agents", "place"], data["next", "agents", "place"]
+    assert following[after].equal(place[after])
+    assert env.rollout(2).shape == (3, 2)
+
+
+def test_an_env_that_honours_masks_goes_on():
+    env = TorchRLWrapper(two())
+    mask = torch.tensor([True, False])
+    root = env.step_mdp(env.step(act(env.reset()).set("_step", mask)))
+
+    data = env.step(act(root))
+
+    assert data["next", "observation"].ne(root["observation"]).any(-1).all()
+    env.close()
