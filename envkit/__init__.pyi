@@ -131,12 +131,15 @@ from envkit.transforms.frames import TimeMaxPool as TimeMaxPool
 from envkit.transforms.frames import cat_frames as cat_frames
 from envkit.transforms.functions import Hash as Hash
 from envkit.transforms.functions import UnaryTransform as UnaryTransform
+from envkit.transforms.intrinsic_reward import RNDTransform as RNDTransform
+from envkit.transforms.intrinsic_reward import RunningMeanStd as RunningMeanStd
 from envkit.transforms.keys import CatTensors as CatTensors
 from envkit.transforms.keys import ExcludeTransform as ExcludeTransform
 from envkit.transforms.keys import RenameTransform as RenameTransform
 from envkit.transforms.keys import SelectTransform as SelectTransform
 from envkit.transforms.keys import Stack as Stack
 from envkit.transforms.module import ModuleTransform as ModuleTransform
+from envkit.transforms.observation_delta import NextObservationDelta as NextObservationDelta
 from envkit.transforms.pixels import CenterCrop as CenterCrop
 from envkit.transforms.pixels import Crop as Crop
 from envkit.transforms.pixels import GrayScale as GrayScale
@@ -144,6 +147,8 @@ from envkit.transforms.pixels import PixelRenderTransform as PixelRenderTransfor
 from envkit.transforms.pixels import Resize as Resize
 from envkit.transforms.pixels import ToTensorImage as ToTensorImage
 from envkit.transforms.pixels import VideoRecorder as VideoRecorder
+from envkit.transforms.policy_version import PolicyVersion as PolicyVersion
+from envkit.transforms.policy_version import VersionChange as VersionChange
 from envkit.transforms.postprocess import BurnInTransform as BurnInTransform
 from envkit.transforms.postprocess import MultiStep as MultiStep
 from envkit.transforms.postprocess import MultiStepTransform as MultiStepTransform

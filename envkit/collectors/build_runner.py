@@ -135,7 +135,7 @@ def _completed(env: EnvBase, policy: Any, options: RunnerOptions) -> EnvBase:
         env = env.to(options.env_device)
     if isinstance(policy, nn.Module) and options.auto_register_policy_transforms is not False:
         env = with_policy_transforms(env, policy)
-    if options.max_frames_per_traj is not None:
+    if options.max_frames_per_traj:
         env = TransformedEnv(env, _limit_for(env, options.max_frames_per_traj))
     return env.record_for_resume() if options.record_for_resume else env
 

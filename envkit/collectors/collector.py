@@ -27,6 +27,7 @@ from envkit.collectors.profiling import ProfileConfig
 from envkit.collectors.runner import COLLECTOR, Batch
 from envkit.collectors.settings import (
     CollectorSettings,
+    ShownSetting,
     WorkerOptions,
     kind_for,
     parsed_options,
@@ -117,7 +118,7 @@ class Collector:
             list of one each.
         prefetch: 1 makes the next batch while the caller trains on this one, with weights one update older.
         track_policy_version: record the version of the policy that acted, ``"policy_version"`` and
-            ``("next", "policy_version")``, int64 of the batch size.
+            ``("next", "policy_version")``, int64 of the batch size. A new `PolicyVersion` does so too, and counts with it.
         track_traj_ids: False leaves ``("collector", "traj_ids")`` out of batches; the default is True.
         compact_obs: leave observations and states out of ``next``, which the next root has too; what follows the last
             step of a trajectory is lost then.
@@ -156,10 +157,13 @@ class Collector:
         start_timeout: seconds that building env and policy may take; the default is 60, and None sets no limit.
         init_fn: called in each worker before it builds its env and policy, e.g. to start a simulator's application.
 
+    Most keywords can be read as attributes: ``collector.init_random_frames``. Where None and -1 set no limit, it is 0.
+
     Raises:
         OptionError: (a TypeError) a keyword is unknown, does not apply to this kind, or excludes another.
         ArgumentError: (a ValueError) a number is out of range.
         PolicyError: (a TypeError) the policy is not callable, or writes no action.
+        ReadOnlyError: (an AttributeError) a keyword was assigned to the collector.
 
     Example:
         >>> from envkit import Collector, GymEnv
@@ -173,6 +177,32 @@ class Collector:
     _kind: str
     _trained: Any
     __signature__ = ShownSignature()
+
+    trajs_per_batch = ShownSetting()
+    trajs_per_write = ShownSetting()
+    traj_format = ShownSetting()
+    device = ShownSetting()
+    storing_device = ShownSetting()
+    env_device = ShownSetting()
+    policy_device = ShownSetting()
+    create_env_kwargs = ShownSetting()
+    max_frames_per_traj = ShownSetting()
+    init_random_frames = ShownSetting()
+    reset_at_each_iter = ShownSetting()
+    postproc = ShownSetting()
+    split_trajs = ShownSetting()
+    exploration_type = ShownSetting()
+    reset_when_done = ShownSetting()
+    set_truncated = ShownSetting()
+    replay_buffer = ShownSetting()
+    replay_buffer_chunk = ShownSetting()
+    extend_buffer = ShownSetting("replay_buffer_chunk")
+    trust_policy = ShownSetting()
+    policy_factory = ShownSetting()
+    policy_version_tracker = ShownSetting()
+    track_traj_ids = ShownSetting()
+    compact_obs = ShownSetting()
+    interruptor = ShownSetting()
 
     def __new__(
         cls, *args: object, backend: str | None = None, sync: bool = True, **options: object
@@ -324,21 +354,6 @@ class Collector:
         """Transitions after which the collector is at its end; -1 where there is no end."""
         return -1 if self._settings.total_frames is None else self._settings.total_frames
 
-    @property
-    def trajs_per_batch(self) -> int | None:
-        """Whole episodes in a batch; None where batches are of transitions."""
-        return self._settings.trajs_per_batch
-
-    @property
-    def trajs_per_write(self) -> int | None:
-        """Episodes that are put into the replay buffer at once; None: all of a batch."""
-        return self._settings.trajs_per_write
-
-    @property
-    def traj_format(self) -> str:
-        """How batches of whole episodes are laid out: "padded" or "cat"."""
-        return self._settings.traj_format
-
     def frames_per_batch_worker(self, worker_idx: int | None = None) -> int:
         """Return how many transitions of a batch one worker makes.
 
@@ -414,6 +429,8 @@ class Collector:
     def increment_version(self) -> None:
         """Count one more version of the policy, without new weights."""
         self.policy_version += 1
+        if self.policy_version_tracker is not None:
+            self.policy_version_tracker.increment_version()
 
     def get_policy_version(self) -> int:
         """Return ``policy_version``, where an attribute cannot be read, e.g. through a handle of Ray."""
@@ -922,6 +939,11 @@ class Collector:
             yield self.next()  # type: ignore[misc]  # and no call in between: Ctrl-C would lose it
 
     @property
+    def closed(self) -> bool:
+        """Whether it was shut down."""
+        return self._is_shut_down
+
+    @property
     def is_finished(self) -> bool:
         """Whether ``total_frames`` were delivered."""
         total = self._settings.total_frames
@@ -1006,7 +1028,7 @@ class Collector:
             self._begin_next()
 
     def _begin_next(self) -> None:
-        random = self._begun_frames < (self._settings.init_random_frames or 0)
+        random = self._begun_frames < self._settings.init_random_frames
         frames = self._begun_frames + self._frames_each
         pending = self._begin_batch(random=random)
         self._pending, self._begun_frames = pending, frames  # together, or Ctrl-C counts it twice
@@ -1108,6 +1130,8 @@ class Collector:
         self.frames, self.iter = state_dict["frames"], state_dict["iter"]
         self._begun_frames = state_dict["begun_frames"]
         self.policy_version = state_dict["policy_version"]
+        if self.policy_version_tracker is not None:
+            self.policy_version_tracker.version = self.policy_version
         self._received = [
             Batch(from_plain(raw["data"]), raw["following"].clone())
             for raw in state_dict["received"]

@@ -35,7 +35,12 @@ from envkit.collectors.runner_host import (
     Description,
     RunnerFactory,
 )
-from envkit.collectors.settings import CollectorSettings, WorkerOptions, require_names
+from envkit.collectors.settings import (
+    CollectorSettings,
+    ShownSetting,
+    WorkerOptions,
+    require_names,
+)
 from envkit.collectors.threads import in_turn, require_open
 from envkit.collectors.weights import as_weights, extra_of, only_tensors, tensors_of
 from envkit.collectors.worker_pool import Part, WorkerPool
@@ -79,6 +84,12 @@ class MultiCollector(Collector):
         ('MultiSyncDataCollector', 2)
     """
 
+    cat_results = ShownSetting()
+    num_threads = ShownSetting()
+    num_sub_threads = ShownSetting()
+    preemptive_threshold = ShownSetting()
+    update_at_each_batch = ShownSetting()
+
     _has_workers = True
     _end_limit: weakref.finalize | None = None
     _makes_parts: bool
@@ -113,7 +124,7 @@ class MultiCollector(Collector):
         self.backend_options = usable_options(self.backend, backend_options)
         count = settings.num_workers if num_collectors is None else num_collectors
         makers = _makers(create_env_fn, count)
-        self.num_workers = len(makers)
+        self.create_env_fn, self.num_workers = makers, len(makers)
         _each("frames_per_batch", settings.frames_per_batch, self.num_workers)
         self._trained = policy
         self._versions = [tensor._version for tensor in tensors_of(policy).values()]
@@ -251,6 +262,11 @@ class MultiCollector(Collector):
         self._rows_each = first.batch_size.numel()
 
     # ------------------------------------------------------------------------------------- weights
+
+    @property
+    def policy(self) -> Any:
+        """The policy that was passed, of which the workers have copies; None where they have made their own."""
+        return self._trained
 
     def _update_weights(self, source: Any) -> None:
         # and no turn: a trainer may update while another thread waits for a batch
@@ -748,9 +764,7 @@ class MultiaSyncDataCollector(MultiCollector):
             ordered = self._taken_frames + steps * self._rows_each
             if total is not None and ordered >= total:
                 return
-            self._worker_pool.order(
-                worker, random=ordered < (self._settings.init_random_frames or 0)
-            )
+            self._worker_pool.order(worker, random=ordered < self._settings.init_random_frames)
 
     def _finish(self) -> Batch:
         self._keep_busy()  # what an error has left out

@@ -80,7 +80,7 @@ class RunnerOptions:
     policy_factory: Callable[[], Any] | None = None
     env_device: torch.device | None = None
     policy_device: torch.device | None = None
-    max_frames_per_traj: int | None = None
+    max_frames_per_traj: int = 0
     record_for_resume: bool = False
     trust_policy: bool | None = None
     compile_policy: bool | Mapping[str, Any] | None = None
@@ -94,7 +94,7 @@ class RunnerOptions:
     storing_device: torch.device | None = None
     track_policy_version: bool = False
     compact_obs: bool = False
-    init_random_frames: int | None = None
+    init_random_frames: int = 0
 
 
 @dataclass(frozen=True)

@@ -35,9 +35,11 @@ from envkit.errors import (
     ArgumentTypeError,
     DeviceNameError,
     OptionError,
+    ReadOnlyError,
 )
 from envkit.lazy_imports import late
 from envkit.specs.annotations import Device, as_device
+from envkit.transforms.policy_version import PolicyVersion
 
 
 class CollectorOptions(TypedDict, total=False):
@@ -70,7 +72,7 @@ class CollectorOptions(TypedDict, total=False):
     cudagraph_policy: bool | Mapping[str, Any] | None
     policy_factory: Callable[[], Any] | Sequence[Callable[[], Any]] | None
     prefetch: int
-    track_policy_version: bool
+    track_policy_version: bool | PolicyVersion
     track_traj_ids: bool
     compact_obs: bool
     return_contiguous: bool
@@ -108,8 +110,9 @@ class WorkerOptions(CollectorOptions, total=False):
 class CollectorSettings(RunnerOptions):
     """`CollectorOptions` and `WorkerOptions`, parsed; what has no effect is left out.
 
-    Numbers are ints, and None where -1 or 0 stands for no limit. Devices are those of torch, ``device`` stands in
-    for each that was not passed. The first five hold one value, or a list of one for each worker.
+    Numbers are ints; where -1 and 0 stand for no limit, ``total_frames`` is None and the others 0. Devices are those of
+    torch, ``device`` stands in for each that was not passed. The first five hold one value, or a list of one for each
+    worker.
     """
 
     create_env_kwargs: Any = None
@@ -128,6 +131,8 @@ class CollectorSettings(RunnerOptions):
     replay_buffer: Any = None
     replay_buffer_chunk: bool = True
     prefetch: int = 0
+    device: torch.device | None = None
+    policy_version_tracker: PolicyVersion | None = None
     track_traj_ids: bool = True
     return_contiguous: bool = False
     seed: int | None = None
@@ -154,7 +159,33 @@ class CollectorSettings(RunnerOptions):
         return RunnerOptions(**values | {name: of_worker(name, values[name]) for name in _OF_EACH})
 
 
+class ShownSetting:
+    """An attribute of collectors that returns one of their settings, and cannot be assigned.
+
+    Args:
+        setting: its name; the attribute's own by default.
+    """
+
+    def __init__(self, setting: str | None = None):
+        self._setting = setting
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, collector: Any, owner: type | None = None) -> Any:
+        return (
+            self if collector is None else getattr(collector._settings, self._setting or self._name)
+        )
+
+    def __set__(self, collector: Any, value: Any) -> None:
+        raise ReadOnlyError(
+            f"{self._name} of a {type(collector).__name__} was set to {value!r}, but it is read when the collector is "
+            f"built. Build a new one: {type(collector).__name__}(..., {self._name}=...)."
+        )
+
+
 _DEVICES = ("storing_device", "env_device", "policy_device")
+_LIMITS = ("init_random_frames", "max_frames_per_traj")
 _OF_EACH = (*_DEVICES, "create_env_kwargs", "policy_factory")
 
 
@@ -177,10 +208,14 @@ def parsed_options(
     require_names(kind, table, options)
     require_policy(policy)
     asked = dict(options)
-    device = asked.pop("device", None)
+    device = asked.get("device")
     for name in _DEVICES:
         asked[name] = device if asked.get(name) is None else asked[name]
     values = without_ignored(checked(table, asked, _CHECKS))
+    values |= {name: values.get(name) or 0 for name in _LIMITS}
+    tracker = values.get("track_policy_version")
+    if isinstance(tracker, PolicyVersion):
+        values |= {"policy_version_tracker": tracker, "track_policy_version": True}
     extends = values.pop("extend_buffer", None)
     has_buffer = values.get("replay_buffer") is not None
     if extends and not values.get("replay_buffer_chunk", True):
@@ -242,11 +277,9 @@ def _as_frames(name: str, value: Any) -> int | list[int]:
     ]
 
 
-def _as_limit(name: str, value: Any) -> int | None:
-    number = as_int(
-        name, value, least=-1, meaning="a number of frames; None, 0 and -1 set no limit"
-    )
-    return number if number > 0 else None
+def _as_limit(name: str, value: Any) -> int:
+    meaning = "a number of frames; None, 0 and -1 set no limit"
+    return max(0, as_int(name, value, least=-1, meaning=meaning))
 
 
 def _as_total(name: str, value: Any) -> int | None:
@@ -281,6 +314,17 @@ def _as_device(name: str, value: Any) -> torch.device:
     return device
 
 
+def _as_version(name: str, value: Any) -> bool | PolicyVersion:
+    if not isinstance(value, PolicyVersion):
+        return as_bool(name, value)
+    if not value.counts or value.version:
+        raise ArgumentError(
+            f"{name} is a PolicyVersion whose version is {value.version!r}, but a collector counts updates of its policy from "
+            "0. Pass a new PolicyVersion('int')."
+        )
+    return value
+
+
 def _as_exploration_type(name: str, value: Any) -> ExplorationType:
     if not isinstance(value, ExplorationType):
         raise ArgumentTypeError(
@@ -305,17 +349,18 @@ _CHECKS: dict[str, Check] = {
     "trajs_per_batch": _count("the episodes of a batch"),
     "trajs_per_write": _count("the episodes that are put into the buffer at once"),
     "total_frames": _as_total,
-    "init_random_frames": _as_limit,
-    "max_frames_per_traj": _as_limit,
+    **dict.fromkeys(_LIMITS, _as_limit),
     "prefetch": _count("0, or 1 batch ahead", least=0),
     "seed": _count("the seed of all envs and generators", least=0),
     "worker_idx": _count("the number of a worker", least=0),
     **dict.fromkeys(_DEVICES, _each(_as_device)),
+    "device": _as_device,
     "create_env_kwargs": _each(partial(as_keywords, example="{'size': 3}")),
     "policy_factory": _each(_as_factory),
     "compile_policy": _as_switch_or_keywords,
     "cudagraph_policy": _as_switch_or_keywords,
     "exploration_type": _as_exploration_type,
+    "track_policy_version": _as_version,
     "interruptor": _as_interruptor,
     "weight_sync_schemes": as_weight_sync_schemes,
     "preemptive_threshold": partial(

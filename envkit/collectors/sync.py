@@ -127,7 +127,7 @@ class SyncDataCollector(Collector):
             acting is not weights and isinstance(weights, torch.nn.Module | HasParams)
         ):
             self._runner.load_weights(as_weights(weights, acting))
-        self.policy_version += 1
+        self.increment_version()
 
     @in_turn
     def set_seed(self, seed: int, static_seed: bool = False) -> int | None:

@@ -92,6 +92,11 @@ class _Running(SkipsRows):
         self._begin_count()
         self.shared_lock: AbstractContextManager = nullcontext() if lock is None else lock
 
+    @property
+    def lock(self) -> AbstractContextManager:
+        """Held while statistics are used."""
+        return self.shared_lock
+
     def _warn_of_centred(self, rewards: Composite) -> None:
         """Warn once if a reward is replaced by what is left when its mean is taken away."""
         centred = [
@@ -224,11 +229,6 @@ class VecNormV2(_Running, EpisodeTransform, FusableTransform):
 
     def _kept(self, key: Key) -> _Kept:
         return self.kept[module_name(key)]  # type: ignore[return-value]
-
-    @property
-    def lock(self) -> AbstractContextManager:
-        """Held while averages are used."""
-        return self.shared_lock
 
     # ----------------------------------------------------------------------------- in an env, on data
 

@@ -13,6 +13,8 @@ from tests.zoo.random_resumes import TRANSFORMS, Run, differs
 FEW, MANY, PIECES = 8, 500, 20
 
 OTHERWISE = {
+    "RNDTransform": "its networks are made for the width of one observation, see the contract of transforms",
+    "PolicyVersion": "it changes when it is called, see tests/transforms/test_policy_version.py",
     "AutoResetTransform": "needs an env that resets by itself; test_autoreset",
     "MultiStepTransform": "works on batches of a collector; test_contract",
     "Timer": "says how long things take, which differs",

@@ -10,9 +10,15 @@ test shows it with `differs`; `test_deviations.py` compares the page with the te
 
 from __future__ import annotations
 
+import ast
+import inspect
+import re
+import textwrap
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -71,7 +77,7 @@ def _library(name: str) -> Library:
 
 
 OURS = Library("envkit", envkit)
-THEIRS = Library("torchrl", torchrl.envs, torchrl.data, torchrl.collectors)
+THEIRS = Library("torchrl", torchrl.envs, torchrl.data, torchrl.collectors, torchrl.envs.transforms)
 SPECS = (envkit.TensorSpec, torchrl.data.TensorSpec)
 COMPOSITES = (envkit.Composite, torchrl.data.Composite)
 STACKS = (
@@ -213,3 +219,34 @@ def differs(name: str, call: Call) -> str:
     found = difference(call)
     assert found is not None, f"{name}: no difference is left. Take its line out of the page."
     return found
+
+
+# ------------------------------------------------------------------------------------- which names there are
+
+PAGE = Path(__file__).parents[2] / "docs" / "deviations.md"
+ROW = re.compile(r"^\| (?P<of>[a-z ]+) \| (?P<names>`.+`) \| (?P<why>.+) \|$", re.M)
+
+
+def names_out(of: str) -> set[str]:
+    """Return the names that the last table of ``docs/deviations.md`` lists as left out, of one kind of things."""
+    rows = [row for row in ROW.finditer(PAGE.read_text()) if row["of"] == of]
+    assert rows, f"the page has no row of {of!r}"
+    return {name for row in rows for name in re.findall("`([^`]+)`", row["names"])}
+
+
+@cache
+def public_members(kind: type, library: str) -> frozenset[str]:
+    """Return the public attributes that the classes of one library below ``kind`` define, or assign to ``self``."""
+    classes = [base for base in kind.__mro__ if base.__module__.startswith(library)]
+    defined = {name for base in classes for name in vars(base)}
+    trees = [ast.parse(textwrap.dedent(inspect.getsource(base))) for base in classes]
+    assigned = {
+        node.attr
+        for tree in trees
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.ctx, ast.Store)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "self"
+    }
+    return frozenset(name for name in defined | assigned if name[0] != "_")

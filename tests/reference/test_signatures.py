@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase as fnmatch
 from typing import Any
 
 import envkit
-from tests.reference.compare import torchrl
+from tests.reference.compare import names_out, torchrl
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -25,30 +25,6 @@ MODULES = (
     torchrl.collectors,
     torchrl.data.utils,
 )
-PARAMETERS_OUT = {  # patterns of class(), class.method or function, and parameter
-    "weights go through shared memory": {
-        "*Collector().weight_*",
-    },
-    "what TorchRL's workers are told of an env": {"EnvMetaData().supports_set_state"},
-    "workers all collect alike, and take one policy": {
-        "*Collector().collector_class",
-        "*Collector.update_policy_weights_.worker_ids",
-    },
-    "called by position, by containers: the names of arguments are ours": {
-        "*.forward.next_tensordict",
-        "*.transform_*_spec.*",
-        "env_creator.fun",
-        "JumanjiWrapper.read_*.*",
-    },
-    "of torch.nn.Module, whose `to` and `compile` take what torch's take": {
-        "*.to.device",
-        "EnvBase.compile.warmup",
-    },
-    "drawing is the library's own, and gives arrays": {"JumanjiWrapper.render.*"},
-    "agents of Playground are one": {"MujocoPlaygroundWrapper().agent_mapping"},
-    "has no effect there": {"TrajCounter().repeats"},
-    "loses the last observation, which is shown here": {"VecGymEnvTransform().native_autoreset"},
-}
 
 
 def keywords_of(function: Any, annotation: Any) -> set[str]:
@@ -107,7 +83,7 @@ def missing() -> set[str]:
 
 
 def test_every_parameter_is_there_or_out():
-    patterns = [pattern for group in PARAMETERS_OUT.values() for pattern in group]
+    patterns = names_out("parameters")  # of class(), class.method or function, and parameter
     found = missing()
 
     assert [name for name in found if not any(fnmatch(name, p) for p in patterns)] == []

@@ -308,6 +308,16 @@ def imagined() -> EnvBase:
     return dreamer()
 
 
+def curious(**options) -> Transform:
+    target, predictor = torch.nn.Linear(2, 3), torch.nn.Linear(2, 3)
+    with torch.no_grad():
+        for number, parameter in enumerate((*target.parameters(), *predictor.parameters())):
+            parameter.copy_(
+                torch.linspace(-1, 1, parameter.numel()).reshape(parameter.shape) * number
+            )
+    return envkit.RNDTransform(target, predictor, ["place"], **options)
+
+
 def first_allowed(td: TensorDictBase) -> torch.Tensor:
     return td["action_mask"].int().argmax(-1)
 
@@ -363,6 +373,22 @@ CASES: dict[str, Case] = {
     "CatFrames, the same": Case(partial(envkit.CatFrames, 3, -1, ["place"])),
     "TimeMaxPool": Case(partial(envkit.TimeMaxPool, ["place"], ["out"], 3)),
     "Timer": Case(envkit.Timer),
+    "PolicyVersion": Case(envkit.PolicyVersion),
+    "NextObservationDelta": Case(partial(envkit.NextObservationDelta, ["place"])),
+    "NextObservationDelta, of data": Case(
+        partial(envkit.NextObservationDelta, ["place"]), None, inv=True
+    ),
+    "RNDTransform": Case(
+        curious,
+        together=TOGETHER,
+        rounds=True,
+        holds=frozenset(("mean", "var", "count", "skipped_rows")),
+    ),
+    "RNDTransform, plain": Case(
+        partial(curious, normalize_obs=False, normalize_reward=False),
+        rounds=True,
+        holds=frozenset(("skipped_rows",)),
+    ),
     # what changes entries
     "CatTensors": Case(partial(envkit.CatTensors, ["place"], "out", del_keys=False), data=("out",)),
     "RenameTransform": Case(

@@ -10,6 +10,7 @@ from contextlib import closing
 import pytest
 import torch
 from tensordict import TensorDict
+from tensordict.nn import TensorDictModule
 
 from envkit import GymEnv, PendulumEnv, SerialEnv, StepCounter, TicTacToeEnv
 from envkit.errors import ArgumentTypeError, ClosedEnvError, InputError, MissingLibraryError
@@ -209,6 +210,37 @@ def test_a_collector_and_a_buffer_of_torchrl_take_its_steps(theirs):
     assert counts == [[1, 2, 3, 4, 5] * 2] * 3
     assert len(buffer) == 60
     assert torch.equal((sample := buffer.sample())["count"] + 1, sample["next", "count"])
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "backend", ["threading", pytest.param("multiprocessing", marks=pytest.mark.slow)]
+)
+def test_an_asynchronous_collector_of_torchrl_batches_what_they_observe(theirs, backend):
+    from torchrl.collectors import AsyncBatchedCollector
+
+    policy = TensorDictModule(
+        lambda observation: torch.nn.functional.one_hot((observation[..., 2] > 0).long(), 2),
+        in_keys=["observation"],
+        out_keys=["action"],
+    )
+    collector = AsyncBatchedCollector(
+        [one_pole] * 2,
+        policy=policy,
+        frames_per_batch=20,
+        total_frames=40,
+        env_backend=backend,
+        transport="driver",
+    )
+
+    data = torch.cat([batch.clone() for batch in collector])
+    collector.shutdown()
+
+    assert data["env_index"].unique().tolist() == [0, 1]
+    for row in range(2):
+        steps = data[data["env_index"] == row]
+        assert steps["observation"][1:].equal(steps["next", "observation"][:-1])
+        assert steps["action"].argmax(-1).equal((steps["observation"][:, 2] > 0).long())
 
 
 @pytest.mark.slow

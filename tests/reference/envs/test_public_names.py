@@ -5,83 +5,42 @@ from __future__ import annotations
 import inspect
 
 import pytest
+import torch
 import torchrl.envs
 import torchrl.envs.transforms
 
 import envkit
-
-OUT = {
-    "robots and physics that TorchRL simulates itself; Brax, Gymnasium and Playground have such envs": {
-        *("AntEnv", "HopperEnv", "HumanoidEnv", "Walker2dEnv", "MujocoEnv", "SatelliteEnv"),
-        *("CartesianSolver", "HumanoidMacroAction", "RobotMacroAction", "RobotMacroActionMode"),
-        *("SatelliteAttitudeTransform", "SatelliteMacroAction"),
-        *("URScriptPrimitive", "URScriptPrimitiveTransform"),
-        *("CubeBowlEnv", "MicroDuckEnv", "MicroDuckTask", "MicroDuckTaskSampler", "RoboHiveEnv"),
-    },
-    "the agents that TorchRL makes of the limbs of a Playground robot": {
-        *("MujocoPlaygroundAgentMapping", "MujocoPlaygroundAgentSpec"),
-    },
-    "simulators that need a GPU of one vendor and a licence or an installer of their own": {
-        *("GenesisEnv", "GenesisWrapper", "IsaacGymEnv", "IsaacGymWrapper", "IsaacLabWrapper"),
-        *("MJLabEnv", "MJLabWrapper", "HabitatEnv"),
-    },
-    "vision-language-action models and language models, with data sets of theirs": {
-        *("LiberoEnv", "LiberoWrapper", "OpenMLEnv", "ToyVLAEnv"),
-    },
-    "games whose libraries are big, or no longer developed": {
-        *("CraftGroundEnv", "CraftGroundWrapper", "OpenSpielEnv", "OpenSpielWrapper"),
-        *("ProcgenEnv", "ProcgenWrapper", "UnityMLAgentsEnv", "UnityMLAgentsWrapper"),
-        *("SMACv2Env", "SMACv2Wrapper", "MeltingpotEnv", "MeltingpotWrapper"),
-    },
-    "multi-agent and multi-objective libraries that PettingZoo and Gymnasium reach too": {
-        *("LBForagingEnv", "LBForagingWrapper", "MOGymEnv", "MOGymWrapper"),
-        *("VmasEnv", "VmasWrapper"),
-    },
-}
-"""Names that are not to come, by what they belong to."""
+from tests.reference.compare import names_out, public_members
 
 
 def public_names() -> set[str]:
     return set(torchrl.envs.__all__) - set(vars(torchrl.envs.transforms))
 
 
-def test_every_name_is_provided_or_in_one_table():
-    listed = [name for names in OUT.values() for name in names]
-
+def test_every_name_is_provided_or_in_the_table():
     missing = {name for name in public_names() if not hasattr(envkit, name)}
 
-    assert sorted(listed) == sorted(missing)
+    assert missing == names_out("classes of environments")
 
 
-OF_ENVS = {
-    "another way stands in docs/custom_envs.md": {
-        *("auto_complete_done_specs", "collector", "configure_parallel", "make_parallel"),
-        *("eager", "register_collector"),
-    },
-    "to be written by each class in TorchRL; here `_reset` takes set_state": {"set_state"},
-}
-"""Public members of `EnvBase` that are not here."""
+CLASSES = ("EnvBase", "TransformedEnv", "GymEnv", "GymWrapper")
 
 
-def test_every_member_of_an_env_is_provided_or_in_the_table():
-    theirs = {
-        name
-        for base in torchrl.envs.EnvBase.__mro__
-        if base.__module__.startswith("torchrl")
-        for name in vars(base)
-        if not name.startswith("_")
-    }
-    ours = set(dir(Empty())) | set(dir(envkit.EnvBase))
-
-    assert theirs - ours == set().union(*OF_ENVS.values())
+def members_of(name: str) -> set[str]:
+    return set(public_members(getattr(torchrl.envs, name), "torchrl") - set(dir(torch.nn.Module())))
 
 
-class Empty(envkit.EnvBase):
-    def _reset(self, tensordict=None): ...
+@pytest.mark.parametrize("name", CLASSES)
+def test_every_member_of_an_env_is_provided_or_in_the_table(name):
+    theirs, ours = members_of(name), getattr(envkit, name)
 
-    def _step(self, tensordict): ...
+    missing = theirs - public_members(ours, "envkit") - set(dir(ours))
 
-    def _set_seed(self, seed): ...
+    assert missing == names_out("environments") & theirs
+
+
+def test_the_table_names_what_there_is():
+    assert names_out("environments") <= set().union(*map(members_of, CLASSES))
 
 
 CALLS = [

@@ -12,24 +12,11 @@ import torchrl.envs
 import torchrl.envs.async_envs
 
 import envkit
-from tests.reference.compare import OURS, THEIRS, check_same, check_works_alike
+from tests.reference.compare import check_same, check_works_alike, names_out, public_members
 
 pytestmark = pytest.mark.filterwarnings(  # TorchRL's own, of its defaults and its specs
     "ignore::FutureWarning:torchrl", "ignore::UserWarning:torchrl", "ignore::DeprecationWarning"
 )
-
-OUT = {
-    "of every env, see tests/reference/envs/test_public_names.py": {
-        *("auto_complete_done_specs", "collector", "eager", "make_parallel"),
-        *("register_collector", "set_state", "has_lazy_inputs"),
-    },
-    "how TorchRL hands data to workers; none is called by users": {
-        *("select_and_clone", "shared_tensordicts", "shared_tensordict_parent", "meta_data"),
-        *("BATCHED_PIPE_TIMEOUT", "event", "parent_channels", "envs", "threads"),
-        *("input_queue", "output_queue", "reset_queue", "step_queue", "step_reset_queue"),
-    },
-}
-"""Public members of TorchRL's pools that are not here; `envs` of a pool in threads are its attributes here."""
 
 KINDS = {
     "SerialEnv": {},
@@ -57,11 +44,6 @@ def closed(env, result):
     return result
 
 
-def members(env) -> set[str]:
-    named = set(dir(type(env))) | set(vars(env))
-    return {name for name in named if name[0] != "_"} - set(dir(torch.nn.Module()))
-
-
 @pytest.fixture(autouse=True)
 def no_pool_is_left() -> None:
     """TorchRL's pools shut down when they are collected, in whichever thread that is, and wait for their workers there.
@@ -81,40 +63,26 @@ def marked(name: str, slow: set[str]):
 IN_PROCESSES = {"ParallelEnv", "AsyncEnvPool of processes"}
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [("ParallelEnv", "ParallelEnv"), ("ProcessorAsyncEnvPool", "AsyncEnvPool of processes")],
+CLASSES = (
+    "SerialEnv",
+    "ParallelEnv",
+    "ThreadingAsyncEnvPool",
+    "ProcessorAsyncEnvPool",
 )
-def test_every_member_of_a_class_is_provided_or_in_the_table(name, kind):
-    theirs, ours = getattr(torchrl.envs, name), pool(OURS, kind)
-    names = {member for member in dir(theirs) if member[0] != "_"} - set(dir(torch.nn.Module()))
-
-    missing = names - set(dir(type(ours))) - set(vars(ours))
-
-    closed(ours, None)
-    assert missing <= set().union(*OUT.values())
 
 
-@pytest.mark.parametrize("kind", [marked(kind, IN_PROCESSES) for kind in KINDS])
-def test_every_member_is_provided_or_in_the_table(kind):
-    theirs, ours = pool(THEIRS, kind), pool(OURS, kind)
-    theirs.reset(), ours.reset()
-    names = members(theirs)
-
-    missing = names - set(dir(type(ours))) - set(vars(ours))
-
-    closed(theirs, None), closed(ours, None)
-    assert missing <= set().union(*OUT.values())
-    assert len(missing) <= 0.15 * len(names)
+def missing_of(name: str) -> set[str]:
+    theirs = public_members(getattr(torchrl.envs, name), "torchrl")
+    return set(
+        theirs - public_members(getattr(envkit, name), "envkit") - set(dir(torch.nn.Module()))
+    )
 
 
-def test_the_table_names_what_there_is():
-    kinds = (torchrl.envs.SerialEnv, torchrl.envs.ParallelEnv, torchrl.envs.async_envs)
-    named = set().union(*OUT.values()) & {name for kind in kinds for name in dir(kind)}
-    ours = {name for kind in ("SerialEnv", "AsyncEnvPool") for name in dir(getattr(envkit, kind))}
+def test_every_member_is_provided_or_in_the_table():
+    missing = {name: missing_of(name) for name in CLASSES}
 
-    assert named
-    assert not named & ours
+    assert set().union(*missing.values()) - names_out("environments") == names_out("pools")
+    assert all(len(names) < 25 for names in missing.values())
 
 
 # ------------------------------------------------------------------------------- a program of each

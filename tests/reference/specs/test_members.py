@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 import envkit
-from tests.reference.compare import OURS, THEIRS, check_same
+from tests.reference.compare import OURS, THEIRS, check_same, names_out
 from tests.reference.test_their_modules import KINDS
 
 with warnings.catch_warnings():
@@ -19,44 +19,6 @@ with warnings.catch_warnings():
     import torchrl.data.tensor_specs
     import torchrl.data.utils
     import torchrl.envs.utils
-
-NAMES_OUT = {"nothing that users make or call": {"invertible_dict"}}
-MEMBERS_OUT = {
-    "TorchRL's table of torch functions, for its own use": {
-        "SPEC_HANDLED_FUNCTIONS",
-        "implements_for_spec",
-    },
-    "what a constructor checks": {"CONFLICTING_KWARGS"},
-    "part of a repr": {"StackedComposite.repr_exclusive_keys"},
-    "a choice always has options (`misuse-is-refused`)": {"set_provisional_n"},
-    "a mask is of options, and Binary has none: theirs raises": {
-        "Binary.update_mask",
-        "Binary.mask",
-    },
-    "options of constructors that are out": {
-        "Composite.step_mdp_static",
-        "MultiCategorical.remove_singleton",
-        "MultiOneHot.use_register",
-    },
-}
-PARAMETERS_OUT = {
-    "theirs raises in encode": {"MultiOneHot.__init__.use_register"},
-    "has no effect there": {"MultiCategorical.__init__.remove_singleton"},
-    "of its own step_mdp": {
-        "Composite.__init__.step_mdp_static",
-    },
-    "an entry is checked by its key": {"type_check.selected_keys"},
-    "passed by position, and named here for what it is": {
-        *("contains.item", "is_in.val", "project.val", "encode.val", "to_numpy.val", "get.item"),
-        *("to_one_hot.val", "to_categorical.val", "index.tensor_to_index", "set.name"),
-        *("update.dict", "update.dict_or_spec"),
-        *("rand_update.val", "zeros_update.val", "ones_update.val"),
-    },
-}
-
-
-def flat(table: dict[str, set[str]]) -> set[str]:
-    return {name for names in table.values() for name in names}
 
 
 def names_of_their_specs() -> set[str]:
@@ -85,7 +47,7 @@ def test_every_name_of_their_specs_is_provided_or_out():
     names = names_of_their_specs()
 
     assert len(names) > 20
-    assert {name for name in names if not hasattr(envkit, name)} == flat(NAMES_OUT)
+    assert {name for name in names if not hasattr(envkit, name)} == names_out("classes of specs")
 
 
 def public_members(value: Any) -> set[str]:
@@ -106,7 +68,7 @@ def missing_members() -> set[str]:
 
 
 def test_every_member_of_their_specs_is_there_or_out():
-    assert missing_members() == flat(MEMBERS_OUT)
+    assert missing_members() == names_out("specs")
 
 
 def parameters(function: Any) -> Iterable[str]:
@@ -138,7 +100,7 @@ def missing_parameters() -> set[str]:
 
 
 def test_every_parameter_of_their_methods_is_there_or_out():
-    assert missing_parameters() == flat(PARAMETERS_OUT)
+    assert missing_parameters() == names_out("parameters of specs")
 
 
 def test_torch_functions_that_take_their_specs_take_ours():

@@ -718,38 +718,6 @@ def test_next_observations_are_not_stored_twice():
     assert advantages.isfinite().all()
 
 
-@sweep
-def test_differences_are_stored_in_place_of_next_observations():
-    from torchrl.envs.transforms import NextObservationDelta
-
-    def shortened(batch):
-        following = batch["next"].pop("observation")
-        whole.append(following)
-        batch["next", "delta", "observation"] = (following - batch["observation"]).half()
-        return batch
-
-    whole = []
-    collector = SyncDataCollector(
-        lambda: GymEnv("CartPole-v1"), frames_per_batch=200, total_frames=200, postproc=shortened
-    )
-    buffer = ReplayBuffer(
-        storage=LazyTensorStorage(200),
-        sampler=SamplerWithoutReplacement(shuffle=False),
-        transform=NextObservationDelta(in_keys=["observation"]),
-        batch_size=200,
-    )
-
-    data = next(iter(collector))
-    collector.shutdown()
-    buffer.extend(data)
-    sample = buffer.sample()
-
-    assert data["next", "delta", "observation"].dtype == torch.float16
-    assert ("next", "observation") not in data.keys(True, True)
-    assert data["next", "done"].any()  # where the next root tells nothing of the last observation
-    torch.testing.assert_close(sample["next", "observation"], whole[0], atol=1e-3, rtol=1e-3)
-
-
 # ------------------------------------------------------------------------ evaluation and checkpoints
 
 

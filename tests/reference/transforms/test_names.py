@@ -11,29 +11,8 @@ import torchrl.modules
 from tensordict.nn import TensorDictModule
 
 import envkit
+from tests.reference.compare import names_out, public_members
 
-OUT = {
-    "weights have to be downloaded": {
-        "R3MTransform",
-        "VC1Transform",
-        "VIPRewardTransform",
-        "VIPTransform",
-    },
-    "tokenisers of language and vision-language-action models, which come from other libraries": {
-        "ActionTokenizerTransform",
-        "Tokenizer",
-    },
-    "robots": {"MacroAction", "MacroPrimitive", "MacroPrimitiveTransform", "TargetMacroAction"},
-    "part of TorchRL's collectors, storages, services or losses, and of no use without them": {
-        "DecodeVideoTransform",
-        "NextObservationDelta",
-        "NextStateReconstructor",
-        "PolicyAgeFilter",
-        "RNDTransform",
-        "RayTransform",
-        "RunningMeanStd",
-    },
-}
 OTHER_ARGUMENTS = {  # *args there and names here, or arguments whose features are listed in the docstrings
     "AutoResetEnv",
     "Compose",
@@ -58,16 +37,14 @@ def is_provided(name: str) -> bool:
     return hasattr(envkit, name)
 
 
-def test_every_name_is_provided_or_out_for_a_reason():
-    out = set().union(*OUT.values())
-
+def test_every_name_is_provided_or_in_the_table():
     missing = {name for name in public_names() if not is_provided(name)}
 
-    assert missing == out
+    assert missing == names_out("classes of transforms")
 
 
-def test_the_tables_name_what_there_is():
-    assert OTHER_ARGUMENTS.union(*OUT.values()) <= public_names()
+def test_the_lists_name_what_there_is():
+    assert public_names() >= OTHER_ARGUMENTS
 
 
 COMPARED = sorted(name for name in public_names() - OTHER_ARGUMENTS if is_provided(name))
@@ -117,6 +94,7 @@ ARGUMENTS = {  # of transforms that cannot be made without
     "MultiStepTransform": (2, 0.9),
     "ObservationNorm": (0.0, 1.0, ["a"]),
     "PermuteTransform": ((-1, -2), ["a"]),
+    "RNDTransform": lambda: (torch.nn.Identity(), torch.nn.Identity()),
     "RandomCropTensorDict": (2,),
     "RandomTruncationTransform": (2, 3),
     "RenameTransform": (["a"], ["b"]),
@@ -132,46 +110,11 @@ ARGUMENTS = {  # of transforms that cannot be made without
     "UnsqueezeTransform": (-1,),
     "VecNormV2": (["a"],),
 }
-MEMBERS_OUT = {
-    "how TorchRL's containers, collectors and buffers reach a transform; none is called by users": {
-        *("collector", "enable_inv_on_reset", "init", "invertible", "set_container"),
-        "transform_fake_tensordict",
-    },
-    "texts and values that TorchRL's code keeps for itself": {
-        *("ACCEPTED_PADDING", "ENV_ERR", "MODES", "MODE_ERR", "NO_PARENT_ERR", "SEP"),
-        *("SPEC_TYPE_ERROR", "custom_arange", "keys_to_exclude", "obs_keys", "standard_normal"),
-        *("done_keys", "full_done_spec", "reset_keys", "terminated_keys"),
-        *(
-            "truncated_keys",
-            "device",
-            "action_spec",
-            "inplace",
-            "prefix",
-            "squeeze_dim",
-            "unsqueeze_dim",
-        ),
-    },
-    "a chunk is one transform here, and no chain of others": {"append", "insert", "pop"},
-    "read from the env outside, `transform.parent`": {"base_env"},
-    "as `share_memory_()` and pickling do": {"build_td_for_shared_vecnorm"},
-    "data sets of robots": {"from_metadata"},
-    "as for every env, see tests/reference/envs/test_public_names.py": {
-        *("auto_complete_done_specs", "configure_parallel", "make_parallel", "eager"),
-        *("register_collector", "set_state", "set_missing_tolerance"),
-    },
-}
-"""Public members of transforms that are not here."""
 
 
 def members(name: str) -> set[str]:
     """List what TorchRL's class adds to a module of torch."""
-    return {
-        member
-        for base in getattr(reference, name).__mro__
-        if base.__module__.startswith("torchrl")
-        for member in vars(base)
-        if not member.startswith("_") and not hasattr(torch.nn.Module, member)
-    }
+    return set(public_members(getattr(reference, name), "torchrl") - set(dir(torch.nn.Module())))
 
 
 CLASSES = sorted(
@@ -190,13 +133,8 @@ def test_every_member_of_a_transform_is_provided_or_in_the_table():
             *([] if isinstance(arguments, dict) else arguments),
             **(arguments if isinstance(arguments, dict) else {}),
         )
-        missing |= {member for member in members(name) if not is_there(transform, member)}
+        missing |= members(name) - public_members(type(transform), "envkit") - set(dir(transform))
         count += len(members(name))
 
-    out = set().union(*MEMBERS_OUT.values())
-    assert missing == out
+    assert missing == names_out("transforms") | names_out("environments") & missing
     assert count > 2000
-
-
-def is_there(transform: object, member: str) -> bool:
-    return member in dir(transform)

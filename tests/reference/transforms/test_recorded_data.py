@@ -350,3 +350,22 @@ def test_a_replay_buffer_calls_a_bare_transform_on_samples():
 
     assert sample["o"].shape == (4, 6)
     assert bool((sample["reward"] <= 0.5).all())
+
+
+def test_differences_are_of_what_a_buffer_holds():
+    def recorded(lib):
+        env = lib.TransformedEnv(lib.GymEnv("Pendulum-v1"), lib.NextObservationDelta())
+        env.set_seed(0)
+        return sorted(map(str, env.rollout(2).keys(True, True)))
+
+    assert "'delta'" in differs("differences-in-buffers", recorded).split("torchrl:")[1]
+
+
+def test_statistics_of_intrinsic_rewards_follow_without_a_training_mode():
+    def counted(lib):
+        nets = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)
+        env = lib.TransformedEnv(lib.GymEnv("Pendulum-v1"), lib.RNDTransform(*nets))
+        env.rollout(4)
+        return round(float(env.transform.obs_rms.count))
+
+    assert differs("statistics-follow", counted).split() == ["envkit:", "4", "torchrl:", "0"]
