@@ -45,18 +45,18 @@ def test_a_module_may_be_chosen_for_a_while(library):
     assert library.names == ["CartPole-v1"]
 
 
-def test_a_function_may_be_given_a_backend(module):
-    @set_gym_backend(module)
+def test_a_function_may_be_given_a_backend(library):
+    @set_gym_backend(library)
     def make(name, *, backend=None):
         """Make it."""
         return gym_backend(), GymEnv(name, backend=backend)
 
-    library, _ = make("CartPole-v1")
+    chosen, _ = make("CartPole-v1")
     make("CartPole-v1", backend="gymnasium")
 
-    assert library is module
+    assert chosen is library
     assert gym_backend() is gymnasium
-    assert module.names == ["CartPole-v1"]
+    assert library.names == ["CartPole-v1"]
     assert make.__doc__ == "Make it."
 
 
