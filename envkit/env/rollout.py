@@ -23,7 +23,6 @@ from tensordict import LazyStackedTensorDict, TensorDictBase
 from envkit import rules
 from envkit.arrays.integers import as_int
 from envkit.data.arguments import as_bool, as_bool_or_none, require_tensordict
-from envkit.data.merging import merge_rows
 from envkit.data.paths import Key, as_key, as_path, leaf_paths
 from envkit.data.transition import leaves
 from envkit.env.bound_policy import BoundPolicy, bind_policy, on_device, replay
@@ -432,7 +431,15 @@ def _repeat_frozen(
             for row, part in enumerate(parts)
         ]
         return LazyStackedTensorDict(*rows, stack_dim=dim)
-    shown = merge_rows(last.copy(), td, {(): running})
+    if running.ndim:
+        chosen = td.apply(  # which takes two thirds of the time of `merge_rows`
+            lambda new, old: new if old is None else rules.choose(running, new, old),
+            last,
+            default=None,
+        )
+        shown = cast(TensorDictBase, chosen)
+    else:
+        shown = td if bool(running) else last.copy()
     following = shown.get("next").copy()
     for path in leaf_paths(specs):
         key = as_key(path)
