@@ -57,8 +57,12 @@ class Declared:
         self.around: WeakSet[Any] = WeakSet()
 
     def __getstate__(self) -> dict[str, Any]:
-        read_again: dict[str, Any] = {"cache": {}, "table": None, "checks": None}
-        return {**vars(self), **read_again, "around": WeakSet()}
+        held = {**vars(self), "cache": {}, "table": None, "checks": None}  # it is read again
+        del held["around"]  # a copy is alone
+        return held
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, around=WeakSet())
 
     def report_change(self) -> None:
         """Have all that is around read again what it has read of this env."""
