@@ -252,6 +252,8 @@ from envkit_bridges.worlds.playground import MujocoPlaygroundEnv as MujocoPlaygr
 from envkit_bridges.worlds.playground import MujocoPlaygroundWrapper as MujocoPlaygroundWrapper
 from envkit_bridges.worlds.playground import PlaygroundEnv as PlaygroundEnv
 from envkit_bridges.worlds.playground import PlaygroundWrapper as PlaygroundWrapper
+from envkit_bridges.worlds.vmas import VmasEnv as VmasEnv
+from envkit_bridges.worlds.vmas import VmasWrapper as VmasWrapper
 from envkit_bridges.worlds.xminigrid import XMiniGridEnv as XMiniGridEnv
 from envkit_bridges.worlds.xminigrid import XMiniGridWrapper as XMiniGridWrapper
 

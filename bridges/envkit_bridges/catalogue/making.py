@@ -44,7 +44,7 @@ def make(
         id: "library/name", as "brax/ant" or "gym/CartPole-v1", see `list_envs`. The library may be left out where
             one that is installed alone has the env.
         num_envs: None for one env, batch size ``()``; n for n of them, batch size ``(n,)``. For a stateless library
-            it is one env that steps them as one program; for a stateful one a pool; for EnvPool the library's own.
+            it is one env that steps them as one program; for a stateful one a pool; for EnvPool and VMAS the library's own.
         backend: the kind of pool for a stateful library. "process", also the meaning of None, is a `ParallelEnv`.
             "serial" is a `SerialEnv`. "async" is an `AsyncEnvPool` of processes (for EnvPool, of its threads). "ray"
             is a `ParallelEnv` on a Ray cluster. "vector" is Gymnasium's own vector env, for the library "gym". Stateless
@@ -197,7 +197,11 @@ def _build(request: _Request) -> EnvBase:
     if kind == "stateless":
         sizes = {} if request.num_envs is None else {"batch_size": [request.num_envs]}
         return request.build(**sizes, **({} if backend is None else {"backend": backend}))
-    forms = _FORMS[kind] | (_OF_GYM if request.entry.world == "gym" else {})
+    forms = _FORMS[kind] | _OF_WORLD.get(request.entry.world, {})
+    if backend is not None and not any(forms):
+        raise ArgumentError(
+            f"backend is {backend!r}, but envs of {request.entry.world!r} have one form only. Leave backend out."
+        )
     require_option("backend", backend, [*filter(None, forms), None])
     if request.num_envs is None and backend is not None:
         raise ArgumentError(
@@ -255,8 +259,12 @@ _FORMS: Mapping[str, dict[str | None, Callable[[_Request], EnvBase]]] = {
         "async": _asynchronous,
         "ray": _on_ray,
     },
-    "batched": {None: _by_library, "async": _by_library_asynchronous},
+    "batched": {None: _by_library},
 }
 """Kind of a world to its forms, by ``backend``."""
 
-_OF_GYM = {"vector": _vector}
+_OF_WORLD: Mapping[str | None, dict[str | None, Callable[[_Request], EnvBase]]] = {
+    "envpool": {"async": _by_library_asynchronous},
+    "gym": {"vector": _vector},
+}
+"""Further forms of single worlds."""
