@@ -184,7 +184,9 @@ from envkit_bridges.catalogue.ids import register as register
 from envkit_bridges.catalogue.ids import world_names as world_names
 from envkit_bridges.catalogue.ids import worlds as worlds
 from envkit_bridges.catalogue.making import make as make
+from envkit_bridges.exports.brax import to_brax as to_brax
 from envkit_bridges.exports.gym_vector import to_gym_vector as to_gym_vector
+from envkit_bridges.exports.gymnax import to_gymnax as to_gymnax
 from envkit_bridges.exports.hdf5 import from_hdf5 as from_hdf5
 from envkit_bridges.exports.hdf5 import to_hdf5 as to_hdf5
 from envkit_bridges.exports.minari import from_minari as from_minari
@@ -194,6 +196,7 @@ from envkit_bridges.exports.parquet import to_parquet as to_parquet
 from envkit_bridges.exports.plots import plot_returns as plot_returns
 from envkit_bridges.exports.plots import plot_rollout as plot_rollout
 from envkit_bridges.exports.sb3 import to_sb3 as to_sb3
+from envkit_bridges.exports.stateless import to_stateless as to_stateless
 from envkit_bridges.exports.torchrl import TorchRLWrapper as TorchRLWrapper
 from envkit_bridges.exports.torchrl import for_replay_buffer as for_replay_buffer
 from envkit_bridges.exports.torchrl import to_torchrl as to_torchrl

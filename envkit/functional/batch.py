@@ -42,13 +42,14 @@ from envkit.functional.core import (
     Timestep,
     WrapperState,
     choose_rows,
-    normalize,
+    in_form_of_reset,
+    in_form_of_step,
     outcome_of,
 )
 from envkit.functional.packing import StatePacking
 from envkit.functional.randomization import Drawn, Randomization
 from envkit.functional.spaces import SpaceTree, choose_allowed, sample_space
-from envkit.functional.structure import PyTree, conform, is_typed_key, name_of, strong
+from envkit.functional.structure import PyTree, is_typed_key, name_of
 
 S = TypeVar("S")
 ResetMode = Literal["fresh", "pool", "cached"]
@@ -457,13 +458,7 @@ class BatchedEnv:
         }
 
     def _reset_row(self, origin: Origin) -> tuple[EpisodeState, Timestep]:
-        state, timestep = self.env.again(origin)
-        return jax.tree.map(strong, state), normalize(timestep, self.reward_shape)
+        return in_form_of_reset(self.env.again(origin), self.reward_shape)
 
     def _step_row(self, state: EpisodeState, action: PyTree) -> tuple[EpisodeState, Timestep]:
-        state_like, timestep_like = self.template
-        state, timestep = self.env.step(state, action)
-        return (
-            conform(state, state_like, what="state"),
-            conform(normalize(timestep, self.reward_shape), timestep_like, what="timestep"),
-        )
+        return in_form_of_step(self.env.step(state, action), self.template, self.reward_shape)

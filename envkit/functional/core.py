@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from envkit import rules
 from envkit.errors import StateStructureError
 from envkit.functional.spaces import SpaceTree, as_space
-from envkit.functional.structure import PyTree, strong
+from envkit.functional.structure import PyTree, conform, strong
 
 if TYPE_CHECKING:
     from jax.typing import ArrayLike, DTypeLike
@@ -244,6 +244,34 @@ def normalize(timestep: Timestep, reward_shape: RewardShape = ()) -> Timestep:
         terminated=_scalar(timestep.terminated, jnp.bool_, "terminated"),
         truncated=_scalar(timestep.truncated, jnp.bool_, "truncated"),
         info=jax.tree.map(strong, timestep.info),
+    )
+
+
+def in_form_of_reset(
+    outcome: tuple[S, Timestep], reward_shape: RewardShape = ()
+) -> tuple[S, Timestep]:
+    """Return what a reset of one environment gave, as arrays of fixed dtypes: the form that steps must keep."""
+    state, timestep = outcome_of(outcome, "reset")
+    return jax.tree.map(strong, state), normalize(timestep, reward_shape)
+
+
+def in_form_of_step(
+    outcome: tuple[S, Timestep], like: tuple[S, Timestep], reward_shape: RewardShape = ()
+) -> tuple[S, Timestep]:
+    """Return what a step of one environment gave in the form of its reset.
+
+    Args:
+        outcome: the state and the timestep.
+        like: shapes and dtypes of what `in_form_of_reset` gave.
+        reward_shape: as the environment declares it.
+
+    Raises:
+        StateStructureError: state or timestep differ from those of the reset in structure or shape.
+    """
+    state, timestep = outcome_of(outcome, "step")
+    return (
+        conform(state, like[0], what="state"),
+        conform(normalize(timestep, reward_shape), like[1], what="timestep"),
     )
 
 

@@ -115,6 +115,10 @@ class NamedRows:
         """Return a state of the env, and what is remembered, as a state of rows."""
         return RowState(inner, memory, self._initial_shared)
 
+    def begun(self, inner: object, fresh: Timestep) -> tuple[RowState, Timestep]:
+        """Return what rows show that have all been reset, to this state of the env and this timestep of it."""
+        return self._moment(inner, *self._begun(_named(fresh), self._given))
+
     def unstepped(self, state: RowState, rows: int) -> tuple[RowState, Timestep]:
         """Return what `step` gives in form, but no step is made: the state stays, what is shown means nothing."""
         blank = _named(self._blank(rows)) | self._unpaid(rows)
