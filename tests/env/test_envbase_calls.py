@@ -23,14 +23,12 @@ from envkit import (
 )
 from envkit.errors import (
     BatchSizeError,
-    ClosedEnvError,
     DoneError,
     MissingKeyError,
-    NotEnumerableError,
     OutputShapeError,
     SpecTypeError,
 )
-from envkit.specs import Bounded, Categorical, Composite, MultiCategorical, OneHot, Unbounded
+from envkit.specs import Categorical, Composite, MultiCategorical, OneHot, Unbounded
 from tests.zoo.envs import Count, StatelessCount
 from tests.zoo.jax_envs import Pendulum
 from tests.zoo.shaped_envs import Groups, Quiet, Several, Wordy
@@ -615,17 +613,6 @@ def test_the_worked_step_and_maybe_reset():
     assert root["count"].tolist() == [[0], [1]]
 
 
-def test_a_loop_that_never_stops_makes_a_rollout():
-    env = ParallelEnv(2, mk, num_processes=1)
-    td, result = env.reset(), []
-    for _ in range(2):
-        data, td = env.step_and_maybe_reset(env.rand_action(td))
-        result.append(data)
-    env.close()
-
-    assert torch.stack(result).shape == (2, 2)
-
-
 # ------------------------------------------------------------------------------------- actions
 
 
@@ -649,10 +636,6 @@ def test_an_unlocked_env_samples_for_the_data_it_is_given(size):
     env = StatelessCount()
 
     assert env.rand_action(TensorDict(batch_size=size))["action"].shape == (*size, 1)
-
-
-def test_a_random_step_is_a_step(env):
-    assert "next" in env.rand_step(env.reset()).keys()
 
 
 @pytest.mark.parametrize(
@@ -679,14 +662,6 @@ def test_all_actions_are_enumerated(spec, count):
     assert rows.unique(dim=0).shape[0] == count
 
 
-def test_continuous_actions_cannot_be_enumerated():
-    env = Count(5)
-    env.action_spec = Bounded(-1.0, 1.0, (1,))
-
-    with pytest.raises(NotEnumerableError):
-        env.all_actions()
-
-
 def test_a_fake_step_is_laid_out_like_a_real_one(env):
     fake, real = env.fake_tensordict(), env.rollout(1)[..., 0]
 
@@ -708,46 +683,6 @@ def test_only_two_hooks_step_and_reset():
     }
 
     assert written == {"_reset", "_step"}
-
-
-def test_an_env_is_not_called(env):
-    with pytest.raises(NotImplementedError, match=r"step or reset.*create function"):
-        env(env.reset())
-
-
-def test_a_closed_env_refuses_to_go_on():
-    env = GymEnv("CartPole-v1")
-    td = acted(env)
-    assert not env.is_closed
-
-    env.close()
-
-    assert env.is_closed
-    for call in (env.reset, env.step, env.rand_step):
-        with pytest.raises(ClosedEnvError, match="closed"):
-            call(td)
-
-
-@pytest.mark.parametrize("kind", ["count", "transformed", "groups", "stateless"])
-def test_closing_again_does_nothing_unless_it_is_to_raise(kind):
-    env = KINDS[kind]()
-    env.reset()
-
-    env.close()
-    env.close()
-
-    assert env.is_closed
-    with pytest.raises(ClosedEnvError, match="closed already"):
-        env.close(raise_if_closed=True)
-
-
-@pytest.mark.parametrize("kind", ["count", "transformed", "groups", "stateless"])
-def test_a_closed_env_does_not_reset_without_data_either(kind):
-    env = KINDS[kind]()
-    env.close()
-
-    with pytest.raises(ClosedEnvError):
-        env.reset()
 
 
 def test_the_repr_says_what_an_env_is():

@@ -10,7 +10,6 @@ from tensordict import TensorDict
 
 from envkit import Compose, InitTracker, RewardSum, SerialEnv, StepCounter, TransformedEnv
 from envkit.env.base import EnvBase
-from envkit.errors import BatchSizeError, DoneError
 from envkit.specs import Categorical, Composite, Unbounded
 from tests.zoo.envs import Count, StatelessCount
 
@@ -262,17 +261,6 @@ def test_a_mask_beside_no_done_leaf_is_ignored():
     assert not has_private(out)
 
 
-def test_done_right_after_reset_is_refused_unless_allowed():
-    class Ended(Count):
-        def _reset(self, td, **kwargs):
-            self.c = self.n
-            return self._out()
-
-    with pytest.raises(DoneError, match="allow_done_after_reset"):
-        Ended().reset()
-    assert Ended(allow_done_after_reset=True).reset()["done"].item()
-
-
 def test_maybe_reset_touches_only_what_is_done():
     env = Count(10)
     running, ended = td_of(count=[9], done=[F]), td_of(count=[9], done=[T])
@@ -375,22 +363,6 @@ def test_a_custom_batched_env_gets_the_mask_and_is_trusted():
 
     assert env.seen.tolist() == [T, F, T]
     assert out["next", "x"].tolist() == [[1.0], [1.0], [1.0]]
-
-
-def test_a_locked_env_refuses_another_batch_size():
-    env = Count(3)
-    env.reset()
-
-    with pytest.raises(BatchSizeError, match=r"batch size \(2,\)"):
-        env.step(td_of([2], action=[[0], [0]]))
-
-
-def test_preset_next_entries_win():
-    env = Count(99)
-    td = env.rand_action(env.reset())
-    td["next", "count"] = torch.tensor([77])
-
-    assert env.step(td)["next", "count"].item() == 77
 
 
 class ByMask(EnvBase):

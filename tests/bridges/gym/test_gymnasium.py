@@ -87,20 +87,6 @@ def assert_same_bits(data: TensorDict, bare: dict[str, np.ndarray]) -> None:
     assert done.equal(recorded["terminated"] | recorded["truncated"])
 
 
-@pytest.mark.parametrize(("name", "steps"), PARITY.items())
-def test_one_env_gives_the_bits_of_bare_gymnasium(name, steps):
-    (actions,) = random_actions(name, steps, 1)
-    env = GymEnv(name, categorical_action_encoding=True, max_episode_steps=40)
-    env.set_seed(SEED)
-
-    data = env.rollout(steps, Replay(torch.tensor(np.array(actions))), break_when_any_done=False)
-    env.close()
-
-    bare = bare_episodes(name, SEED, actions)
-    assert_same_bits(data, bare)
-    assert (bare["terminated"] | bare["truncated"]).any()
-
-
 @pytest.mark.parametrize(
     "batched", [SerialEnv, partial(ParallelEnv, num_processes=2)], ids=["serial", "parallel"]
 )
@@ -117,21 +103,6 @@ def test_each_row_of_a_batch_gives_the_bits_of_bare_gymnasium(name, steps, batch
     seeds, _ = seed_chain(SEED, 3)
     for row, seed in enumerate(seeds):
         assert_same_bits(data[row], bare_episodes(name, seed, actions[row]))
-
-
-def test_one_hot_actions_mean_the_same_as_integers():
-    (actions,) = random_actions("CartPole-v1", 30, 1)
-    integers = torch.tensor(np.array(actions))
-    runs = {}
-
-    for categorical, action in ((True, integers), (False, torch.nn.functional.one_hot(integers))):
-        env = GymEnv("CartPole-v1", categorical_action_encoding=categorical)
-        env.set_seed(SEED)
-        runs[categorical] = env.rollout(30, Replay(action), break_when_any_done=False)
-
-    assert (runs[True]["next"] == runs[False]["next"]).all()
-    assert runs[True]["action"].shape == (30,)
-    assert runs[False]["action"].shape == (30, 2)
 
 
 @pytest.mark.filterwarnings("ignore:.*precision lowered")  # gymnasium's, of its own wrapper
