@@ -255,14 +255,6 @@ def test_specs_are_read_again_when_the_list_changes():
     assert env.base_env.observation_spec["count"].dtype == torch.int64
 
 
-def test_batch_size_and_device_cannot_be_assigned():
-    env = TransformedEnv(make_count())
-
-    for name in ("batch_size", "device", "batch_locked"):
-        with pytest.raises(RuntimeError, match=r"cannot be assigned|read-only"):
-            setattr(env, name, None)
-
-
 def test_what_the_env_lacks_is_asked_of_the_base_env():
     env = TransformedEnv(TransformedEnv(make_count()))
 
@@ -280,13 +272,6 @@ def test_a_property_that_fails_is_not_answered_by_the_base_env():
 
     with pytest.raises(AttributeError, match="no_such_method"):
         _ = env.observation_spec
-
-
-def test_truncated_keys_are_added_to_the_base_env():
-    env = TransformedEnv(make_count()).add_truncated_keys()
-
-    assert "truncated" in env.done_keys
-    check_env_specs(env)
 
 
 # --------------------------------------------------------------------------------------- ownership
@@ -674,17 +659,6 @@ def test_specs_may_stay_unlocked():
     locked = TransformedEnv(make_count(), Scaled())
     with pytest.raises(SpecLockedError):
         locked.observation_spec["more"] = Unbounded((1,))
-
-
-def test_a_mixed_env_may_be_transformed_as_a_whole():
-    env = TransformedEnv(
-        MixedEnv([SerialEnv(2, make_count), SerialEnv(1, make_count)]), StepCounter(3)
-    )
-
-    data = env.rollout(5, break_when_any_done=False)
-
-    assert data["next", "step_count"].squeeze(-1).tolist() == [[1, 2, 3, 1, 2]] * 3
-    check_env_specs(env)
 
 
 @pytest.mark.parametrize("how", ["given", "appended", "inserted", "assigned"])

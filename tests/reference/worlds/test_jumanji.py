@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tensordict import TensorDict
 
 from tests.reference.compare import OURS, check_same, differs
 
@@ -29,16 +28,6 @@ def test_a_rollout_of_snake_has_the_same_entries(batch):
     check_same(entries)
 
 
-def test_an_unbatched_env_takes_the_batch_size_of_its_start():
-    def entries(lib):
-        env = lib.JumanjiEnv("Snake-v1")
-        env.set_seed(0)
-        data = env.rollout(3, tensordict=TensorDict(batch_size=[2]))
-        return tuple(data.shape), forms(data["next"], *SHOWN)
-
-    check_same(entries)
-
-
 @pytest.mark.parametrize("as_integers", [True, False])
 @pytest.mark.parametrize("name", ["Snake-v1", "Sudoku-v0"])
 def test_actions_have_the_same_options(name, as_integers):
@@ -48,14 +37,6 @@ def test_actions_have_the_same_options(name, as_integers):
         return type(spec).__name__, tuple(spec.shape), choices
 
     check_same(options)
-
-
-def test_names_are_the_references():
-    def names(lib):
-        env = lib.JumanjiEnv("Snake-v1")
-        return env.env_name, env.libname, env.num_rows, env.jit, "Snake-v1" in env.available_envs
-
-    check_same(names)
 
 
 def test_an_end_of_time_that_the_library_does_not_count_as_an_end_is_truncation():
