@@ -91,12 +91,12 @@ def test_equal_list_entries_give_plain_specs(opened, batched):
 class Moody(Count):
     """Shows as many features as its worker has made envs of this class."""
 
-    made = 0
+    built = 0
 
     def __init__(self):
         super().__init__()
-        Moody.count += 1
-        self.observation_spec = Composite(count=Unbounded((Moody.count,), dtype=torch.int64))
+        Moody.built += 1
+        self.observation_spec = Composite(count=Unbounded((Moody.built,), dtype=torch.int64))
 
 
 @both
@@ -104,7 +104,7 @@ def test_an_env_that_does_not_fit_its_task_is_named(opened, batched):
     class Local(Moody):
         pass
 
-    Moody.count = 0
+    Moody.built = 0
     env = opened(batched(4, Local, use_buffers=True))
 
     with pytest.raises(
