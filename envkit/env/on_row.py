@@ -105,7 +105,8 @@ class OnRow(Stepping):
 
     def _begin_on_row(self) -> None:
         """Record that a reset begins an episode on a row."""
-        self._has_begun = True
+        if not self._has_begun:
+            self._has_begun = True
 
     def _reset(self, td: TensorDictBase | None, **kwargs: Any) -> TensorDictBase:
         mask = None if td is None else td.get(rules.RESET, None)

@@ -68,6 +68,7 @@ class SpecTable:
         partial: those of them that only some members of a stack have; they are no outputs.
         scalars: rewards and done flags.
         levels: names of the done leaves of each level, by depth.
+        flags: level and key of each done leaf, in this order.
         rewards, actions, states: paths of these kinds; actions, too, what a step records of them.
         declared: paths of all kinds.
         recorded: inputs that a step writes itself, into the root.
@@ -83,6 +84,7 @@ class SpecTable:
     partial: tuple[Key, ...]
     scalars: tuple[Scalar, ...]
     levels: dict[Path, list[str]]
+    flags: tuple[tuple[Path, Key], ...]
     rewards: frozenset[Path]
     actions: frozenset[Path]
     states: frozenset[Path]
@@ -108,6 +110,7 @@ class SpecTable:
             for path in paths[kind]
         )
         partial = sorted(exclusive_paths(specs["observation"]))
+        levels = levels_of(paths["done"])
         scalars = (
             Scalar(as_key(path), kind == "reward", tuple(leaf.shape[len(batch_size) :]), leaf)
             for path, kind, leaf in outputs
@@ -130,7 +133,10 @@ class SpecTable:
             ),
             partial=tuple(map(as_key, partial)),
             scalars=tuple(scalars),
-            levels=levels_of(paths["done"]),
+            levels=levels,
+            flags=tuple(
+                (level, as_key((*level, name))) for level, names in levels.items() for name in names
+            ),
             rewards=rewards,
             actions=actions,
             states=states,
@@ -244,39 +250,30 @@ class OutputChecks:
         Raises:
             DoneError: a flag is set where something was reset.
         """
-        if self._says_at_once_that_nothing_is_done(fresh):
+        found = [fresh.get(key) for _, key in self.table.flags]
+        # a GPU is asked once for all flags; elsewhere it costs less to ask for one after the other
+        if reading_waits(found[0]) and not bool(torch.stack([one.any() for one in found]).any()):
             return
-        for level, names in self.table.levels.items():
+        for (level, key), flags in zip(self.table.flags, found, strict=True):
+            if not bool(flags.any()):
+                continue
             governing = rules.governing_level(level, masks)
-            for name in names:
-                key = as_key((*level, name))
-                flags = fresh.get(key)
-                if not bool(flags.any()):
-                    continue
-                if governing is None:
-                    selected = torch.ones_like(flags)
-                else:
-                    mask = rules.reduce_mask(masks[governing], flags.shape, len(fresh.batch_size))
-                    selected = mask.reshape((*mask.shape, *(1,) * (flags.ndim - mask.ndim)))
-                if bool((flags & selected).any()):
-                    raise DoneError(
-                        f"{key!r} is set right after a reset of {env}. An episode must have at "
-                        "least one step: fix _reset, or pass allow_done_after_reset=True."
-                    )
-                if td is not None and td.get(key, None) is None:
-                    warn(
-                        f"{key!r} is set after a partial reset where nothing was reset and the "
-                        "input does not hold it; the flag is kept. Pass the current data.",
-                    )
-                    td.set(key, flags)
-
-    def _says_at_once_that_nothing_is_done(self, fresh: TensorDictBase) -> bool:
-        """Ask a GPU once for all flags; elsewhere it costs less to ask for one after the other."""
-        levels = self.table.levels.items()
-        keys = [as_key((*level, name)) for level, names in levels for name in names]
-        if not reading_waits(fresh.get(keys[0])):
-            return False
-        return not bool(torch.stack([fresh.get(key).any() for key in keys]).any())
+            if governing is None:
+                selected = torch.ones_like(flags)
+            else:
+                mask = rules.reduce_mask(masks[governing], flags.shape, len(fresh.batch_size))
+                selected = mask.reshape((*mask.shape, *(1,) * (flags.ndim - mask.ndim)))
+            if bool((flags & selected).any()):
+                raise DoneError(
+                    f"{key!r} is set right after a reset of {env}. An episode must have at "
+                    "least one step: fix _reset, or pass allow_done_after_reset=True."
+                )
+            if td is not None and td.get(key, None) is None:
+                warn(
+                    f"{key!r} is set after a partial reset where nothing was reset and the "
+                    "input does not hold it; the flag is kept. Pass the current data.",
+                )
+                td.set(key, flags)
 
     # -------------------------------------------------------------------------------- completion
 

@@ -178,10 +178,11 @@ class Stepping(SpecNames, ABC):
         require_tensordict("what reset() was given", td)
         self._check_batch(td)
         checks, source = self._checks, tensordict
-        levels = checks.table.levels
-        masks = collect_reset_masks(td, levels, self.full_done_spec)
-        if tensordict is not None and self._is_left_alone(masks):
-            return checks.kept_root(tensordict)
+        levels, masks = checks.table.levels, {}
+        if tensordict is not None:
+            masks = collect_reset_masks(tensordict, levels, self.full_done_spec)
+            if self._is_left_alone(masks):
+                return checks.kept_root(tensordict)
         if set_state is not None or self._supports_set_state:
             kwargs.update(start_keywords(self, tensordict, set_state))
         if select_reset_only and source is not None:
@@ -195,7 +196,8 @@ class Stepping(SpecNames, ABC):
             checks.require_dtypes(fresh, "_reset")
         if not self.allow_done_after_reset:
             checks.refuse_done(fresh, tensordict, masks, self)
-        self._has_begun = True
+        if not self._has_begun:  # a module's attribute is dear to write
+            self._has_begun = True
         if self._unshown is not None:
             self._unshown = _still_unshown(self._unshown, masks)
         if tensordict is None:

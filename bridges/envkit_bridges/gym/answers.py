@@ -36,7 +36,7 @@ def reset_answer(result: Any) -> tuple[Any, Any]:
     """
     if isinstance(result, tuple | list) and len(result) == 2:
         observation, info = result
-        if info is None or isinstance(info, Mapping):
+        if type(info) is dict or info is None or isinstance(info, Mapping):
             return observation, info
     raise EncodingError(
         f"reset of the simulator returned {_form(result)}, but must return two values, (observation, info), the second "

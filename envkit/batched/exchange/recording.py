@@ -147,7 +147,8 @@ class _Stacks(NamedTuple):
 
         def empty(leaf: torch.Tensor) -> torch.Tensor:
             shape = *leaf.shape[:dims], steps, *leaf.shape[dims:]
-            return rows.memory.empty(shape, leaf.dtype, device).movedim(dims, 0)
+            stack = rows.memory.empty(shape, leaf.dtype, device)
+            return stack.movedim(dims, 0) if dims else stack
 
         regions = (
             {path: empty(leaf) for path, leaf in region.items()}
@@ -344,7 +345,7 @@ class _Recording:
 
 def _time_behind(stack: torch.Tensor, dims: int, *, copy: bool) -> torch.Tensor:
     """Return a stack with time behind ``dims`` batch axes; with ``copy`` a contiguous copy."""
-    shown = stack.movedim(0, dims)
+    shown = stack.movedim(0, dims) if dims else stack
     return shown.clone(memory_format=torch.contiguous_format) if copy else shown
 
 
