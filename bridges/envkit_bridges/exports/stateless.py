@@ -38,6 +38,7 @@ from envkit.functional.structure import PyTree, is_typed_key
 from envkit.rules import DONE_LEAVES
 from envkit.specs import Composite, TensorSpec
 from envkit.transforms.core.fusable import FusableTransform
+from envkit.transforms.core.transform import Transform
 from envkit.transforms.core.transformed_env import TransformedEnv
 from envkit_bridges.exports.shown_spaces import private_entries, shown_and_infos
 from envkit_bridges.jax.fused_transforms import NamedRows, RowState
@@ -84,9 +85,7 @@ def to_stateless(
         >>> jax.jit(jax.vmap(episode))(jax.random.split(jax.random.key(0), 5)).shape
         (5, 10)
     """
-    inner = _over_jax(env, whose)
-    engine = inner._engine
-    transforms, rows = engine.programs.transforms, engine.programs.env
+    rows, transforms, constants = _over_jax(env, whose).program_parts()
     if learning := [type(one).__name__ for one in transforms if one.state()]:
         raise ArgumentError(
             f"{whose} shows one environment, but {', '.join(learning)} of this env learns from all rows together. Leave it "
@@ -99,9 +98,6 @@ def to_stateless(
         )
     # with its own model, a row remembers what was drawn
     one = rows.env.env if rows.env.randomization is None else rows.env
-    constants, _, model = engine.constants(inner.batch_size)
-    if model is not None:
-        one = one.with_model(model)
     paths = [
         path for path in leaf_paths(env.full_observation_spec) if path not in private_entries(env)
     ]
@@ -133,25 +129,22 @@ def _over_jax(env: EnvBase, whose: str) -> JaxEnv:
         ArgumentTypeError, ArgumentError: see `to_stateless`.
     """
     require_env("env", env, "Pass envkit.make('gymnax/CartPole-v1'), for example.")
-    stepper = env
-    if isinstance(env, TransformedEnv):
-        route = env._route
-        if route.leaves and isinstance(_innermost(env), JaxEnv):
-            names = ", ".join(type(leaf).__name__ for leaf in route.leaves)
-            raise ArgumentError(
-                f"{whose} takes transforms that run inside the programs of the env, but {names} do not. Leave them out "
-                "(the guide to transforms lists which do; all before them must)."
-            )
-        stepper = route.stepper
+    inner = _innermost(env)
+    if not isinstance(inner, JaxEnv):
+        raise ArgumentError(
+            f"{whose} takes stateless envs over JAX, but this {type(inner).__name__} keeps its state in its simulators, and "
+            "is fixed to its batch. Pass a JaxEnv, e.g. make('brax/ant')."
+        )
+    if not inner._steps_by_itself:
+        raise ArgumentError(
+            f"{whose} steps the env by its program, but {type(inner).__name__} overrides its step or its reset. Write "
+            "them in JAX: JaxEnv(MyEnv())."
+        )
+    stepper = env if isinstance(env, JaxEnv) else env._fuse([])[0]
     if not isinstance(stepper, JaxEnv):
         raise ArgumentError(
-            f"{whose} takes stateless envs over JAX, but this {type(_innermost(env)).__name__} keeps its state in "
-            "its simulators, and is fixed to its batch. Pass a JaxEnv, e.g. make('brax/ant')."
-        )
-    if not stepper._steps_by_itself:
-        raise ArgumentError(
-            f"{whose} steps the env by its program, but {type(stepper).__name__} overrides its step or its reset. Write "
-            "them in JAX: JaxEnv(MyEnv())."
+            f"{whose} takes transforms that run inside the programs of the env, but {_told_outside(env)} do not. Leave them "
+            "out (the guide to transforms lists which do; all before them must)."
         )
     return stepper
 
@@ -160,6 +153,16 @@ def _innermost(env: EnvBase) -> EnvBase:
     while isinstance(env, TransformedEnv):
         env = env.base_env
     return env
+
+
+def _told_outside(env: EnvBase) -> str:
+    """Name the transforms around an env that do not run inside programs; all of them where it is not known which."""
+    leaves: list[Transform] = []
+    while isinstance(env, TransformedEnv):
+        leaves = [*env.transform.flat(), *leaves]
+        env = env.base_env
+    outside = [leaf for leaf in leaves if not (isinstance(leaf, FusableTransform) and leaf.fuses)]
+    return ", ".join(type(leaf).__name__ for leaf in outside or leaves)
 
 
 @dataclass(frozen=True, eq=False)

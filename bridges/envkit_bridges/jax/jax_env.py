@@ -49,7 +49,7 @@ from envkit.errors import (
     MissingKeyError,
     ResetMaskError,
 )
-from envkit.functional import StatelessEnv
+from envkit.functional import BatchedEnv, StatelessEnv
 from envkit.rules import DONE_LEAVES
 from envkit.specs import Composite
 from envkit.specs.annotations import Destination, Device, EnvData, as_device, destination
@@ -470,6 +470,14 @@ class JaxEnv(EnvBase):
     def _fuse(self, transforms: Sequence[Transform]) -> tuple[EnvBase, int]:
         fusion = _plan_fusion(self, self._engine, transforms)
         return (self, 0) if fusion is None else (FusedEnv(self, fusion), len(fusion.taken))
+
+    def program_parts(
+        self,
+    ) -> tuple[BatchedEnv, Sequence[FusableTransform], Sequence[Mapping[str, Any]]]:
+        """Return what programs are made of: the env over rows, with the model of now, and its transforms with their constants."""
+        each, _, model = self._engine.constants(self.batch_size)
+        programs = self._engine.programs
+        return programs.env_given(model), programs.transforms, each
 
     # ------------------------------------------------------------------------------------ state
 
