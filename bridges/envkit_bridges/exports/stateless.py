@@ -156,7 +156,7 @@ def _innermost(env: EnvBase) -> EnvBase:
 
 
 def _told_outside(env: EnvBase) -> str:
-    """Name the transforms around an env that do not run inside programs; all of them where it is not known which."""
+    """Return the names of transforms that do not run inside programs; of all where it is not known which."""
     leaves: list[Transform] = []
     while isinstance(env, TransformedEnv):
         leaves = [*env.transform.flat(), *leaves]
