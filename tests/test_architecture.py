@@ -223,7 +223,7 @@ PRIVATE = {
     "_global_forward_pre_hooks _modules _new_unsafe _nn _ops _overloadname _parameters _parse_to _schema _validate_args _version",
     "of other libraries": "_allow_done_after_reset _bit_generator _envs _platform_make_current _registry _reset_key _viewers "
     "_DOMAINS",
-    "of transforms": "_already_begun _belong_to _declared_keys _edits _inv_call _require_unowned _reset_env_preprocess "
+    "of transforms": "_belong_to _declared_keys _edits _inv_call _require_unowned _reset_env_preprocess "
     "_reset_like_step",
     "of chains": "_chain _reads_specs",
     "of specs": "_choices _each _encoding_ndim _free_axis _free_shape _is_tree _map _map_shape _shape",

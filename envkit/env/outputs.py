@@ -250,11 +250,11 @@ class OutputChecks:
         Raises:
             DoneError: a flag is set where something was reset.
         """
-        found = [fresh.get(key) for _, key in self.table.flags]
+        leaves = [fresh.get(key) for _, key in self.table.flags]
         # a GPU is asked once for all flags; elsewhere it costs less to ask for one after the other
-        if reading_waits(found[0]) and not bool(torch.stack([one.any() for one in found]).any()):
+        if reading_waits(leaves[0]) and not bool(torch.stack([leaf.any() for leaf in leaves]).any()):
             return
-        for (level, key), flags in zip(self.table.flags, found, strict=True):
+        for (level, key), flags in zip(self.table.flags, leaves, strict=True):
             if not bool(flags.any()):
                 continue
             governing = rules.governing_level(level, masks)

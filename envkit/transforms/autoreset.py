@@ -20,7 +20,7 @@ from tensordict import LazyStackedTensorDict, TensorDictBase, is_non_tensor
 from envkit import rules
 from envkit.arrays.integers import as_int
 from envkit.data.arguments import as_bool
-from envkit.data.merging import merge_rows
+from envkit.data.merging import choose_leaf, merge_rows
 from envkit.data.paths import Key, Path, as_key, as_path
 from envkit.data.resets import collect_reset_masks
 from envkit.data.transition import leaves
@@ -80,17 +80,29 @@ class _AutoReset(Transform):
             rows = rows | self._rows
         self._rows, self._first = rows, first
 
-    def _already_begun(
-        self, td: TensorDictBase | None
-    ) -> tuple[torch.Tensor, TensorDictBase] | None:
-        rows, first = self._rows, self._first
-        asked = None if td is None else self._asked(td)
+    def _reset_env_preprocess(self, td: TensorDictBase) -> TensorDictBase:
+        rows = self._rows
+        if rows is None or self._asked(td) is None:
+            return td
+        for key in self._base().reset_keys:
+            mask = td.get(key, None)
+            if mask is not None:
+                td.set(key, rules.still_to_reset(mask, rows))
+        return td
+
+    def _reset(self, td: TensorDictBase, td_reset: TensorDictBase) -> TensorDictBase:
+        rows, first, asked = self._rows, self._first, self._asked(td)
+        self._rows = self._first = None
         if asked is None or rows is None or first is None:
-            self._rows = self._first = None
-            return None
+            return td_reset
+        for path, value in leaves(first):
+            key = as_key(path)
+            shown = td_reset.get(key, None)  # if there are other rows to reset
+            td_reset.set(key, value if shown is None else choose_leaf(rows & asked, value, shown))
         left = rows & ~asked
-        self._rows, self._first = (left, first) if bool(left.any()) else (None, None)
-        return rows & asked, first
+        if bool(left.any()):
+            self._rows, self._first = left, first
+        return td_reset
 
     def _asked(self, td: TensorDictBase) -> torch.Tensor | None:
         """Return which rows a reset is asked for; None when it is for all, without a mask."""
@@ -287,27 +299,25 @@ class VecGymEnvTransform(_AutoReset):
         return self._without_final(next_td)
 
     def _reset(self, td: TensorDictBase, td_reset: TensorDictBase) -> TensorDictBase:
-        return self._without_final(td_reset)
+        return self._without_final(super()._reset(td, td_reset))
 
     def _without_final(self, td: TensorDictBase) -> TensorDictBase:
         return td.exclude(self.final_name, inplace=True)
 
-    def _already_begun(
-        self, td: TensorDictBase | None
-    ) -> tuple[torch.Tensor, TensorDictBase] | None:
-        asked = None if td is None else self._asked(td)
+    def _reset_env_preprocess(self, td: TensorDictBase) -> TensorDictBase:
+        asked = self._asked(td)
         if asked is None:
-            return super()._already_begun(td)
+            return td
         begun = torch.zeros_like(asked) if self._rows is None else self._rows
         if bool(asked.all()) and not bool(begun.all()):
-            return super()._already_begun(None)  # all rows begin again, by a real reset
-        if not asked.equal(begun):
+            self._rows = self._first = None  # all rows begin again, by a real reset
+        elif not asked.equal(begun):
             raise ResetMaskError(
                 f"rows {asked.nonzero().squeeze(-1).tolist()} are to be reset, but a vector env that "
                 "resets by itself can begin again only the rows that are done, here "
                 f"{begun.nonzero().squeeze(-1).tolist()}. Pass that mask, or none to reset all."
             )
-        return super()._already_begun(td)
+        return super()._reset_env_preprocess(td)
 
     def transform_observation_spec(self, observation_spec: Composite) -> Composite:
         self._base()

@@ -19,7 +19,7 @@ from envkit.lazy_imports import late
 from envkit.specs import Composite
 from envkit.transforms.core.transform import Transform, TransformLike
 
-_HOOKS = ("_call", "_step", "_reset", "_inv_call", "_already_begun", "_reset_env_preprocess")
+_HOOKS = ("_call", "_step", "_reset", "_inv_call", "_reset_env_preprocess")
 
 
 class CallableTransform(Transform):
@@ -346,12 +346,6 @@ class Compose(Transform):
         for transform in self:
             td_reset = transform._reset(td, td_reset)
         return td_reset
-
-    def _already_begun(
-        self, td: TensorDictBase | None
-    ) -> tuple[torch.Tensor, TensorDictBase] | None:
-        answers = [transform._already_begun(td) for transform in self]
-        return next((answer for answer in answers if answer is not None), None)
 
     def _set_seed(self, seed: int | None) -> None:
         for transform in self:

@@ -198,7 +198,7 @@ class FusableTransform(Transform):
     @property
     def _is_forward(self) -> bool:
         """Whether nothing happens on the way in."""
-        kind, inwards = type(self), ("_inv_call", "_reset_env_preprocess", "_already_begun")
+        kind, inwards = type(self), ("_inv_call", "_reset_env_preprocess")
         is_written = any(
             getattr(kind, name) is not getattr(Transform, name) or name in vars(self)
             for name in inwards

@@ -294,24 +294,11 @@ class Transform(OwnState, ChecksKeywords):
         return self._inv_call(tensordict.copy())
 
     def _reset_env_preprocess(self, td: TensorDictBase) -> TensorDictBase:
-        """Transform the input of a reset, a copy, on its way to the base env."""
-        return td
+        """Transform the input of a reset, a copy, on its way to the base env.
 
-    def _already_begun(
-        self, td: TensorDictBase | None
-    ) -> tuple[torch.Tensor, TensorDictBase] | None:
-        """Return the rows, of those a reset shall begin again, that have begun again by themselves.
-
-        For simulators that start a new episode in the step that ends one.
-
-        Args:
-            td: what was passed to `reset`, masks inside; None when nothing was.
-
-        Returns:
-            The rows, bool of shape ``(*batch,)``, and what the base env's reset would have given
-            there (all rows, the others hold anything). None: the base env resets as usual.
+        Rows that it takes out of a mask are not reset by the base env; `_reset` writes what they show.
         """
-        return None
+        return td
 
     def _set_seed(self, seed: int | None) -> None:
         """Seed what this transform draws; most draw nothing."""

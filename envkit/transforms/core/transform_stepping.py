@@ -197,27 +197,18 @@ class TransformStepping(TransformHolder):
             for transform in reversed(route.outside):
                 given = transform._reset_env_preprocess(given)
             given = given.exclude("next", *self._hidden_keys)
-        begun = [transform._already_begun(td) for transform in route.outside]
-        begun = next((answer for answer in begun if answer is not None), None)
-        if begun is None or given is None:
-            root = route.stepper.reset(given, **kwargs)
-        else:
-            root = self._reset_the_rest(given, *begun, **kwargs)
+        root = given
+        if td is None or root is None or self._is_left(td, root):
+            root = route.stepper.reset(root, **kwargs)
         return self._shown_root(root.empty() if td is None else td, root)
 
-    def _reset_the_rest(
-        self, given: TensorDictBase, rows: torch.Tensor, begun: TensorDictBase, **kwargs: Any
-    ) -> TensorDictBase:
-        """Reset the stepper where a mask asks for it and the episode has not begun by itself."""
-        stepper = self._route.stepper
-        masks = {key: given.get(key, None) for key in stepper.reset_keys}
-        rest = {
-            key: rules.still_to_reset(mask, rows) for key, mask in masks.items() if mask is not None
-        }
-        if not any(bool(mask.any()) for mask in rest.values()):
-            return begun
-        given.update(rest)
-        return merge_rows(stepper.reset(given, **kwargs), begun, {(): rows})
+    def _is_left(self, td: TensorDictBase, given: TensorDictBase) -> bool:
+        """Check whether there is something left to reset, or nothing was taken out of the masks of ``td``."""
+        keys = self._route.stepper.reset_keys
+        masks = [(td.get(key, None), given.get(key, None)) for key in keys]
+        if all(mask is own for own, mask in masks):
+            return True
+        return any(mask is not None and bool(mask.any()) for _, mask in masks)
 
     def _shown_root(self, td: TensorDictBase, root: TensorDictBase) -> TensorDictBase:
         """Show what the stepper says after a reset, which was asked for with ``td``."""
