@@ -662,7 +662,7 @@ def test_what_cannot_be_shown_stacked_rows_goes_step_by_step(pools, recordings):
         TransformedEnv(pool, Compose(StepCounter(), Opaque())),
         Overriding(pool, StepCounter()),
         TransformedEnv(TransformedEnv(pool, Opaque()), StepCounter()),
-        TransformedEnv(TransformedEnv(pool, VecNorm(["place"])), StepCounter()),
+        TransformedEnv(TransformedEnv(pool, VecNorm(["place"])), StepCounter(9)),
         TransformedEnv(SerialEnv(ROWS, Remembered, use_buffers=True), StepCounter()),
     ):
         assert env.rollout(3, break_when_any_done=False).shape == (ROWS, 3)

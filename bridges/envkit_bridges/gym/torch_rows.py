@@ -27,9 +27,9 @@ from tensordict import TensorDict, TensorDictBase
 from envkit import rules
 from envkit.data.arguments import as_batch_size, as_bool
 from envkit.data.keywords import known_to, refuse_unknown
+from envkit.data.merging import choose_leaf, merge_reset, merge_rows
 from envkit.data.paths import as_key
-from envkit.data.resets import merge_reset
-from envkit.data.transition import choose_leaf, copied, keep_unstepped, leaves, stepped_rows
+from envkit.data.transition import copied, leaves, stepped_rows
 from envkit.env.facts import Facts
 from envkit.env.options import TAKEN_HERE
 from envkit.env.tickets import Ticket
@@ -182,7 +182,7 @@ class TorchRowsEnv(GymLikeEnv):
             stepped = self._computed_next(td)
         finally:
             self._frozen = None
-        return keep_unstepped(stepped, skipped, mask)
+        return merge_rows(skipped, stepped, {(): mask})
 
     def _require_begun(self) -> None:
         """Check that no row is stepped whose simulator is not where the data is."""

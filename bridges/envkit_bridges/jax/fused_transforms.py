@@ -117,7 +117,7 @@ class NamedRows:
 
     def begun(self, inner: object, fresh: Timestep) -> tuple[RowState, Timestep]:
         """Return what rows show that have all been reset, to this state of the env and this timestep of it."""
-        return self._moment(inner, *self._begun(_named(fresh), self._given))
+        return self._moment(inner, *self._through(_named(fresh), self._initial_shared))
 
     def unstepped(self, state: RowState, rows: int) -> tuple[RowState, Timestep]:
         """Return what `step` gives in form, but no step is made: the state stays, what is shown means nothing."""

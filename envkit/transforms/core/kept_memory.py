@@ -178,6 +178,11 @@ def memory_of(places: Iterable[Mapping[Path, Path]]) -> list[Path]:
     return list(dict.fromkeys(place for own in places for place in own.values()))
 
 
+def uncounted(transform: FusableTransform, seen: Leaves, memory: Leaves | None) -> dict[str, Any]:
+    """Return the constants of a transform as they are; see `through`."""
+    return {**transform.constants(), **transform.state()}
+
+
 def through(
     chain: Sequence[FusableTransform],
     places: Sequence[Mapping[Path, Path]],
@@ -199,7 +204,11 @@ def through(
         if root is None:
             changes = transform.reset_leaves(seen, constants_of(transform, seen, None))
         else:
-            memory = Leaves({path: root[at] for path, at in own.items() if at in root}, 1)
+            handed: dict[Path, Any] = {}
+            for path, place in own.items():  # a comprehension is one more call for each transform
+                if place in root:
+                    handed[path] = root[place]
+            memory = Leaves(handed, 1)
             changes = transform.step_leaves(memory, seen, constants_of(transform, seen, memory))
         leaves = with_changes(leaves, changes)
     return leaves

@@ -30,7 +30,7 @@ from envkit.data.paths import Path, as_key, as_path
 from envkit.env.base import EnvBase
 from envkit.errors import ArgumentError
 from envkit.transforms.core.fusable import FusableTransform
-from envkit.transforms.core.kept_memory import memory_of, places_of, through
+from envkit.transforms.core.kept_memory import memory_of, places_of, through, uncounted
 from envkit.transforms.core.transform import OWNERSHIP
 from envkit.transport.host import RowCursor
 
@@ -135,7 +135,7 @@ class TransformedCore:
             blank = _zeros(leaves, rows)
             try:
                 shown = through(
-                    self.chain, self.places, blank, None if region == "root" else root, _uncounted
+                    self.chain, self.places, blank, None if region == "root" else root, uncounted
                 )
             except Exception:
                 return False  # the env by itself tells, when it comes to that
@@ -340,7 +340,7 @@ class TransformedRows:
             )
         else:
             place = slice(None)
-        shown = through(chain, self._places, inner, root if region == "next" else None, _uncounted)
+        shown = through(chain, self._places, inner, root if region == "next" else None, uncounted)
         untouched = self._untouched[region]
         for path, into in rows.items():
             value = shown.get(path)
@@ -351,10 +351,6 @@ class TransformedRows:
                 require_form(as_key(path), None if value is None else value[0], event, into.dtype)
             assert value is not None
             into[place] = value
-
-
-def _uncounted(transform: FusableTransform, leaves: Leaves, root: Leaves | None) -> dict[str, Any]:
-    return {**transform.constants(), **transform.state()}
 
 
 def _leaves(env: EnvBase, *kinds: str) -> dict[Path, Any]:
