@@ -148,7 +148,6 @@ from envkit.transforms.pixels import Resize as Resize
 from envkit.transforms.pixels import ToTensorImage as ToTensorImage
 from envkit.transforms.pixels import VideoRecorder as VideoRecorder
 from envkit.transforms.policy_version import PolicyVersion as PolicyVersion
-from envkit.transforms.policy_version import VersionChange as VersionChange
 from envkit.transforms.postprocess import BurnInTransform as BurnInTransform
 from envkit.transforms.postprocess import MultiStep as MultiStep
 from envkit.transforms.postprocess import MultiStepTransform as MultiStepTransform

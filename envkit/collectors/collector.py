@@ -27,7 +27,6 @@ from envkit.collectors.profiling import ProfileConfig
 from envkit.collectors.runner import COLLECTOR, Batch
 from envkit.collectors.settings import (
     CollectorSettings,
-    ShownSetting,
     WorkerOptions,
     kind_for,
     parsed_options,
@@ -47,6 +46,7 @@ from envkit.errors import (
     NoBufferError,
     NotStartedError,
     OptionError,
+    ReadOnlyError,
     UnsupportedError,
 )
 from envkit.process_wide import warn
@@ -57,6 +57,31 @@ Backend = Literal["direct", "process", "ray"]
 
 _EPISODE_STEPS = 32
 """Steps of each row between two looks for whole episodes."""
+
+
+class ShownSetting:
+    """An attribute of collectors that returns one of their settings, and cannot be assigned.
+
+    Args:
+        setting: its name; the attribute's own by default.
+    """
+
+    def __init__(self, setting: str | None = None):
+        self._setting = setting
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, collector: Any, owner: type | None = None) -> Any:
+        return (
+            self if collector is None else getattr(collector._settings, self._setting or self._name)
+        )
+
+    def __set__(self, collector: Any, value: Any) -> None:
+        raise ReadOnlyError(
+            f"{self._name} of a {type(collector).__name__} was set to {value!r}, but it is read when the collector is "
+            f"built. Build a new one: {type(collector).__name__}(..., {self._name}=...)."
+        )
 
 
 class Collector:

@@ -26,7 +26,7 @@ from envkit.batched.settings import RayOptions
 from envkit.batched.workers import actors_for, processes_for, usable_options
 from envkit.collectors.attribute_paths import paired
 from envkit.collectors.build_runner import Parts
-from envkit.collectors.collector import Collector, MakeEnv, flat_stats
+from envkit.collectors.collector import Collector, MakeEnv, ShownSetting, flat_stats
 from envkit.collectors.profiling import ProfileConfig, Seconds
 from envkit.collectors.runner import COLLECTOR, Batch
 from envkit.collectors.runner_host import (
@@ -37,7 +37,6 @@ from envkit.collectors.runner_host import (
 )
 from envkit.collectors.settings import (
     CollectorSettings,
-    ShownSetting,
     WorkerOptions,
     require_names,
 )

@@ -35,7 +35,6 @@ from envkit.errors import (
     ArgumentTypeError,
     DeviceNameError,
     OptionError,
-    ReadOnlyError,
 )
 from envkit.lazy_imports import late
 from envkit.specs.annotations import Device, as_device
@@ -157,31 +156,6 @@ class CollectorSettings(RunnerOptions):
         """Return what concerns one runner; ``of_worker`` returns, by name, its entry of what may be a list."""
         values = {field.name: getattr(self, field.name) for field in fields(RunnerOptions)}
         return RunnerOptions(**values | {name: of_worker(name, values[name]) for name in _OF_EACH})
-
-
-class ShownSetting:
-    """An attribute of collectors that returns one of their settings, and cannot be assigned.
-
-    Args:
-        setting: its name; the attribute's own by default.
-    """
-
-    def __init__(self, setting: str | None = None):
-        self._setting = setting
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._name = name
-
-    def __get__(self, collector: Any, owner: type | None = None) -> Any:
-        return (
-            self if collector is None else getattr(collector._settings, self._setting or self._name)
-        )
-
-    def __set__(self, collector: Any, value: Any) -> None:
-        raise ReadOnlyError(
-            f"{self._name} of a {type(collector).__name__} was set to {value!r}, but it is read when the collector is "
-            f"built. Build a new one: {type(collector).__name__}(..., {self._name}=...)."
-        )
 
 
 _DEVICES = ("storing_device", "env_device", "policy_device")

@@ -252,7 +252,9 @@ class OutputChecks:
         """
         leaves = [fresh.get(key) for _, key in self.table.flags]
         # a GPU is asked once for all flags; elsewhere it costs less to ask for one after the other
-        if reading_waits(leaves[0]) and not bool(torch.stack([leaf.any() for leaf in leaves]).any()):
+        if reading_waits(leaves[0]) and not bool(
+            torch.stack([leaf.any() for leaf in leaves]).any()
+        ):
             return
         for (level, key), flags in zip(self.table.flags, leaves, strict=True):
             if not bool(flags.any()):

@@ -162,12 +162,14 @@ class ActionInput:
             and not value.is_meta
         ):
             return
-        if len(self._sizes) == 1 and value is not None and value.shape == shape[:-1]:
-            raise InputError(
-                f"{self.key!r} has shape {tuple(value.shape)}, but the env takes {shape}: one-hot rows, and not numbers "
-                f"of options. Spell them, with torch.nn.functional.one_hot(action, {shape[-1]}), or build the env "
-                "with categorical_action_encoding=True."
-            )
+        if len(self._sizes) == 1 and value is not None and shape != value.shape:
+            numbers = {shape[:-1]: "action", (*shape[:-1], 1): "action.squeeze(-1)"}
+            if shown := numbers.get(tuple(value.shape)):
+                raise InputError(
+                    f"{self.key!r} has shape {tuple(value.shape)}, but the env takes {shape}: one-hot rows, and not numbers "
+                    f"of options. Spell them, with torch.nn.functional.one_hot({shown}, {shape[-1]}), or build the env "
+                    "with categorical_action_encoding=True."
+                )
         require_input(self.key, value, shape, None)
         assert value is not None
         if value.dtype != self.dtype and (value.dtype.is_complex or self.dtype.is_complex):

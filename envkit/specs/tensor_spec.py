@@ -263,7 +263,11 @@ class _Reshapable:
 
     def _free_advice(self, new: int = 0) -> str:
         count = len(self._free_shape) + new
-        return f"Use the first {count} axes only." if count else "It has no other axis. Expand it first."
+        return (
+            f"Use the first {count} axes only."
+            if count
+            else "It has no other axis. Expand it first."
+        )
 
     def _without_encoding(self, sizes: object) -> torch.Size:
         """Check that the sizes asked for end in the encoding axes, and drop these."""

@@ -47,7 +47,7 @@ class RunningMeanStd(nn.Module):
         >>> running = RunningMeanStd(())
         >>> running.update(torch.tensor([1.0, 3.0]))
         >>> running.normalize(torch.tensor([2.0, 3.0])).round(decimals=3)
-        tensor([0.0000, 1.0000])
+        tensor([0., 1.])
     """
 
     mean: torch.Tensor

@@ -167,6 +167,20 @@ def by_episode(lib):
     return ended(collector, sizes[:4])
 
 
+SETTINGS = (
+    *("init_random_frames", "max_frames_per_traj", "reset_at_each_iter", "set_truncated"),
+    *("compact_obs", "reset_when_done", "exploration_type", "trajs_per_batch", "traj_format"),
+    *("postproc", "interruptor", "replay_buffer", "storing_device", "track_traj_ids"),
+)
+
+
+def settings(lib, **options):
+    collector = collector_of(lib, **options)
+    told = {name: getattr(collector, name) for name in (*SETTINGS, *options)}
+    told["exploration_type"] = told["exploration_type"].name
+    return ended(collector, told)
+
+
 def interrupted(lib):
     class Stopper:
         calls = 0
@@ -220,6 +234,20 @@ PROGRAMS = {
     "trajs_per_write": by_episode,
     "interruptor": interrupted,
     "profile_config": lambda lib: collector_of(lib).profile_config,
+    "settings that were passed": partial(
+        settings,
+        init_random_frames=16,
+        max_frames_per_traj=5,
+        reset_at_each_iter=True,
+        set_truncated=True,
+        compact_obs=True,
+        storing_device="cpu",
+        policy_device="cpu",
+        env_device="cpu",
+        postproc=len,
+    ),
+    "settings by default": settings,
+    "closed": lambda lib: ended(c := collector_of(lib), (c.closed, c.shutdown(), c.closed)),
     "profile of no batch": lambda lib: collector_of(lib).enable_profile(
         num_rollouts=1, warmup_rollouts=1
     ),
@@ -243,6 +271,17 @@ def ended_buffer(lib, extend: bool) -> ReplayBuffer:
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_collector_in_this_process_does_what_torchrls_does(name):
     check_same(PROGRAMS[name])
+
+
+def test_a_setting_cannot_be_assigned():
+    collector = made(OURS)
+
+    with pytest.raises(
+        AttributeError, match=r"Build a new one: SyncDataCollector\(..., postproc=...\)"
+    ):
+        collector.postproc = len
+
+    collector.shutdown()
 
 
 SCHEMES = {

@@ -68,8 +68,10 @@ def test_a_number_of_an_option_is_refused_where_options_are_spelled():
     differs("options-are-spelled", lambda lib: pushed(lib, 1))
 
     assert pushed(torchrl.envs, 1).equal(pushed(torchrl.envs, 0))
-    with pytest.raises(InputError, match="one-hot rows, and not numbers of options"):
-        pushed(OURS, 1)
+    for number, written in ((1, "action"), ([1], r"action\.squeeze\(-1\)")):
+        line = rf"one-hot rows, and not numbers of options.*one_hot\({written}, 2\)"
+        with pytest.raises(InputError, match=line):
+            pushed(OURS, number)
 
 
 def after_a_masked_step(lib, stepped):
