@@ -33,6 +33,7 @@ from envkit import (
     StepCounter,
     TorchVectorWrapper,
     TransformedEnv,
+    VmasEnv,
     XMiniGridEnv,
     check_env_specs,
 )
@@ -48,6 +49,7 @@ from envkit.errors import (
     StepMaskError,
 )
 from envkit_bridges.gym.like import GymLikeEnv
+from envkit_bridges.gym.torch_rows import TorchRowsEnv
 from tests.zoo.drift import gym_rows
 from tests.zoo.envs import Count, StatelessCount
 from tests.zoo.frozen import stays_frozen
@@ -106,6 +108,7 @@ KINDS = {
     "torch rows that reset themselves": lambda: GymWrapper(
         TorchPendulum(mode=AutoresetMode.SAME_STEP, as_dict=True)
     ),
+    "vmas": partial(VmasEnv, "simple_tag", 3, max_steps=5, seed=0),
     "threads of a library": partial(
         MultiThreadedEnv, 3, "CartPole-v1", create_env_kwargs={"max_episode_steps": 7}
     ),
@@ -131,6 +134,7 @@ SLOW = (
         "jaxmarl",
         "navix",
         "xminigrid",
+        "vmas",
         "ray count",
         "ray cartpole",
     ),
@@ -568,7 +572,7 @@ def half(env: EnvBase) -> torch.Tensor:
 def test_rows_that_are_not_stepped_repeat_their_root(env):
     root = env.step_mdp(env.rand_step(env.reset()))
     mask = half(env)
-    if isinstance(env, TorchVectorWrapper):
+    if isinstance(env, TorchRowsEnv):
         with pytest.raises(StepMaskError, match="steps all its rows"):
             env.step(env.rand_action(root.clone()).set("_step", mask))
         return
@@ -664,6 +668,7 @@ def test_a_state_dict_goes_back_in(spare, request):  # A1
     refusals = {
         "threads of a library": r"EnvPool keeps.*env.transform.state_dict",
         "torch rows": "offers no state",
+        "vmas": "offers no state",
         "torch rows that reset themselves": "offers no state",
     }
     if refusal := refusals.get(request.node.callspec.params["spare"]):

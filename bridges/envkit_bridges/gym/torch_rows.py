@@ -252,8 +252,12 @@ class TorchRowsEnv(GymLikeEnv):
         return chosen(first.rows, first.root, fresh)
 
     def _set_seed(self, seed: int | None) -> None:
-        super()._set_seed(seed)
+        self._seed_simulator(seed)
         self._forget()
+
+    def _seed_simulator(self, seed: int | None) -> None:
+        """Seed the simulator, by a reset unless a kind has another way."""
+        super()._set_seed(seed)
 
     # ------------------------------------------------------------------------------------------ rest
 

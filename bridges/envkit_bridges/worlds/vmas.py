@@ -129,12 +129,12 @@ class VmasWrapper(TorchRowsEnv):
         self.group_map = complete_group_map(
             names, _groups_by_name(names) if group_map is None else group_map
         )
+        self._declare(names)
         if seed is None:
             seed = int(torch.randint(2**31, ()))
         else:
             self._seed_actions(checked_seed(seed))
-        self._set_seed(seed)
-        self._declare(names)
+        self._seed_simulator(seed)  # last: a look at observations may draw
 
     def _declare(self, names: Sequence[str]) -> None:
         env, device = self._env, self.device
@@ -214,14 +214,16 @@ class VmasWrapper(TorchRowsEnv):
         try:
             yield
             self._numbers = [*shared, _device_numbers(self._env.device)]
+        except BaseException:  # the library puts those of the CPU back where it does not raise
+            _set_numbers(outside, self._env.device)
+            raise
         finally:
             shared[:] = theirs
-            _set_numbers(outside, self._env.device)
+            _set_device_numbers(self._env.device, outside[3])
 
-    def _set_seed(self, seed: int | None) -> None:
+    def _seed_simulator(self, seed: int | None) -> None:
         with self._own_numbers():
             self._env.seed(seed)
-        self._forget()
 
     def _simulator_state(self) -> dict[str, Any]:
         return {**super()._simulator_state(), "numbers": plain(self._numbers, "random numbers")}
@@ -243,18 +245,9 @@ class VmasWrapper(TorchRowsEnv):
                     "make the env with clamp_actions=True."
                 ) from error
         observations, rewards, terminated, truncated, infos = result
-        made = self._shown(_listed(observations), _listed(infos))
-        rewards = _listed(rewards)
-        for group in self._groups:
-            paid = _stacked([rewards[number] for number in group.members])
-            node = made.get(group.name, None)
-            if node is None:
-                node = self._node({}, group)
-                made.set(group.name, node)
-            node.set("reward", paid.to(self.device))
-        flags = [flag.reshape(-1, 1).to(self.device) for flag in (terminated, truncated)]
-        done = rules.done_from(*flags)
-        return made.update({"done": done, "terminated": flags[0], "truncated": flags[1]})
+        flags = [flag.reshape(-1, 1) for flag in (terminated, truncated)]
+        entries = {"done": rules.done_from(*flags), "terminated": flags[0], "truncated": flags[1]}
+        return self._shown(_listed(observations), _listed(infos), _listed(rewards), entries)
 
     def _actions_by_agent(self, action: Any) -> list[torch.Tensor]:
         """Turn the actions of groups into what the library takes: a tensor for each agent."""
@@ -285,11 +278,17 @@ class VmasWrapper(TorchRowsEnv):
                 get_dones=False,
                 dict_agent_names=False,
             )
-        return self._shown(observations, None)
+        return self._shown(observations)
 
-    def _shown(self, observations: Sequence[Any], infos: Sequence[Any] | None) -> TensorDict:
-        """Write down what agents observe, group by group; without ``infos``, which a scenario has of a step, these are 0."""
-        entries: dict[str, Any] = {}
+    def _shown(
+        self,
+        observations: Sequence[Any],
+        infos: Sequence[Any] | None = None,
+        rewards: Sequence[torch.Tensor] | None = None,
+        flags: Mapping[str, torch.Tensor] | None = None,
+    ) -> TensorDict:
+        """Write a moment down, group by group; without ``infos``, which a scenario has of a step, these are 0."""
+        entries: dict[str, Any] = dict(flags or {})
         for group in self._groups:
             shown: dict[str, Any] = {}
             if not self.pixels_only:
@@ -301,24 +300,29 @@ class VmasWrapper(TorchRowsEnv):
                     else _stacked([infos[number][name] for number in group.members])
                     for name, shape in group.infos.items()
                 }
+            if rewards is not None:
+                shown["reward"] = _stacked([rewards[number] for number in group.members])
             if shown:
-                entries[group.name] = self._node(shown, group)
+                entries[group.name] = self._node(shown, len(group.members))
         if self.from_pixels:
             entries["pixels"] = self._frames()
-        return self._to_tensordict(entries, {})
+        made = TensorDict._new_unsafe(
+            entries, batch_size=self.batch_size, device=self._simulator_device
+        )
+        return made if self.device == self._simulator_device else made.to(self.device)
 
     def _zeros(self, group: _Group, shape: tuple[int, ...]) -> torch.Tensor:
         size = (*self.batch_size, len(group.members), *shape)
         return torch.zeros(size, device=self._simulator_device)
 
-    def _node(self, entries: Mapping[str, Any], group: _Group) -> TensorDict:
+    def _node(self, entries: Mapping[str, Any], agents: int) -> TensorDict:
         """Build the node of a group."""
-        node = TensorDict(
-            {}, batch_size=(*self.batch_size, len(group.members)), device=self._simulator_device
-        )
-        for name, value in entries.items():
-            node.set(name, self._node(value, group) if isinstance(value, Mapping) else value)
-        return node
+        nested = {
+            name: self._node(value, agents) if isinstance(value, Mapping) else value
+            for name, value in entries.items()
+        }
+        size = torch.Size((*self.batch_size, agents))
+        return TensorDict._new_unsafe(nested, batch_size=size, device=self._simulator_device)
 
     # --------------------------------------------------------------------------------------- pictures
 
