@@ -25,7 +25,9 @@ SCENARIO, LIMIT = "balance", 100
 
 def bare(rows: int, steps: int) -> Callable[[], object]:
     """Step the library, and stack what each step gave."""
-    env = vmas.make_env(SCENARIO, num_envs=rows, max_steps=LIMIT, terminated_truncated=True, seed=0)
+    env: Any = vmas.make_env(
+        SCENARIO, num_envs=rows, max_steps=LIMIT, terminated_truncated=True, seed=0
+    )
 
     def observed() -> torch.Tensor:
         (observations,) = env.get_from_scenario(True, False, False, False)
@@ -91,7 +93,7 @@ def main() -> None:
     warnings.simplefilter("ignore")
     for rows in (64, 4096):
         steps = 20 if quick else 50
-        options = {"num_envs": rows, "max_steps": LIMIT, "seed": 0}
+        options: dict[str, Any] = {"num_envs": rows, "max_steps": LIMIT, "seed": 0}
         ours, theirs = VmasEnv(SCENARIO, **options), TheirVmasEnv(SCENARIO, **options)
         compare(
             f"VMAS {SCENARIO} x {rows}, {steps} steps a round",
