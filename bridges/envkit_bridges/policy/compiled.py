@@ -109,7 +109,7 @@ class CompiledPolicy(torch.nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         """A copy, or one in another process, translates for itself."""
         asked = None, None, False
-        return {**super().__getstate__(), "_found": {}, "_refused": {}, "_asked": asked}
+        return {**super().__getstate__(), "_translations": {}, "_refused": {}, "_asked": asked}
 
     def translation(self, signature: Signature, rows: int, make: Make[_T]) -> _T:
         """Translate the module for entries of some shapes, or find that this was done.

@@ -460,6 +460,16 @@ def test_an_action_that_the_env_does_not_take_is_refused_with_its_row():
         ran(compile_policy(module), 3)
 
 
+def test_a_copy_of_a_policy_that_was_used_translates_for_itself():
+    policy, env = compile_policy(perceptron(3, 1)), GymEnv("Pendulum-v1")
+    policy.bound_to(env)(env.reset())
+
+    copied = cloudpickle.loads(cloudpickle.dumps(policy))
+    copied.bound_to(env)(env.reset())
+
+    assert (policy.translations, copied.translations) == (1, 2)
+
+
 @pytest.mark.slow
 def test_a_policy_that_travelled_acts_in_a_process_that_never_loads_jax():
     script = f"""
