@@ -61,6 +61,7 @@ def test_the_first_word_of_a_docstring_names_what_a_function_does(word):
         "f = lambda found: 1",
         "self._own = 1",
         "class A:\n    books: int",
+        "class A:\n    made = 0",
     ],
 )
 def test_names_that_do_not_say_what_they_hold_are_found(line):

@@ -204,16 +204,31 @@ def in_python(source: str) -> Iterator[tuple[int, str]]:
 def in_names(source: str) -> Iterator[tuple[int, str]]:
     """Yield line and text of each function, parameter and attribute whose name does not say what it holds."""
     for node in ast.walk(ast.parse(source)):
-        match node:
-            case (
-                ast.FunctionDef(name=name)
-                | ast.AsyncFunctionDef(name=name)
-                | ast.arg(arg=name)
-                | ast.Attribute(attr=name, ctx=ast.Store())
-                | ast.AnnAssign(target=ast.Name(id=name))
-            ) if name.strip("_") in WORDS["names"]:
-                better = WORDS["names"][name.strip("_")]
-                yield node.lineno, f"{name!r} in a name: write {better}"
+        for name in _names_in(node):
+            if (better := WORDS["names"].get(name.strip("_"))) is not None:
+                yield node.lineno, f"{name!r} in a name: write {better}"  # pyright: ignore
+
+
+def _names_in(node: ast.AST) -> list[str]:
+    """Return the name of a function, parameter or attribute, and those that a class assigns."""
+    match node:
+        case (
+            ast.FunctionDef(name=name)
+            | ast.AsyncFunctionDef(name=name)
+            | ast.arg(arg=name)
+            | ast.Attribute(attr=name, ctx=ast.Store())
+            | ast.AnnAssign(target=ast.Name(id=name))
+        ):
+            return [name]
+        case ast.ClassDef(body=body):
+            return [
+                target.id
+                for statement in body
+                if isinstance(statement, ast.Assign)
+                for target in statement.targets
+                if isinstance(target, ast.Name)
+            ]
+    return []
 
 
 def _in_comments(source: str) -> Iterator[tuple[int, str]]:
