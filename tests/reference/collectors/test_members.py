@@ -274,7 +274,7 @@ def test_a_collector_in_this_process_does_what_torchrls_does(name):
 
 
 def test_a_setting_cannot_be_assigned():
-    collector = made(OURS)
+    collector = collector_of(OURS)
 
     with pytest.raises(
         AttributeError, match=r"Build a new one: SyncDataCollector\(..., postproc=...\)"
