@@ -69,7 +69,12 @@ def test_a_new_machine_goes_on_where_the_log_ends(tmp_path):
     has_passed = day.run()
 
     assert has_passed
-    assert log_of(second) == [("one", "begin"), ("one", "passed"), ("two", "begin"), ("two", "passed")]  # fmt: skip
+    assert log_of(second) == [
+        ("one", "begin"),
+        ("one", "passed"),
+        ("two", "begin"),
+        ("two", "passed"),
+    ]
     assert (second / gpu_day.OUTPUT).read_text() == "[one] 1\n[two] 2\n"
 
 

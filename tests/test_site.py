@@ -147,11 +147,21 @@ def measured(whole: str, **ratios: float) -> list[report.Figure]:
     """Give the figures of a comparison that one run of `make bench` recorded: works with their ratios."""
     return [
         report.Figure(
-            "gym_pool", "CartPole-v1 x 32", "2 cores", whole, work, 1e6 * ratio, ratio, 0.1, 2.0, "bare",
-            whole, "some CPU",
+            "gym_pool",
+            "CartPole-v1 x 32",
+            "2 cores",
+            whole,
+            work,
+            1e6 * ratio,
+            ratio,
+            0.1,
+            2.0,
+            "bare",
+            whole,
+            "some CPU",
         )
         for work, ratio in ratios.items()
-    ]  # fmt: skip
+    ]
 
 
 def test_the_table_of_speeds_shows_the_last_run_that_measured_every_row(monkeypatch):

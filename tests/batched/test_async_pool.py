@@ -608,17 +608,29 @@ def test_who_is_busy_is_told_by_name(new_pool, tmp_path):
 @pytest.mark.parametrize(
     ("send", "error", "message"),
     [
-        (lambda pool, td: pool.async_step_send(td.exclude("env_index")), MissingKeyError, "env_index"),
+        (
+            lambda pool, td: pool.async_step_send(td.exclude("env_index")),
+            MissingKeyError,
+            "env_index",
+        ),
         (lambda pool, td: pool.async_step_send(td, env_index=[0, 2]), ArgumentError, "0 to 1"),
         (lambda pool, td: pool.async_step_send(td, env_index=[0, 0]), ArgumentError, "different"),
         (lambda pool, td: pool.async_step_send(td, env_index=["a", 1]), ArgumentError, "int"),
-        (lambda pool, td: pool.async_step_send(td, env_index=1), BatchSizeError, "one row for each"),
-        (lambda pool, td: pool.async_step_send(td.set("action", td["action"] + 7)), InputError, "action"),
+        (
+            lambda pool, td: pool.async_step_send(td, env_index=1),
+            BatchSizeError,
+            "one row for each",
+        ),
+        (
+            lambda pool, td: pool.async_step_send(td.set("action", td["action"] + 7)),
+            InputError,
+            "action",
+        ),
         (lambda pool, td: pool.async_step_send(td.exclude("action")), KeyError, "action"),
         (lambda pool, td: pool.async_step_send({}), ArgumentTypeError, "sent"),
         (lambda pool, td: pool.async_reset_send(), MissingKeyError, "env_index"),
     ],
-)  # fmt: skip
+)
 def test_what_makes_no_sense_is_refused_and_moves_nothing(new_pool, send, error, message):
     pool = new_pool([Count, Count])
     td = acting(pool.reset())

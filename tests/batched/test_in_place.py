@@ -117,7 +117,12 @@ def test_actions_of_rows_that_are_not_stepped_may_be_anything():
 
 
 def test_a_row_that_was_lost_is_cut_and_begins_anew():
-    env = SerialEnv(2, [partial(GymWrapper, Sums(9)), lambda: GymWrapper(Sums(9, fatal=3))], on_worker_failure="restart", max_restarts=1)  # fmt: skip
+    env = SerialEnv(
+        2,
+        [partial(GymWrapper, Sums(9)), lambda: GymWrapper(Sums(9, fatal=3))],
+        on_worker_failure="restart",
+        max_restarts=1,
+    )
     env.reset()
     place, steps = env._runs().in_place(), []
 

@@ -20,10 +20,14 @@ def counting(limit=3):
         (partial(GymEnv, "CartPole-v1", sutton=1), {}, r"GymEnv\('CartPole-v1'\).*'sutton'"),
         (GymEnv, {"env_name": "CartPole-v1", "foo": 1}, "takes no keyword 'foo'"),
         (partial(DMControlEnv, "cartpole", "swingup", camera=1), {}, "Did you mean 'camera_id'"),
-        (partial(MultiThreadedEnv, 2, "CartPole-v1", num_threads=1), {}, "MultiThreadedEnv takes no keyword 'num_threads'"),
+        (
+            partial(MultiThreadedEnv, 2, "CartPole-v1", num_threads=1),
+            {},
+            "MultiThreadedEnv takes no keyword 'num_threads'",
+        ),
         (counting, {"limt": 2}, "counting takes no keyword 'limt'. Did you mean 'limit'"),
     ],
-)  # fmt: skip
+)
 def test_an_unknown_keyword_is_told_when_the_pool_is_made(pool, maker, kwargs, message):
     with pytest.raises(OptionError, match=message):
         pool(2, maker, create_env_kwargs=kwargs)

@@ -157,7 +157,7 @@ def test_an_episode_that_does_not_end_is_told_as_reward_a_step(run):
         (("--nonsense",), "--nonsense"),
         (("demo", "--device", "gpu"), "Pass cpu, cuda"),
     ],
-)  # fmt: skip
+)
 def test_a_mistake_ends_with_status_2_and_no_traceback(run, arguments, message):
     status, _, errors = run(*arguments)
 
@@ -254,9 +254,12 @@ def test_the_module_is_the_same_as_the_command(arguments):
     [
         ("bash", {"COMP_WORDS": "envkit roll", "COMP_CWORD": "1"}),
         ("zsh", {"_TYPER_COMPLETE_ARGS": "envkit roll"}),
-        ("fish", {"_TYPER_COMPLETE_ARGS": "envkit roll", "_TYPER_COMPLETE_FISH_ACTION": "get-args"}),
+        (
+            "fish",
+            {"_TYPER_COMPLETE_ARGS": "envkit roll", "_TYPER_COMPLETE_FISH_ACTION": "get-args"},
+        ),
     ],
-)  # fmt: skip
+)
 def test_shells_complete_commands(shell, asked):
     status, printed, errors = called(*COMMAND, _ENVKIT_COMPLETE=f"complete_{shell}", **asked)
 

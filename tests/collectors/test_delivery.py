@@ -174,7 +174,11 @@ def test_a_batch_that_a_buffer_refuses_is_delivered_again():
 def test_slices_of_a_buffer_stay_within_a_trajectory():
     sampler = SliceSampler(slice_len=3, traj_key=IDS)
     buffer = ReplayBuffer(storage=LazyTensorStorage(100), sampler=sampler, batch_size=12)
-    list(Collector(two, still, frames_per_batch=10, total_frames=60, replay_buffer=buffer, postproc=rows))  # fmt: skip
+    list(
+        Collector(
+            two, still, frames_per_batch=10, total_frames=60, replay_buffer=buffer, postproc=rows
+        )
+    )
 
     slices = buffer.sample().reshape(4, 3)
 

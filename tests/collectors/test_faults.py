@@ -283,10 +283,12 @@ def test_whoever_finds_a_dead_worker_replaces_it(built, orders):  # noqa: F811
         pytest.param(two_told, {"trajs_per_batch": 3, "frames_per_batch": None}, marks=slow),
         pytest.param(two_told, {"frames_per_batch": 16}, marks=slow),
         pytest.param(Told, {"prefetch": 1}, marks=slow),
-        pytest.param(two_told, {"frames_per_batch": 16, "prefetch": 1, "use_buffers": False}, marks=slow),
+        pytest.param(
+            two_told, {"frames_per_batch": 16, "prefetch": 1, "use_buffers": False}, marks=slow
+        ),
         pytest.param(Told, {"split_trajs": True}, marks=slow),
     ],
-)  # fmt: skip
+)
 def test_episodes_are_whole_or_truncated_whoever_was_lost(built, orders, make, options):  # noqa: F811
     collector = restarting(built, makers(orders, make), **options)
     batches = [collector.next()]

@@ -366,12 +366,24 @@ def test_a_version_is_refused_beside_an_entry_of_its_name():
     ("error", "text", "options"),
     [
         (OptionError, "needs trajs_per_batch=", {"trajs_per_write": 1}),
-        (OptionError, "two names of one option", {"extend_buffer": True, "replay_buffer_chunk": False, "replay_buffer": []}),
-        (ArgumentTypeError, r"must have a method collection_stopped\(\)", {"interruptor": object()}),
+        (
+            OptionError,
+            "two names of one option",
+            {"extend_buffer": True, "replay_buffer_chunk": False, "replay_buffer": []},
+        ),
+        (
+            ArgumentTypeError,
+            r"must have a method collection_stopped\(\)",
+            {"interruptor": object()},
+        ),
         (ArgumentTypeError, r"worker_idx is 'a'", {"worker_idx": "a"}),
-        (ArgumentError, r"split_trajs and trajs_per_batch need", {"track_traj_ids": False, "trajs_per_batch": 1}),
+        (
+            ArgumentError,
+            r"split_trajs and trajs_per_batch need",
+            {"track_traj_ids": False, "trajs_per_batch": 1},
+        ),
     ],
-)  # fmt: skip
+)
 def test_keywords_that_contradict_each_other_are_refused(error, text, options):
     with pytest.raises(error, match=text):
         SyncDataCollector(one, frames_per_batch=2, **options)

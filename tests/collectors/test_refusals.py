@@ -58,18 +58,38 @@ def unbuilt():
 
 WRONG_VALUES = [
     (OptionError, r"Pass one of them: transitions", {}),
-    (ArgumentError, r"frames_per_batch is 0, but must be an int of at least 1", {"frames_per_batch": 0}),
+    (
+        ArgumentError,
+        r"frames_per_batch is 0, but must be an int of at least 1",
+        {"frames_per_batch": 0},
+    ),
     (ArgumentTypeError, r"frames_per_batch is 2\.5", {"frames_per_batch": 2.5}),
     (ArgumentTypeError, r"frames_per_batch is '4'", {"frames_per_batch": "4"}),
-    (ArgumentTypeError, r"frames_per_batch is True, but must be an int", {"frames_per_batch": True}),
+    (
+        ArgumentTypeError,
+        r"frames_per_batch is True, but must be an int",
+        {"frames_per_batch": True},
+    ),
     (ArgumentTypeError, r"total_frames is True", {"total_frames": True}),
     (ArgumentError, r"trajs_per_batch is -1", {"trajs_per_batch": -1}),
-    (ArgumentError, r"traj_format is 'flat', but must be 'padded' or 'cat'", {"traj_format": "flat"}),
+    (
+        ArgumentError,
+        r"traj_format is 'flat', but must be 'padded' or 'cat'",
+        {"traj_format": "flat"},
+    ),
     (ArgumentError, r"total_frames is 0", {"total_frames": 0}),
     (ArgumentError, r"total_frames is -4", {"total_frames": -4}),
-    (ArgumentTypeError, r"init_random_frames is 'all', but must be an int of at least -1", {"init_random_frames": "all"}),
+    (
+        ArgumentTypeError,
+        r"init_random_frames is 'all', but must be an int of at least -1",
+        {"init_random_frames": "all"},
+    ),
     (ArgumentTypeError, r"max_frames_per_traj is 1\.5", {"max_frames_per_traj": 1.5}),
-    (ArgumentError, r"max_frames_per_traj is -3, but must be an int of at least -1", {"max_frames_per_traj": -3}),
+    (
+        ArgumentError,
+        r"max_frames_per_traj is -3, but must be an int of at least -1",
+        {"max_frames_per_traj": -3},
+    ),
     (ArgumentError, r"init_random_frames is -3", {"init_random_frames": -3}),
     (ArgumentError, r"prefetch is 2, but at most 1", {"prefetch": 2}),
     (ArgumentError, r"prefetch is -1", {"prefetch": -1}),
@@ -86,21 +106,65 @@ WRONG_VALUES = [
     (ArgumentTypeError, r"pre_collect_hook is \[\]", {"pre_collect_hook": []}),
     (ArgumentTypeError, r"post_collect_hook is 'f'", {"post_collect_hook": "f"}),
     (ArgumentTypeError, r"policy_factory is 7", {"policy_factory": 7}),
-    (ArgumentTypeError, r"compile_policy is 'inductor', but must be True, False, or a dict", {"compile_policy": "inductor"}),
+    (
+        ArgumentTypeError,
+        r"compile_policy is 'inductor', but must be True, False, or a dict",
+        {"compile_policy": "inductor"},
+    ),
     (ArgumentTypeError, r"cudagraph_policy is 2", {"cudagraph_policy": 2}),
-    (ArgumentTypeError, r"create_env_kwargs is 5, of type int, but must be a dict", {"create_env_kwargs": 5}),
-    (ArgumentTypeError, r"exploration_type is 'mode', but must be .*ExplorationType\.MODE", {"exploration_type": "mode"}),
-    (ArgumentTypeError, r"replay_buffer is 3, of type int, but must have a method extend", {"replay_buffer": 3}),
-    (ArgumentTypeError, r"replay_buffer is \[\], of type list, but must have a method add", {"replay_buffer": [], "replay_buffer_chunk": False}),
-    (OptionError, r"replay_buffer_chunk=False needs a replay_buffer", {"replay_buffer_chunk": False}),
-    (ArgumentError, r"device is 'tpu9', which is no device that torch has here", {"env_device": "tpu9"}),
+    (
+        ArgumentTypeError,
+        r"create_env_kwargs is 5, of type int, but must be a dict",
+        {"create_env_kwargs": 5},
+    ),
+    (
+        ArgumentTypeError,
+        r"exploration_type is 'mode', but must be .*ExplorationType\.MODE",
+        {"exploration_type": "mode"},
+    ),
+    (
+        ArgumentTypeError,
+        r"replay_buffer is 3, of type int, but must have a method extend",
+        {"replay_buffer": 3},
+    ),
+    (
+        ArgumentTypeError,
+        r"replay_buffer is \[\], of type list, but must have a method add",
+        {"replay_buffer": [], "replay_buffer_chunk": False},
+    ),
+    (
+        OptionError,
+        r"replay_buffer_chunk=False needs a replay_buffer",
+        {"replay_buffer_chunk": False},
+    ),
+    (
+        ArgumentError,
+        r"device is 'tpu9', which is no device that torch has here",
+        {"env_device": "tpu9"},
+    ),
     (ArgumentError, r"storing_device is 3\.5", {"storing_device": 3.5}),
-    (ArgumentError, r"policy_device is 'mps:77'", {"device": "mps:77", "storing_device": "cpu", "env_device": "cpu"}),
-    (OptionError, r"takes no keyword 'frame_per_batch'.*Did you mean 'frames_per_batch'", {"frame_per_batch": 2}),
-    (OptionError, r"reset_when_done=False steps envs on.*Leave out split_trajs", {"reset_when_done": False, "split_trajs": True}),
+    (
+        ArgumentError,
+        r"policy_device is 'mps:77'",
+        {"device": "mps:77", "storing_device": "cpu", "env_device": "cpu"},
+    ),
+    (
+        OptionError,
+        r"takes no keyword 'frame_per_batch'.*Did you mean 'frames_per_batch'",
+        {"frame_per_batch": 2},
+    ),
+    (
+        OptionError,
+        r"reset_when_done=False steps envs on.*Leave out split_trajs",
+        {"reset_when_done": False, "split_trajs": True},
+    ),
     (PolicyError, r"policy is 3, of type int, but must be callable", {"policy": 3}),
-    (OptionError, r"policy and policy_factory are both given", {"policy": len, "policy_factory": dict}),
-]  # fmt: skip
+    (
+        OptionError,
+        r"policy and policy_factory are both given",
+        {"policy": len, "policy_factory": dict},
+    ),
+]
 
 
 @pytest.mark.parametrize("cls", KINDS)
@@ -132,7 +196,11 @@ def test_whole_episodes_exclude_what_cuts_them(options, text):
 @pytest.mark.parametrize(
     ("error", "text", "options"),
     [
-        (ArgumentError, r"on_worker_failure is 'retry', but must be 'raise' or 'restart'", {"on_worker_failure": "retry"}),
+        (
+            ArgumentError,
+            r"on_worker_failure is 'retry', but must be 'raise' or 'restart'",
+            {"on_worker_failure": "retry"},
+        ),
         (ArgumentError, r"max_restarts is -1", {"max_restarts": -1}),
         (ArgumentTypeError, r"max_restarts is 'many'", {"max_restarts": "many"}),
         (ArgumentError, r"timeout is 0, but must be a positive number of seconds", {"timeout": 0}),
@@ -143,15 +211,35 @@ def test_whole_episodes_exclude_what_cuts_them(options, text):
         (ArgumentError, r"num_sub_threads is 0", {"num_sub_threads": 0}),
         (ArgumentTypeError, r"num_sub_threads is None", {"num_sub_threads": None}),
         (ArgumentTypeError, r"update_at_each_batch is 2", {"update_at_each_batch": 2}),
-        (ArgumentError, r"preemptive_threshold is 1\.5, but must be a finite number, at least 0 and at most 1", {"preemptive_threshold": 1.5}),
+        (
+            ArgumentError,
+            r"preemptive_threshold is 1\.5, but must be a finite number, at least 0 and at most 1",
+            {"preemptive_threshold": 1.5},
+        ),
         (ArgumentError, r"preemptive_threshold is -0\.1", {"preemptive_threshold": -0.1}),
         (ArgumentError, r"preemptive_threshold is nan", {"preemptive_threshold": float("nan")}),
         (ArgumentTypeError, r"preemptive_threshold is 'half'", {"preemptive_threshold": "half"}),
-        (OptionError, r"preemptive_threshold and split_trajs are both given", {"preemptive_threshold": 0.5, "split_trajs": True}),
-        (ArgumentCountError, r"frames_per_batch has 3 entries, but there are 2 workers", {"frames_per_batch": [4, 4, 4]}),
-        (ArgumentError, r"frames_per_batch\[1\] is 0, but must be an int of at least 1", {"frames_per_batch": [4, 0]}),
+        (
+            OptionError,
+            r"preemptive_threshold and split_trajs are both given",
+            {"preemptive_threshold": 0.5, "split_trajs": True},
+        ),
+        (
+            ArgumentCountError,
+            r"frames_per_batch has 3 entries, but there are 2 workers",
+            {"frames_per_batch": [4, 4, 4]},
+        ),
+        (
+            ArgumentError,
+            r"frames_per_batch\[1\] is 0, but must be an int of at least 1",
+            {"frames_per_batch": [4, 0]},
+        ),
         (ArgumentTypeError, r"frames_per_batch\[0\] is 4\.5", {"frames_per_batch": [4.5, 4]}),
-        (ArgumentCountError, r"storing_device has 3 entries, but there are 2 workers", {"storing_device": ["cpu"] * 3}),
+        (
+            ArgumentCountError,
+            r"storing_device has 3 entries, but there are 2 workers",
+            {"storing_device": ["cpu"] * 3},
+        ),
         (ArgumentCountError, r"env_device has 1 entries", {"env_device": ["cpu"]}),
         (ArgumentCountError, r"policy_device has 1 entries", {"policy_device": ["cpu"]}),
         (ArgumentError, r"env_device is 'tpu9'", {"env_device": ["cpu", "tpu9"]}),
@@ -159,12 +247,24 @@ def test_whole_episodes_exclude_what_cuts_them(options, text):
         (ArgumentTypeError, r"create_env_kwargs is 3", {"create_env_kwargs": [{}, 3]}),
         (ArgumentCountError, r"policy_factory has 1 entries", {"policy_factory": [dict]}),
         (ArgumentTypeError, r"policy_factory is 3", {"policy_factory": [dict, 3]}),
-        (ArgumentCountError, r"num_workers is 3, but create_env_fn has 2 functions", {"num_workers": 3}),
-        (OptionError, r"num_collectors and num_workers are the same", {"num_workers": 2, "num_collectors": 2}),
-        (ArgumentError, r"backend is 'threads', but must be 'process', 'ray' or None", {"backend": "threads"}),
+        (
+            ArgumentCountError,
+            r"num_workers is 3, but create_env_fn has 2 functions",
+            {"num_workers": 3},
+        ),
+        (
+            OptionError,
+            r"num_collectors and num_workers are the same",
+            {"num_workers": 2, "num_collectors": 2},
+        ),
+        (
+            ArgumentError,
+            r"backend is 'threads', but must be 'process', 'ray' or None",
+            {"backend": "threads"},
+        ),
         (OptionError, r"backend_options", {"backend_options": {"num_cpus": 1}}),
     ],
-)  # fmt: skip
+)
 def test_options_of_workers_are_refused_before_any_starts(cls, error, text, options):
     if cls is MultiaSyncDataCollector and "preemptive_threshold" in options:
         error, text = (ArgumentError, OptionError), "preemptive_threshold"
@@ -175,17 +275,37 @@ def test_options_of_workers_are_refused_before_any_starts(cls, error, text, opti
 @pytest.mark.parametrize(
     ("error", "text", "options"),
     [
-        (ArgumentError, r"cat_results is 'pile', but must be 'stack' or an int", {"cat_results": "pile"}),
+        (
+            ArgumentError,
+            r"cat_results is 'pile', but must be 'stack' or an int",
+            {"cat_results": "pile"},
+        ),
         (ArgumentError, r"cat_results is True", {"cat_results": True}),
         (ArgumentError, r"cat_results is 1\.0", {"cat_results": 1.0}),
-        (OptionError, r"cat_results and trajs_per_batch are both given", {"cat_results": 0, "frames_per_batch": None, "trajs_per_batch": 1}),
-        (OptionError, r"preemptive_threshold and trajs_per_batch are both given", {"preemptive_threshold": 0.5, "frames_per_batch": None, "trajs_per_batch": 1}),
-        (OptionError, r"workers make different numbers of them\. Pass cat_results=-1", {"preemptive_threshold": 0.5, "replay_buffer": set(), "replay_buffer_chunk": False}),
-        (OptionError, r"storing_device is \['cpu', 'meta'\].* joined on one device\. Pass a single", {"storing_device": ["cpu", "meta"]}),
+        (
+            OptionError,
+            r"cat_results and trajs_per_batch are both given",
+            {"cat_results": 0, "frames_per_batch": None, "trajs_per_batch": 1},
+        ),
+        (
+            OptionError,
+            r"preemptive_threshold and trajs_per_batch are both given",
+            {"preemptive_threshold": 0.5, "frames_per_batch": None, "trajs_per_batch": 1},
+        ),
+        (
+            OptionError,
+            r"workers make different numbers of them\. Pass cat_results=-1",
+            {"preemptive_threshold": 0.5, "replay_buffer": set(), "replay_buffer_chunk": False},
+        ),
+        (
+            OptionError,
+            r"storing_device is \['cpu', 'meta'\].* joined on one device\. Pass a single",
+            {"storing_device": ["cpu", "meta"]},
+        ),
         (OptionError, r"sync=False.*Use MultiaSyncDataCollector", {"sync": False}),
         (ArgumentTypeError, r"sync is 'no'", {"sync": "no"}),
     ],
-)  # fmt: skip
+)
 def test_ways_to_join_that_there_are_not_are_refused(error, text, options):
     refused(error, text, MultiSyncDataCollector, unbuilt, **{**ENOUGH, **options})
 
@@ -199,7 +319,14 @@ def test_ways_to_join_that_there_are_not_are_refused(error, text, options):
     ],
 )
 def test_what_makes_workers_wait_is_refused_where_they_do_not(error, options):
-    refused(error, "Use|use MultiSyncDataCollector", MultiaSyncDataCollector, unbuilt, **ENOUGH, **options)  # fmt: skip
+    refused(
+        error,
+        "Use|use MultiSyncDataCollector",
+        MultiaSyncDataCollector,
+        unbuilt,
+        **ENOUGH,
+        **options,
+    )
 
 
 @pytest.mark.parametrize(
@@ -270,10 +397,14 @@ class _ToFloat(torch.nn.Module):
     ("policy", "error", "text"),
     [
         (module("move", 1), PolicyError, r"wrote.*'move'.*no \['action'\], which the env takes"),
-        (TensorDictModule(torch.nn.Identity(), ["counts"], ["action"]), MissingKeyError, r"the policy reads \['counts'\], but the env gives \['count', 'done', 'terminated'\]\. Name its inputs"),
+        (
+            TensorDictModule(torch.nn.Identity(), ["counts"], ["action"]),
+            MissingKeyError,
+            r"the policy reads \['counts'\], but the env gives \['count', 'done', 'terminated'\]\. Name its inputs",
+        ),
         (module("action", 3), InputError, r"'action' with shape \(3,\), but the env takes \(1,\)"),
     ],
-)  # fmt: skip
+)
 def test_a_module_that_does_not_fit_is_told_at_construction(policy, error, text):
     with pytest.raises(error, match=text):
         SyncDataCollector(Count, policy, **ENOUGH)
@@ -311,19 +442,59 @@ def test_an_env_of_the_caller_is_not_closed_when_its_collector_is_refused(opened
 
 
 REFUSED_BY_WORKERS = [
-    ([Count, lambda: SerialEnv(2, Count)], {}, SpecError, r"worker 1 has batch size \(2,\).*worker 0"),
-    ([Count, lambda: Count().add_truncated_keys()], {}, SpecError, r"unlike: .*truncated.*None.*worker 0"),
+    (
+        [Count, lambda: SerialEnv(2, Count)],
+        {},
+        SpecError,
+        r"worker 1 has batch size \(2,\).*worker 0",
+    ),
+    (
+        [Count, lambda: Count().add_truncated_keys()],
+        {},
+        SpecError,
+        r"unlike: .*truncated.*None.*worker 0",
+    ),
     ([Count] * 2, {"cat_results": 3}, ArgumentError, r"cat_results is 3, but batches have 1 axes"),
     ([Count] * 2, {"on_worker_failure": "restart"}, DoneError, r"add_truncated_keys"),
     ([Count] * 2, {"update_at_each_batch": True}, OptionError, r"none with weights was"),
     ([Count] * 2, {"policy": module("move", 1)}, WorkerError, r"PolicyError.*no \['action'\]"),
-    ([Count] * 2, {"policy_factory": [lambda: module("action", 1), lambda: None]}, SpecError, r"policies of workers 0 and 1"),
-    ([Count] * 2, {"replay_buffer": [TensorDict({"count": torch.zeros(1)})]}, MissingKeyError, r"holds data without.*'action'"),
-    ([lambda: Count().add_truncated_keys()] * 2, {"on_worker_failure": "restart", "frames_per_batch": 2}, ArgumentError, r"batches need 2 steps or more"),
-    ([Count] * 2, {"frames_per_batch": [4, 2], "cat_results": "stack"}, OptionError, r"\[4, 2\].*cat_results='stack' joins parts of one length"),
-    ([lambda: SerialEnv(2, Count)] * 2, {"frames_per_batch": [4, 2], "cat_results": 0}, OptionError, r"cat_results=0 joins.*Pass -1"),
-    ([Count] * 2, {"frames_per_batch": [4, 2], "trajs_per_batch": 1}, OptionError, r"parts of one length\. Pass one number"),
-]  # fmt: skip
+    (
+        [Count] * 2,
+        {"policy_factory": [lambda: module("action", 1), lambda: None]},
+        SpecError,
+        r"policies of workers 0 and 1",
+    ),
+    (
+        [Count] * 2,
+        {"replay_buffer": [TensorDict({"count": torch.zeros(1)})]},
+        MissingKeyError,
+        r"holds data without.*'action'",
+    ),
+    (
+        [lambda: Count().add_truncated_keys()] * 2,
+        {"on_worker_failure": "restart", "frames_per_batch": 2},
+        ArgumentError,
+        r"batches need 2 steps or more",
+    ),
+    (
+        [Count] * 2,
+        {"frames_per_batch": [4, 2], "cat_results": "stack"},
+        OptionError,
+        r"\[4, 2\].*cat_results='stack' joins parts of one length",
+    ),
+    (
+        [lambda: SerialEnv(2, Count)] * 2,
+        {"frames_per_batch": [4, 2], "cat_results": 0},
+        OptionError,
+        r"cat_results=0 joins.*Pass -1",
+    ),
+    (
+        [Count] * 2,
+        {"frames_per_batch": [4, 2], "trajs_per_batch": 1},
+        OptionError,
+        r"parts of one length\. Pass one number",
+    ),
+]
 
 
 @pytest.mark.parametrize(
@@ -351,10 +522,13 @@ def test_what_only_workers_can_tell_ends_them(holdings, makers, options, error, 
     [
         ({}, r"\['1\.bias', '1\.weight'\] are missing"),
         ({"extra": torch.zeros(1)}, r"\['extra'\] are not the policy's"),
-        ({"1.weight": torch.zeros(2, 2)}, r"'1\.weight' is \(2, 2\) torch.float32, the policy has \(1, 1\)"),
+        (
+            {"1.weight": torch.zeros(2, 2)},
+            r"'1\.weight' is \(2, 2\) torch.float32, the policy has \(1, 1\)",
+        ),
         ({"1.bias": torch.zeros(1, dtype=torch.float64)}, r"'1\.bias' is \(1,\) torch.float64"),
     ],
-)  # fmt: skip
+)
 def test_weights_of_another_architecture_are_refused_and_change_nothing(weights, text):
     net = torch.nn.Sequential(_ToFloat(), torch.nn.Linear(1, 1))
     collector = SyncDataCollector(Count, net, frames_per_batch=2)
@@ -418,67 +592,197 @@ def collected(**options: Any) -> Collector:
 
 REFUSALS = [
     # -- arguments and files
-    ("a backend that there is not", lambda: Collector(unbuilt, backend="cloud", **ENOUGH),
-     ArgumentError, r"backend is 'cloud', but must be .*'process'"),
-    ("the threads of another class", lambda: SyncDataCollector(unbuilt, backend="thread", **ENOUGH),
-     OptionError, r"'thread'.*SyncDataCollector collects in this process"),
-    ("several envs for one process", lambda: SyncDataCollector([Count, Count], **ENOUGH),
-     ArgumentTypeError, r"is of type list.*Several envs.*are one SerialEnv"),
-    ("a maker of a dict", lambda: SyncDataCollector(dict, **ENOUGH),
-     ArgumentTypeError, r"result of create_env_fn is {}, of type dict.*wrap it: GymWrapper"),
-    ("keywords for an env that is built", lambda: SyncDataCollector(Count(), create_env_kwargs={"n": 3}, **ENOUGH),
-     OptionError, r"create_env_fn is an env, which is built already"),
-    ("a policy that returns rows of another number", lambda: SyncDataCollector(lambda: SerialEnv(2, Count), returns_three, **ENOUGH).next(),
-     PolicyError, r"batch size \(3,\), but was called with one of \(2,\)"),
-    ("a function whose arguments are no observations", lambda: SyncDataCollector(Count, lambda first, second: first, **ENOUGH),
-     TypeError, "count"),
-    ("envs that step one by one, made ahead", lambda: SyncDataCollector(Count, frames_per_batch=2, prefetch=1),
-     OptionError, r"prefetch=1 needs.*backend='process'"),
-    ("collected: frames_per_batch is 0", lambda: collected(frames_per_batch=0), ArgumentError, "frames_per_batch is 0"),
+    (
+        "a backend that there is not",
+        lambda: Collector(unbuilt, backend="cloud", **ENOUGH),
+        ArgumentError,
+        r"backend is 'cloud', but must be .*'process'",
+    ),
+    (
+        "the threads of another class",
+        lambda: SyncDataCollector(unbuilt, backend="thread", **ENOUGH),
+        OptionError,
+        r"'thread'.*SyncDataCollector collects in this process",
+    ),
+    (
+        "several envs for one process",
+        lambda: SyncDataCollector([Count, Count], **ENOUGH),
+        ArgumentTypeError,
+        r"is of type list.*Several envs.*are one SerialEnv",
+    ),
+    (
+        "a maker of a dict",
+        lambda: SyncDataCollector(dict, **ENOUGH),
+        ArgumentTypeError,
+        r"result of create_env_fn is {}, of type dict.*wrap it: GymWrapper",
+    ),
+    (
+        "keywords for an env that is built",
+        lambda: SyncDataCollector(Count(), create_env_kwargs={"n": 3}, **ENOUGH),
+        OptionError,
+        r"create_env_fn is an env, which is built already",
+    ),
+    (
+        "a policy that returns rows of another number",
+        lambda: SyncDataCollector(lambda: SerialEnv(2, Count), returns_three, **ENOUGH).next(),
+        PolicyError,
+        r"batch size \(3,\), but was called with one of \(2,\)",
+    ),
+    (
+        "a function whose arguments are no observations",
+        lambda: SyncDataCollector(Count, lambda first, second: first, **ENOUGH),
+        TypeError,
+        "count",
+    ),
+    (
+        "envs that step one by one, made ahead",
+        lambda: SyncDataCollector(Count, frames_per_batch=2, prefetch=1),
+        OptionError,
+        r"prefetch=1 needs.*backend='process'",
+    ),
+    (
+        "collected: frames_per_batch is 0",
+        lambda: collected(frames_per_batch=0),
+        ArgumentError,
+        "frames_per_batch is 0",
+    ),
     ("collected: 'many'", lambda: collected(frames_per_batch="many"), ArgumentTypeError, "'many'"),
     ("collected: both None", lambda: collected(frames_per_batch=None), OptionError, "both None"),
-    ("collected: total_frames is 'all'", lambda: collected(total_frames="all"),
-     ArgumentTypeError, "total_frames is 'all'"),
-    ("collected: exploration_type is", lambda: collected(exploration_type="wild"),
-     ArgumentTypeError, "exploration_type is"),
+    (
+        "collected: total_frames is 'all'",
+        lambda: collected(total_frames="all"),
+        ArgumentTypeError,
+        "total_frames is 'all'",
+    ),
+    (
+        "collected: exploration_type is",
+        lambda: collected(exploration_type="wild"),
+        ArgumentTypeError,
+        "exploration_type is",
+    ),
     ("collected: prefetch is 3", lambda: collected(prefetch=3), ArgumentError, "prefetch is 3"),
-    ("collected: traj_format is 'pile'", lambda: collected(traj_format="pile"), ArgumentError, "traj_format is 'pile'"),
+    (
+        "collected: traj_format is 'pile'",
+        lambda: collected(traj_format="pile"),
+        ArgumentError,
+        "traj_format is 'pile'",
+    ),
     ("collected: 'cat'", lambda: collected(traj_format="cat"), ArgumentError, "'cat'"),
-    ("collected: track_traj_ids=False", lambda: collected(track_traj_ids=False, split_trajs=True),
-     ArgumentError, "track_traj_ids=False"),
+    (
+        "collected: track_traj_ids=False",
+        lambda: collected(track_traj_ids=False, split_trajs=True),
+        ArgumentError,
+        "track_traj_ids=False",
+    ),
     ("collected: interruptor", lambda: collected(interruptor=3), ArgumentTypeError, "interruptor"),
-    ("collected: reset_when_done=False", lambda: collected(reset_when_done=False, split_trajs=True),
-     OptionError, "reset_when_done=False"),
-    ("Collector: policy_factory", lambda: Collector(Count, RandomPolicy(Count().full_action_spec), policy_factory=lambda: None, frames_per_batch=4, total_frames=8),
-     OptionError, "policy_factory"),
-    ("collected: replay_buffer_chunk=False", lambda: collected(replay_buffer_chunk=False),
-     OptionError, "replay_buffer_chunk=False"),
+    (
+        "collected: reset_when_done=False",
+        lambda: collected(reset_when_done=False, split_trajs=True),
+        OptionError,
+        "reset_when_done=False",
+    ),
+    (
+        "Collector: policy_factory",
+        lambda: Collector(
+            Count,
+            RandomPolicy(Count().full_action_spec),
+            policy_factory=lambda: None,
+            frames_per_batch=4,
+            total_frames=8,
+        ),
+        OptionError,
+        "policy_factory",
+    ),
+    (
+        "collected: replay_buffer_chunk=False",
+        lambda: collected(replay_buffer_chunk=False),
+        OptionError,
+        "replay_buffer_chunk=False",
+    ),
     ("collected: postproc is 3", lambda: collected(postproc=3), ArgumentTypeError, "postproc is 3"),
-    ("collected: replay_buffer is 3", lambda: collected(replay_buffer=3), ArgumentTypeError, "replay_buffer is 3"),
-    ("Collector: policy is 3", lambda: Collector(Count, 3, frames_per_batch=4, total_frames=8),
-     PolicyError, "policy is 3"),
-    ("collected: max_frames_per_traj is -3", lambda: collected(max_frames_per_traj=-3),
-     ArgumentError, "max_frames_per_traj is -3"),
-    ("collected: init_random_frames is -3", lambda: collected(init_random_frames=-3),
-     ArgumentError, "init_random_frames is -3"),
-    ("collected: split_trajs is 'yes'", lambda: collected(split_trajs="yes"),
-     ArgumentTypeError, "split_trajs is 'yes'"),
-    ("collected: storing_device is 'warp'", lambda: collected(storing_device="warp"),
-     DeviceNameError, "storing_device is 'warp'"),
-    ("collected: 'frames_per_bath'", lambda: collected(frames_per_bath=3), OptionError, "'frames_per_bath'"),
-    ("SyncDataCollector: replay buffer", lambda: SyncDataCollector(Count, None, frames_per_batch=4, total_frames=8).start(),
-     NoBufferError, "replay buffer"),
-    ("SyncDataCollector: in the background", lambda: (SyncDataCollector(Count, None, frames_per_batch=4, total_frames=8).pause().__enter__()),
-     NotStartedError, "in the background"),
-    ("load: /no/such/file", lambda: envkit.load("/no/such/file.pt", env=Count()), MissingFileError, "/no/such/file"),
+    (
+        "collected: replay_buffer is 3",
+        lambda: collected(replay_buffer=3),
+        ArgumentTypeError,
+        "replay_buffer is 3",
+    ),
+    (
+        "Collector: policy is 3",
+        lambda: Collector(Count, 3, frames_per_batch=4, total_frames=8),
+        PolicyError,
+        "policy is 3",
+    ),
+    (
+        "collected: max_frames_per_traj is -3",
+        lambda: collected(max_frames_per_traj=-3),
+        ArgumentError,
+        "max_frames_per_traj is -3",
+    ),
+    (
+        "collected: init_random_frames is -3",
+        lambda: collected(init_random_frames=-3),
+        ArgumentError,
+        "init_random_frames is -3",
+    ),
+    (
+        "collected: split_trajs is 'yes'",
+        lambda: collected(split_trajs="yes"),
+        ArgumentTypeError,
+        "split_trajs is 'yes'",
+    ),
+    (
+        "collected: storing_device is 'warp'",
+        lambda: collected(storing_device="warp"),
+        DeviceNameError,
+        "storing_device is 'warp'",
+    ),
+    (
+        "collected: 'frames_per_bath'",
+        lambda: collected(frames_per_bath=3),
+        OptionError,
+        "'frames_per_bath'",
+    ),
+    (
+        "SyncDataCollector: replay buffer",
+        lambda: SyncDataCollector(Count, None, frames_per_batch=4, total_frames=8).start(),
+        NoBufferError,
+        "replay buffer",
+    ),
+    (
+        "SyncDataCollector: in the background",
+        lambda: (
+            SyncDataCollector(Count, None, frames_per_batch=4, total_frames=8).pause().__enter__()
+        ),
+        NotStartedError,
+        "in the background",
+    ),
+    (
+        "load: /no/such/file",
+        lambda: envkit.load("/no/such/file.pt", env=Count()),
+        MissingFileError,
+        "/no/such/file",
+    ),
     ("save: path is 3", lambda: envkit.save(3, env=Count()), ArgumentTypeError, "path is 3"),
-    ("save: /no/such", lambda: envkit.save("/no/such/folder/run.pt", policy=torch.nn.Linear(1, 1)),
-     WriteError, "/no/such"),
-    ("save: path is ''", lambda: envkit.save("", policy=torch.nn.Linear(1, 1)), ArgumentError, "path is ''"),
+    (
+        "save: /no/such",
+        lambda: envkit.save("/no/such/folder/run.pt", policy=torch.nn.Linear(1, 1)),
+        WriteError,
+        "/no/such",
+    ),
+    (
+        "save: path is ''",
+        lambda: envkit.save("", policy=torch.nn.Linear(1, 1)),
+        ArgumentError,
+        "path is ''",
+    ),
     # -- others
-    ("an env that cannot be truncated is refused where it is to be", lambda: SyncDataCollector(Count, frames_per_batch=3, set_truncated=True),
-     DoneError, "add_truncated_keys"),
-]  # fmt: skip
+    (
+        "an env that cannot be truncated is refused where it is to be",
+        lambda: SyncDataCollector(Count, frames_per_batch=3, set_truncated=True),
+        DoneError,
+        "add_truncated_keys",
+    ),
+]
 
 
 @each_row(REFUSALS)

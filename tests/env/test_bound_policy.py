@@ -235,11 +235,19 @@ def test_a_release_of_tensordict_that_keeps_something_else_is_left_to_itself(mon
 @pytest.mark.parametrize(
     ("action", "encoding", "advice"),
     [
-        (torch.ones(2, dtype=torch.int64), False, r"categorical_action_encoding=True\. Return torch"),
-        (torch.zeros(2, 2), True, r"If these are scores of the options, return scores\.argmax\(-1\)"),
+        (
+            torch.ones(2, dtype=torch.int64),
+            False,
+            r"categorical_action_encoding=True\. Return torch",
+        ),
+        (
+            torch.zeros(2, 2),
+            True,
+            r"If these are scores of the options, return scores\.argmax\(-1\)",
+        ),
         (torch.zeros(2, 5), True, "Return one value for each element"),
     ],
-)  # fmt: skip
+)
 def test_the_shape_of_an_action_tells_what_to_return_instead(action, encoding, advice):
     with (
         SerialEnv(2, lambda: GymEnv("CartPole-v1", categorical_action_encoding=encoding)) as env,

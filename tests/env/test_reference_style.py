@@ -184,10 +184,18 @@ def test_what_is_left_out_is_completed():
 @pytest.mark.parametrize(
     ("side", "spec", "message"),
     [
-        ("_output_spec", Composite(observation_spec=Unbounded((1,))), r"holds \['observation_spec'\].*full_observation_spec"),
-        ("_input_spec", Composite(full_action_spec=Composite(action=Categorical(2, shape=(1,)))), r"action_spec has shape \(\).*batch size \(2,\)"),
+        (
+            "_output_spec",
+            Composite(observation_spec=Unbounded((1,))),
+            r"holds \['observation_spec'\].*full_observation_spec",
+        ),
+        (
+            "_input_spec",
+            Composite(full_action_spec=Composite(action=Categorical(2, shape=(1,)))),
+            r"action_spec has shape \(\).*batch size \(2,\)",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_is_declared_wrongly_is_named(side, spec, message):
     class Wrong(OldestOfAll):
         pass

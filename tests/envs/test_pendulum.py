@@ -115,12 +115,16 @@ def test_parameters_that_are_no_defaults_are_refused():
         ({"g": "strong"}, ArgumentTypeError, "g is 'strong', but must be a finite number"),
         ({"g": None}, ArgumentTypeError, "g is None"),
         ({"g": True}, ArgumentTypeError, "g is True"),
-        ({"g": torch.ones(3)}, ArgumentTypeError, r"rows of unlike gravity: params\['params', 'g'\]"),
+        (
+            {"g": torch.ones(3)},
+            ArgumentTypeError,
+            r"rows of unlike gravity: params\['params', 'g'\]",
+        ),
         ({"g": float("nan")}, ArgumentError, "g is nan"),
         ({"batch_size": 3}, ArgumentTypeError, r"Pass batch_size=\[3\]"),
         ({"device": "moon"}, DeviceNameError, "device is 'moon'"),
     ],
-)  # fmt: skip
+)
 def test_parameters_that_mean_nothing_are_refused(params, error, message):
     with pytest.raises(error, match=message):
         PendulumEnv.gen_params(**params)

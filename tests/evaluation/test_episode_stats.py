@@ -106,14 +106,26 @@ def test_no_data_is_no_episode():
 @pytest.mark.parametrize(
     ("data", "error", "message"),
     [
-        (recorded([[True]]).exclude(("next", "reward")), MissingKeyError, r"no \('next', 'reward'\)"),
+        (
+            recorded([[True]]).exclude(("next", "reward")),
+            MissingKeyError,
+            r"no \('next', 'reward'\)",
+        ),
         (recorded([[True]]).exclude(("next", "done")), MissingKeyError, r"'done'"),
-        (recorded([[True]]).set(("next", "reward"), torch.zeros(1, 1, 2)), ArgumentError, r"has 2 numbers for each step"),
+        (
+            recorded([[True]]).set(("next", "reward"), torch.zeros(1, 1, 2)),
+            ArgumentError,
+            r"has 2 numbers for each step",
+        ),
         (TensorDict({}, []), ArgumentError, r"last batch axis must be time"),
         ([{"reward": 1}], DataTypeError, r"data"),
-        (None, DataTypeError, r"data is of type NoneType, but must be a TensorDict\. Pass a rollout"),
+        (
+            None,
+            DataTypeError,
+            r"data is of type NoneType, but must be a TensorDict\. Pass a rollout",
+        ),
     ],
-)  # fmt: skip
+)
 def test_data_that_does_not_tell_is_refused(data, error, message):
     with pytest.raises(error, match=message):
         episode_stats(data)

@@ -329,11 +329,15 @@ def test_rows_that_are_not_stepped_are_not_looked_at():
     [
         (None, MissingKeyError, r"no 'force'.*rand_action"),
         (torch.zeros(3), InputError, r"shape \(3,\), but the env takes \(2,\)"),
-        (torch.zeros(2, dtype=torch.complex64), InputError, r"complex64.*value.to\(torch.float32\)"),
+        (
+            torch.zeros(2, dtype=torch.complex64),
+            InputError,
+            r"complex64.*value.to\(torch.float32\)",
+        ),
         (torch.zeros(2, device="meta"), InputError, r"meta device"),
         (np.zeros(2, np.float32), InputError, r"type ndarray, but the env takes a tensor"),
     ],
-)  # fmt: skip
+)
 def test_values_of_another_form_are_refused(value, error, message):
     with pytest.raises(error, match=message):
         ActionInput(Unbounded((2,)), "force").take(value)

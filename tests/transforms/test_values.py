@@ -418,11 +418,15 @@ def test_a_float_one_hot_chooses_its_largest_entry_through_transforms(make):
 @pytest.mark.parametrize(
     ("make", "bad", "message"),
     [
-        (projected, [[0, 1, 0], [1, 0, 1]], r"'action' of row 1 is \[1, 0, 1\], but must be one-hot"),
+        (
+            projected,
+            [[0, 1, 0], [1, 0, 1]],
+            r"'action' of row 1 is \[1, 0, 1\], but must be one-hot",
+        ),
         (cut, [[0], [7]], r"'action' of row 1 is \[7\], but must be integers below \[3\]"),
         (cut, [[-1], [0]], r"'action' of row 0 is \[-1\], but must be integers below \[3\]"),
     ],
-)  # fmt: skip
+)
 def test_choices_that_a_transform_does_not_offer_are_refused(make, bad, message):
     env = make()
     td = env.reset().set("action", torch.tensor(bad))

@@ -380,10 +380,14 @@ def room_for_files():
     ("more", "method"),
     [
         *((more, "forkserver") for more in (3, 33)),
-        *(pytest.param(more, "forkserver", marks=pytest.mark.slow) for more in range(8, 45, 5) if more != 33),
+        *(
+            pytest.param(more, "forkserver", marks=pytest.mark.slow)
+            for more in range(8, 45, 5)
+            if more != 33
+        ),
         *(pytest.param(more, "spawn", marks=pytest.mark.slow) for more in range(3, 45, 5)),
     ],
-)  # fmt: skip
+)
 def test_too_few_open_files_are_told_with_the_limit_and_leave_nothing(
     room_for_files, holdings, method, more
 ):

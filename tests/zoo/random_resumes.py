@@ -323,9 +323,17 @@ class Run:
             policy = "module"
         before, steps = draw.choice([0, 1, 2, 3]), draw.choice([1, 3, 4, 8])
         return cls(
-            number, env, tuple(chain), inside, policy, collector, before, steps,
-            draw.randrange(1000), options,
-        )  # fmt: skip
+            number,
+            env,
+            tuple(chain),
+            inside,
+            policy,
+            collector,
+            before,
+            steps,
+            draw.randrange(1000),
+            options,
+        )
 
     @property
     def make(self) -> Callable[[], EnvBase]:

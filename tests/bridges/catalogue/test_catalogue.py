@@ -190,13 +190,17 @@ def test_an_unknown_id_is_told_with_the_closest(id, text):
     ("id", "wrong", "message"),
     [
         ("gym/CartPole-v1", {"foo": 1}, r"GymEnv\('CartPole-v1'\) takes no keyword 'foo'"),
-        ("gym/CartPole-v1", {"timeout": 2}, r"ParallelEnv\(2, lambda: make\('gym/CartPole-v1'\), timeout=2"),
+        (
+            "gym/CartPole-v1",
+            {"timeout": 2},
+            r"ParallelEnv\(2, lambda: make\('gym/CartPole-v1'\), timeout=2",
+        ),
         ("dm_control/cartpole/swingup", {"foo": 1}, "DMControlEnv takes no keyword 'foo'"),
         ("dm_control/cartpole/swingup", {"task_kwargs": {"limit": 1}}, "Did you mean 'time_limit'"),
         ("pettingzoo/classic/tictactoe_v3", {"foo": 1}, "'classic/tictactoe_v3' takes no keyword"),
         ("pettingzoo/butterfly/pistonball_v6", {"n_piston": 1}, "Did you mean 'n_pistons'"),
     ],
-)  # fmt: skip
+)
 def test_a_wrong_keyword_of_a_pool_is_told_before_it_starts(id, wrong, message, backend):
     with pytest.raises(OptionError, match=message):
         make(id, 2, backend=backend, **wrong)
@@ -230,15 +234,30 @@ def test_a_limit_does_not_overwrite_a_state_of_the_env(opened):
         (("gym/CartPole-v1", 2), {"backend": "thread"}, ArgumentError, "'process', 'serial'"),
         (("gym/CartPole-v1",), {"backend": "serial"}, ArgumentError, "Pass num_envs"),
         (("gym/CartPole-v1",), {"transforms": [3]}, ArgumentTypeError, "transforms hold 3"),
-        (("gym/CartPole-v1",), {"transforms": StepCounter}, ArgumentTypeError, "hold <class .*StepCounter"),
+        (
+            ("gym/CartPole-v1",),
+            {"transforms": StepCounter},
+            ArgumentTypeError,
+            "hold <class .*StepCounter",
+        ),
         (("gym/CartPole-v1",), {"max_episode_steps": 0}, ArgumentError, "max_episode_steps is 0"),
-        (("brax/fast",), {"max_episode_steps": 3, "episode_length": 3}, OptionError, "say the same"),
+        (
+            ("brax/fast",),
+            {"max_episode_steps": 3, "episode_length": 3},
+            OptionError,
+            "say the same",
+        ),
         (("brax/fast",), {"nonsense": 3}, OptionError, "nonsense"),
         (("gym/CartPol-v1", 2), {}, ArgumentError, "Did you mean 'CartPole-v1'"),
-        (("pettingzoo/classic/tictacto_v3", 2), {}, ArgumentError, "Did you mean 'classic/tictactoe_v3'"),
+        (
+            ("pettingzoo/classic/tictacto_v3", 2),
+            {},
+            ArgumentError,
+            "Did you mean 'classic/tictactoe_v3'",
+        ),
         (("dm_control/cartpole/swing", 2), {}, ArgumentError, "Did you mean 'cartpole/swingup'"),
     ],
-)  # fmt: skip
+)
 def test_a_mistake_is_told_where_it_is_made(arguments, options, error, message):
     with pytest.raises(error, match=message):
         make(*arguments, **options)

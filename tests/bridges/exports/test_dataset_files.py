@@ -413,13 +413,21 @@ def _ragged():
         (lambda: Count(5).rollout(3)[:0], ArgumentError, "has no steps"),
         (lambda: Count(5).rollout(3)[0], ArgumentError, "last batch axis must be time"),
         (lambda: two_rows(3).reshape(-1), ArgumentError, "no last axis named 'time'"),
-        (lambda: Count(5).rollout(3).exclude(("next", "done")), MissingKeyError, r"no \('next', 'done'\); .*\. Pass steps as rollout and collectors give them"),
+        (
+            lambda: Count(5).rollout(3).exclude(("next", "done")),
+            MissingKeyError,
+            r"no \('next', 'done'\); .*\. Pass steps as rollout and collectors give them",
+        ),
         (_unlike_rows, BatchSizeError, r"batch 1 has rows of shape \(\), the first one \(2,\)"),
-        (_unlike_entries, ArgumentError, r"'more' of batch 1 is float32 of shape \(2,\), .* missing"),
+        (
+            _unlike_entries,
+            ArgumentError,
+            r"'more' of batch 1 is float32 of shape \(2,\), .* missing",
+        ),
         (_unlike_dtypes, ArgumentError, r"'action' of batch 1 is float64 .* first one int64"),
         (_ragged, ArgumentError, "'x' has another shape in some rows"),
     ],
-)  # fmt: skip
+)
 def test_data_that_cannot_be_written_is_refused(form, make, error, message):
     write, _, path = form
 

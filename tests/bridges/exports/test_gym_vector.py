@@ -339,9 +339,21 @@ def test_the_env_may_be_used_in_other_ways_between_the_steps_of_a_view():
 @pytest.mark.parametrize(
     ("make_view", "error", "message"),
     [
-        (lambda: to_gym_vector(gymnasium.make("CartPole-v1")), ArgumentTypeError, "must be an env of envkit. Wrap it: GymWrapper"),
-        (lambda: to_gym_vector(Count()), ArgumentError, r"batch size of this Count is \(\).*num_envs"),
-        (lambda: to_gym_vector(SerialEnv(2, Halves)), ArgumentError, "'count', whose dtype is torch.bfloat16"),
+        (
+            lambda: to_gym_vector(gymnasium.make("CartPole-v1")),
+            ArgumentTypeError,
+            "must be an env of envkit. Wrap it: GymWrapper",
+        ),
+        (
+            lambda: to_gym_vector(Count()),
+            ArgumentError,
+            r"batch size of this Count is \(\).*num_envs",
+        ),
+        (
+            lambda: to_gym_vector(SerialEnv(2, Halves)),
+            ArgumentError,
+            "'count', whose dtype is torch.bfloat16",
+        ),
         (lambda: ours("never"), ArgumentError, "'disabled', 'next_step' or 'same_step'"),
         (lambda: ours("next_step", to_numpy="yes"), ArgumentTypeError, "to_numpy"),
         (
@@ -349,18 +361,30 @@ def test_the_env_may_be_used_in_other_ways_between_the_steps_of_a_view():
             MissingKeyError,
             "info_keys names 'nothing'.*'count'",
         ),
-        (lambda: to_gym_vector(SerialEnv(2, Count), info_keys=["count"]), ArgumentError, "no observation"),
+        (
+            lambda: to_gym_vector(SerialEnv(2, Count), info_keys=["count"]),
+            ArgumentError,
+            "no observation",
+        ),
         (lambda: ours("next_step").step(np.zeros(3, int)), NotResetError, "Call reset"),
         (lambda: begun().step(np.zeros(2, int)), InputError, r"shape \(2,\).*\(3,\)"),
         (lambda: begun().step(object()), ArgumentTypeError, "Pass numbers, an array or a tensor"),
         (lambda: begun().reset(seed=[1, 2]), ArgumentError, "there are 3 rows"),
         (lambda: begun().reset(seed=[1, 2, -3]), ArgumentError, "seed is -3"),
-        (lambda: begun().step(np.array([0.6, 1.0, 1.2])), InputError, "dtype torch.float64.*Pass integers"),
-        (lambda: begun().step([[0], [1, 1], [1]]), ArgumentTypeError, "Pass numbers, an array or a tensor"),
+        (
+            lambda: begun().step(np.array([0.6, 1.0, 1.2])),
+            InputError,
+            "dtype torch.float64.*Pass integers",
+        ),
+        (
+            lambda: begun().step([[0], [1, 1], [1]]),
+            ArgumentTypeError,
+            "Pass numbers, an array or a tensor",
+        ),
         (lambda: begun().reset(options={"reset_mask": np.zeros(3, bool)}), ArgumentError, "0 rows"),
         (lambda: begun().reset(options={"reset_mask": np.zeros(2, bool)}), ArgumentError, "shape"),
     ],
-)  # fmt: skip
+)
 def test_a_mistake_is_told_with_its_cure(make_view, error, message):
     with pytest.raises(error, match=message):
         make_view()

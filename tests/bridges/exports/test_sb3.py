@@ -238,8 +238,14 @@ def test_ppo_with_normalised_observations_learns_on_brax(seed):
     env = make("brax/inverted_pendulum", 64, max_episode_steps=200, seed=seed)
     at_random = random_return(env)
     model = sb3.PPO(
-        "MlpPolicy", VecNormalize(to_sb3(env)), n_steps=64, batch_size=512, n_epochs=6, seed=seed, device="cpu"
-    )  # fmt: skip
+        "MlpPolicy",
+        VecNormalize(to_sb3(env)),
+        n_steps=64,
+        batch_size=512,
+        n_epochs=6,
+        seed=seed,
+        device="cpu",
+    )
 
     model.learn(120_000)
 

@@ -27,16 +27,32 @@ parallel = partial(ParallelEnv, 2, Count)
     ("make", "error", "message"),
     [
         (partial(parallel, backend="slurm"), ArgumentError, r"must be 'process' or 'ray'"),
-        (partial(parallel, backend="ray", backend_options={"cpus": 1}), OptionError, "takes no keyword 'cpus'. Did you mean 'num_cpus'"),
+        (
+            partial(parallel, backend="ray", backend_options={"cpus": 1}),
+            OptionError,
+            "takes no keyword 'cpus'. Did you mean 'num_cpus'",
+        ),
         (partial(parallel, backend="ray", backend_options=1), ArgumentTypeError, "must be a dict"),
         (partial(parallel, backend_options={"num_cpus": 1}), OptionError, "has no options"),
-        (partial(parallel, backend="ray", mp_start_method="spawn"), OptionError, "mp_start_method and memmap are about processes"),
-        (partial(ParallelEnv, 1, Count, backend="slurm", serial_for_single=True), ArgumentError, "'slurm'"),
-        (partial(AsyncEnvPool, [Count], backend="threading", backend_options={"num_cpus": 1}), OptionError, "backend='threading' has no options"),
+        (
+            partial(parallel, backend="ray", mp_start_method="spawn"),
+            OptionError,
+            "mp_start_method and memmap are about processes",
+        ),
+        (
+            partial(ParallelEnv, 1, Count, backend="slurm", serial_for_single=True),
+            ArgumentError,
+            "'slurm'",
+        ),
+        (
+            partial(AsyncEnvPool, [Count], backend="threading", backend_options={"num_cpus": 1}),
+            OptionError,
+            "backend='threading' has no options",
+        ),
         (partial(AsyncEnvPool, [Count], backend="slurm"), UnsupportedError, "'ray'"),
     ],
     ids=lambda value: value if isinstance(value, str) else None,
-)  # fmt: skip
+)
 def test_what_cannot_be_is_refused_by_the_constructor(make, error, message):
     with pytest.raises(error, match=message):
         make()

@@ -346,9 +346,13 @@ def test_stored_states_are_drawn_by_brax(rendering, pendulum):
         ({"camera": 7}, ArgumentError, "camera is 7"),
         ({"height": -1}, ArgumentError, "height is -1"),
         ({"width": 10**5}, ArgumentError, "at most .* for this model"),
-        ({"heigth": 3}, OptionError, "render of Lying takes no keyword 'heigth'. Did you mean 'height'"),
+        (
+            {"heigth": 3},
+            OptionError,
+            "render of Lying takes no keyword 'heigth'. Did you mean 'height'",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_brax_cannot_draw_is_told_before_it_is_drawn(options, error, message):
     class Lying:
         def render(self, trajectory, height=240, width=320, camera=None):

@@ -515,25 +515,57 @@ def test_env_objects_of_composer_are_wrapped_too(opened):
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda: DMControlEnv("cartpole"), TypeError, "needs the name of one task, but was given none"),
-        (lambda: DMControlEnv("cartpole", "swingup", task="balance"), OptionError, "and task='balance'"),
-        (lambda: DMControlEnv("cartpole", "swing"), RuntimeError, "Did you mean 'cartpole/swingup'"),
+        (
+            lambda: DMControlEnv("cartpole"),
+            TypeError,
+            "needs the name of one task, but was given none",
+        ),
+        (
+            lambda: DMControlEnv("cartpole", "swingup", task="balance"),
+            OptionError,
+            "and task='balance'",
+        ),
+        (
+            lambda: DMControlEnv("cartpole", "swing"),
+            RuntimeError,
+            "Did you mean 'cartpole/swingup'",
+        ),
         (lambda: build("cartpole"), UnknownEnvError, "Did you mean 'cartpole/"),
-        (lambda: build("cartpole/swingup", tasks=1), OptionError, "no keyword 'tasks'. Did you mean 'task"),
-        (lambda: DMControlWrapper("cartpole"), ArgumentTypeError, "Use DMControlEnv with domain and task"),
+        (
+            lambda: build("cartpole/swingup", tasks=1),
+            OptionError,
+            "no keyword 'tasks'. Did you mean 'task",
+        ),
+        (
+            lambda: DMControlWrapper("cartpole"),
+            ArgumentTypeError,
+            "Use DMControlEnv with domain and task",
+        ),
         (lambda: short(frame_skip=0), ValueError, "frame_skip is 0"),
-        (lambda: short().render(camera_id="side"), ArgumentError, r"camera_id is 'side'.* 0 \('fixed'\), 1 \('lookatcart'\).*-1, the free"),
+        (
+            lambda: short().render(camera_id="side"),
+            ArgumentError,
+            r"camera_id is 'side'.* 0 \('fixed'\), 1 \('lookatcart'\).*-1, the free",
+        ),
         (lambda: short(camera_id=2).render(), ArgumentError, "camera_id is 2, but this model has"),
         (lambda: short(camera_id=1.5).render(), ArgumentTypeError, "camera_id is 1.5"),
         (lambda: short().render(heigth=4), OptionError, "'heigth'. Did you mean 'height'"),
         (lambda: short().render(height=-1), ArgumentError, "height is -1"),
         (lambda: short().render(width=5000), ArgumentError, "at most 640.*offwidth = 5000"),
         (lambda: short(render_kwargs=3), ArgumentTypeError, "render_kwargs is 3.*'height': 84"),
-        (lambda: DMControlEnv("cartpole", "swingup", task_kwargs={"limit": 3}), OptionError, "'cartpole/swingup' takes no keyword 'limit'. Did you mean 'time_limit'"),
-        (lambda: short(environment_kwargs={"flat": True}), OptionError, "environment_kwargs takes no keyword 'flat'.*flat_observation"),
+        (
+            lambda: DMControlEnv("cartpole", "swingup", task_kwargs={"limit": 3}),
+            OptionError,
+            "'cartpole/swingup' takes no keyword 'limit'. Did you mean 'time_limit'",
+        ),
+        (
+            lambda: short(environment_kwargs={"flat": True}),
+            OptionError,
+            "environment_kwargs takes no keyword 'flat'.*flat_observation",
+        ),
         (lambda: short(environment_kwargs=3), ArgumentTypeError, "environment_kwargs is 3"),
     ],
-)  # fmt: skip
+)
 def test_a_mistake_is_named_with_its_cure(call, error, message):
     with pytest.raises(error, match=message):
         call()

@@ -151,15 +151,23 @@ make = partial(AsyncEnvPool, backend="envpool")
         (lambda: make([]), ArgumentTypeError, r"\['CartPole-v1'\] \* 8"),
         (lambda: make([lambda: None]), ArgumentTypeError, "must be the id of an env"),
         (lambda: make(["CartPole-v1", "Pendulum-v1"]), ArgumentError, "envs of one kind"),
-        (lambda: make(["CartPole-v1"] * 2, create_env_kwargs=[{}, KWARGS]), ArgumentError, "Pass one dict"),
+        (
+            lambda: make(["CartPole-v1"] * 2, create_env_kwargs=[{}, KWARGS]),
+            ArgumentError,
+            "Pass one dict",
+        ),
         (lambda: make("CartPole-v1", use_buffers=False), OptionError, "exchanged in memory"),
         (lambda: make("CartPole-v1", on_worker_failure="restart"), OptionError, "none is built"),
-        (lambda: make(["CartPole-v1"] * 2, num_thread=1), OptionError, "'num_thread'. Did you mean"),
+        (
+            lambda: make(["CartPole-v1"] * 2, num_thread=1),
+            OptionError,
+            "'num_thread'. Did you mean",
+        ),
         (lambda: make("CartPole-v1", create_env_kwargs={"foo": 1}), OptionError, "EnvPool.*'foo'"),
         (lambda: make(Count(3)), ArgumentTypeError, "must be the id of an env"),
         (lambda: make("CartPole-v9"), ArgumentError, "Did you mean"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_a_pool_says_how_to_make_one(build, error, message):
     with pytest.raises(error, match=message):
         build()

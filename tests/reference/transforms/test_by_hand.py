@@ -54,11 +54,22 @@ def steps(length: int = 5, begin: int = 0, ends: tuple[int, ...] = ()) -> Tensor
 
 FORWARD = {  # a transform of either library, and data
     "ActionScaling": (lambda lib: lib.ActionScaling(loc=1.0, scale=2.0), actions),
-    "ActionScaling from 0 to 1": (lambda lib: lib.ActionScaling(loc=1.0, scale=2.0, standard_normal=False), actions),
-    "ActionScaling from mean and deviation": (lambda lib: lib.ActionScaling.from_stats(mean=torch.tensor([1.0, 2.0, 3.0]), std=torch.tensor([2.0, 0.0, 1.0])),
-     actions),
-    "ActionScaling from bounds, of recorded data": (lambda lib: lib.ActionScaling.from_stats(low=torch.tensor(-1.0), high=torch.tensor(3.0), in_keys_inv=[]),
-     actions),
+    "ActionScaling from 0 to 1": (
+        lambda lib: lib.ActionScaling(loc=1.0, scale=2.0, standard_normal=False),
+        actions,
+    ),
+    "ActionScaling from mean and deviation": (
+        lambda lib: lib.ActionScaling.from_stats(
+            mean=torch.tensor([1.0, 2.0, 3.0]), std=torch.tensor([2.0, 0.0, 1.0])
+        ),
+        actions,
+    ),
+    "ActionScaling from bounds, of recorded data": (
+        lambda lib: lib.ActionScaling.from_stats(
+            low=torch.tensor(-1.0), high=torch.tensor(3.0), in_keys_inv=[]
+        ),
+        actions,
+    ),
     "ActionScaling without numbers": (lambda lib: lib.ActionScaling(), actions),
     "FlattenAction": (lambda lib: lib.FlattenAction(), actions),
     "FlattenAction, renamed": (lambda lib: lib.FlattenAction(out_keys=["flat"]), actions),
@@ -70,69 +81,132 @@ FORWARD = {  # a transform of either library, and data
     "MultiStepTransform": (lambda lib: lib.MultiStepTransform(3, 0.5), steps),
     "RandomTruncationTransform": (lambda lib: lib.RandomTruncationTransform(1, 2), pair),
     "RandomCropTensorDict, too long": (lambda lib: lib.RandomCropTensorDict(6), steps),
-    "RandomCropTensorDict of no batch": (lambda lib: lib.RandomCropTensorDict(1),
-     lambda: TensorDict({"a": torch.ones(3)})),
+    "RandomCropTensorDict of no batch": (
+        lambda lib: lib.RandomCropTensorDict(1),
+        lambda: TensorDict({"a": torch.ones(3)}),
+    ),
     "RandomCropTensorDict of one step": (lambda lib: lib.RandomCropTensorDict(0), steps),
     "MultiAction": (lambda lib: lib.MultiAction(), actions),
     "FiniteTensorDictCheck": (lambda lib: lib.FiniteTensorDictCheck(), pair),
-    "FiniteTensorDictCheck of NaN": (lambda lib: lib.FiniteTensorDictCheck(),
-     lambda: TensorDict({"a": {"b": torch.tensor([1.0, float("nan")])}})),
-    "ExpandAs": (lambda lib: lib.ExpandAs("a", "b", "c"),
-     lambda: TensorDict({"a": torch.ones(2), "b": torch.ones(2, 3)})),
-    "ExpandAs of another shape": (lambda lib: lib.ExpandAs("a", "b"),
-     lambda: TensorDict({"a": torch.ones(2), "b": torch.ones(3, 3)})),
+    "FiniteTensorDictCheck of NaN": (
+        lambda lib: lib.FiniteTensorDictCheck(),
+        lambda: TensorDict({"a": {"b": torch.tensor([1.0, float("nan")])}}),
+    ),
+    "ExpandAs": (
+        lambda lib: lib.ExpandAs("a", "b", "c"),
+        lambda: TensorDict({"a": torch.ones(2), "b": torch.ones(2, 3)}),
+    ),
+    "ExpandAs of another shape": (
+        lambda lib: lib.ExpandAs("a", "b"),
+        lambda: TensorDict({"a": torch.ones(2), "b": torch.ones(3, 3)}),
+    ),
     "ExpandAs of what is not there": (lambda lib: lib.ExpandAs("x", "w"), pair),
     "Timer": (lambda lib: lib.Timer(), pair),
     "UnaryTransform": (lambda lib: lib.UnaryTransform(["x"], ["z"], fn=lambda x: x + 1), pair),
-    "UnaryTransform of a string": (lambda lib: lib.UnaryTransform(["word"], ["loud"], fn=lambda word: word + "!"),
-     words),
-    "UnaryTransform of raw objects": (lambda lib: lib.UnaryTransform(["word"], ["kind"], fn=lambda word: type(word).__name__, use_raw_nontensor=True),
-     words),
-    "UnaryTransform of what is not there": (lambda lib: lib.UnaryTransform(["w"], ["z"], fn=lambda x: x + 1), pair),
+    "UnaryTransform of a string": (
+        lambda lib: lib.UnaryTransform(["word"], ["loud"], fn=lambda word: word + "!"),
+        words,
+    ),
+    "UnaryTransform of raw objects": (
+        lambda lib: lib.UnaryTransform(
+            ["word"], ["kind"], fn=lambda word: type(word).__name__, use_raw_nontensor=True
+        ),
+        words,
+    ),
+    "UnaryTransform of what is not there": (
+        lambda lib: lib.UnaryTransform(["w"], ["z"], fn=lambda x: x + 1),
+        pair,
+    ),
     "Hash of a string": (lambda lib: lib.Hash(["word"], ["hash"]), words),
     "Hash of a seeded string": (lambda lib: lib.Hash(["word"], ["hash"], seed="salt"), words),
     "Hash of a tensor": (lambda lib: lib.Hash(["number"], ["hash"]), words),
-    "Hash by a function": (lambda lib: lib.Hash(["word"], ["hash"], hash_fn=lambda word: torch.tensor(len(word))),
-     words),
-    "Hash by a function of a seed": (lambda lib: lib.Hash(["word"], ["hash"], hash_fn=lambda word, seed: torch.tensor(len(word) + seed), seed=2),
-     words),
-    "ConditionalPolicySwitch": (lambda lib: lib.ConditionalPolicySwitch(lambda td: td, lambda td: True), pair),
-    "SuccessReward": (lambda lib: lib.SuccessReward(scale=-1.0),
-     lambda: TensorDict({"success": torch.tensor([[True], [False]])}, [2])),
-    "SuccessReward of numbers": (lambda lib: lib.SuccessReward("won", "prize", scale=2.0),
-     lambda: TensorDict({"won": torch.tensor([1, 0])}, [2])),
+    "Hash by a function": (
+        lambda lib: lib.Hash(["word"], ["hash"], hash_fn=lambda word: torch.tensor(len(word))),
+        words,
+    ),
+    "Hash by a function of a seed": (
+        lambda lib: lib.Hash(
+            ["word"], ["hash"], hash_fn=lambda word, seed: torch.tensor(len(word) + seed), seed=2
+        ),
+        words,
+    ),
+    "ConditionalPolicySwitch": (
+        lambda lib: lib.ConditionalPolicySwitch(lambda td: td, lambda td: True),
+        pair,
+    ),
+    "SuccessReward": (
+        lambda lib: lib.SuccessReward(scale=-1.0),
+        lambda: TensorDict({"success": torch.tensor([[True], [False]])}, [2]),
+    ),
+    "SuccessReward of numbers": (
+        lambda lib: lib.SuccessReward("won", "prize", scale=2.0),
+        lambda: TensorDict({"won": torch.tensor([1, 0])}, [2]),
+    ),
     "SuccessReward of what is not there": (lambda lib: lib.SuccessReward(), pair),
     "ActionChunkTransform": (lambda lib: lib.ActionChunkTransform(3), sequence),
-    "ActionChunkTransform, longer than the data": (lambda lib: lib.ActionChunkTransform(7), sequence),
-    "ActionChunkTransform over ends": (lambda lib: lib.ActionChunkTransform(3), lambda: sequence((1, 2))),
-    "ActionChunkTransform past ends": (lambda lib: lib.ActionChunkTransform(3, chunk_key="c", pad_key="p", done_key=None),
-     lambda: sequence((1, 2))),
+    "ActionChunkTransform, longer than the data": (
+        lambda lib: lib.ActionChunkTransform(7),
+        sequence,
+    ),
+    "ActionChunkTransform over ends": (
+        lambda lib: lib.ActionChunkTransform(3),
+        lambda: sequence((1, 2)),
+    ),
+    "ActionChunkTransform past ends": (
+        lambda lib: lib.ActionChunkTransform(3, chunk_key="c", pad_key="p", done_key=None),
+        lambda: sequence((1, 2)),
+    ),
     "ActionChunkTransform of what is not there": (lambda lib: lib.ActionChunkTransform(3), pair),
-    "ActionChunkTransform of other axes": (lambda lib: lib.ActionChunkTransform(3, time_dim=-3), actions),
-    "BatchSizeTransform": (lambda lib: lib.BatchSizeTransform(reshape_fn=lambda data: data.unflatten(0, (2, 2))),
-     pair),
-}  # fmt: skip
+    "ActionChunkTransform of other axes": (
+        lambda lib: lib.ActionChunkTransform(3, time_dim=-3),
+        actions,
+    ),
+    "BatchSizeTransform": (
+        lambda lib: lib.BatchSizeTransform(reshape_fn=lambda data: data.unflatten(0, (2, 2))),
+        pair,
+    ),
+}
 INVERSE = {
     "ActionScaling": FORWARD["ActionScaling"],
     "ActionScaling from 0 to 1": FORWARD["ActionScaling from 0 to 1"],
     "ActionScaling of recorded data": FORWARD["ActionScaling from bounds, of recorded data"],
     "ActionScaling without numbers": FORWARD["ActionScaling without numbers"],
-    "FlattenAction": (lambda lib: lib.FlattenAction(out_keys_inv=["flat"], action_shape=(2, 3)), flat_actions),
-    "FlattenAction of an unknown shape": (lambda lib: lib.FlattenAction(out_keys_inv=["flat"]), flat_actions),
-    "FlattenAction of another shape": (lambda lib: lib.FlattenAction(out_keys_inv=["flat"], action_shape=(2, 2)),
-     flat_actions),
-    "Stack": (lambda lib: lib.Stack(["a", "b"], "z", in_key_inv="x", out_keys_inv=["a", "b", "c"]), pair),
-    "Stack of what is not there": (lambda lib: lib.Stack(["a"], "z", in_key_inv="w", out_keys_inv=["a"]), pair),
-    "MeanActionSelector": (lambda lib: lib.MeanActionSelector(),
-     lambda: TensorDict({"action": {"mean": torch.ones(4, 2), "var": torch.ones(4, 2)}}, [4])),
+    "FlattenAction": (
+        lambda lib: lib.FlattenAction(out_keys_inv=["flat"], action_shape=(2, 3)),
+        flat_actions,
+    ),
+    "FlattenAction of an unknown shape": (
+        lambda lib: lib.FlattenAction(out_keys_inv=["flat"]),
+        flat_actions,
+    ),
+    "FlattenAction of another shape": (
+        lambda lib: lib.FlattenAction(out_keys_inv=["flat"], action_shape=(2, 2)),
+        flat_actions,
+    ),
+    "Stack": (
+        lambda lib: lib.Stack(["a", "b"], "z", in_key_inv="x", out_keys_inv=["a", "b", "c"]),
+        pair,
+    ),
+    "Stack of what is not there": (
+        lambda lib: lib.Stack(["a"], "z", in_key_inv="w", out_keys_inv=["a"]),
+        pair,
+    ),
+    "MeanActionSelector": (
+        lambda lib: lib.MeanActionSelector(),
+        lambda: TensorDict({"action": {"mean": torch.ones(4, 2), "var": torch.ones(4, 2)}}, [4]),
+    ),
     "DeviceCastTransform": (lambda lib: lib.DeviceCastTransform("cpu"), pair),
     "RandomCropTensorDict": (lambda lib: lib.RandomCropTensorDict(2), steps),
     "MultiStepTransform, too short": (lambda lib: lib.MultiStepTransform(3, 0.5), lambda: steps(3)),
-    "MultiStepTransform over an end": (lambda lib: lib.MultiStepTransform(3, 0.5, done_keys=["done", "terminated", "truncated"]),
-     lambda: steps(6, ends=(2,))),
-    "MultiStepTransform, other flags": (lambda lib: lib.MultiStepTransform(2, 0.5, done_keys=["done"]),
-     lambda: steps(6, ends=(2,))),
-}  # fmt: skip
+    "MultiStepTransform over an end": (
+        lambda lib: lib.MultiStepTransform(3, 0.5, done_keys=["done", "terminated", "truncated"]),
+        lambda: steps(6, ends=(2,)),
+    ),
+    "MultiStepTransform, other flags": (
+        lambda lib: lib.MultiStepTransform(2, 0.5, done_keys=["done"]),
+        lambda: steps(6, ends=(2,)),
+    ),
+}
 INVERSE |= {
     "UnaryTransform": (
         lambda lib: lib.UnaryTransform([], [], ["z"], ["x"], fn=None, inv_fn=lambda x: x - 1),

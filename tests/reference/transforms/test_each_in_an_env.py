@@ -28,53 +28,104 @@ CASES = {  # the env, and what stands around it
     "ActionScaling by numbers": (arm, lambda lib: lib.ActionScaling(loc=1.0, scale=-2.0)),
     "ActionScaling, renamed": (arm, lambda lib: lib.ActionScaling(["action"], ["wish"])),
     "FlattenAction": (arm, lambda lib: lib.FlattenAction()),
-    "FlattenAction, positive": (arm,
-     lambda lib: lib.FlattenAction(0, 1, ["action"], ["flat"], allow_positive_dim=True)),
+    "FlattenAction, positive": (
+        arm,
+        lambda lib: lib.FlattenAction(0, 1, ["action"], ["flat"], allow_positive_dim=True),
+    ),
     "DeviceCastTransform": (count, lambda lib: lib.DeviceCastTransform("cpu")),
-    "RandomTruncationTransform": (partial(count, n=99),
-     lambda lib: lib.Compose(lib.StepCounter(), lib.RandomTruncationTransform(3, 3, 1.0))),
+    "RandomTruncationTransform": (
+        partial(count, n=99),
+        lambda lib: lib.Compose(lib.StepCounter(), lib.RandomTruncationTransform(3, 3, 1.0)),
+    ),
     "TerminateTransform": (count, lambda lib: lib.TerminateTransform(lambda td: td["count"] >= 3)),
-    "TerminateTransform by a bool": (count,
-     lambda lib: lib.TerminateTransform(lambda td: bool(td["count"].max() >= 3))),
-    "Stack": (teams, lambda lib: lib.Stack(["a", "b"], "both", in_key_inv="both", out_keys_inv=["a", "b"])),
-    "Stack of leaves": (teams, lambda lib: lib.Stack([("a", "seen"), ("b", "seen")], "seen", dim=-2, del_keys=False)),
+    "TerminateTransform by a bool": (
+        count,
+        lambda lib: lib.TerminateTransform(lambda td: bool(td["count"].max() >= 3)),
+    ),
+    "Stack": (
+        teams,
+        lambda lib: lib.Stack(["a", "b"], "both", in_key_inv="both", out_keys_inv=["a", "b"]),
+    ),
+    "Stack of leaves": (
+        teams,
+        lambda lib: lib.Stack([("a", "seen"), ("b", "seen")], "seen", dim=-2, del_keys=False),
+    ),
     "Stack, inputs gone": (teams, lambda lib: lib.Stack([("a", "seen"), ("b", "seen")], "seen")),
-    "EndOfLifeTransform": (lambda lib: lib.GymWrapper(Lives()), lambda lib: lib.EndOfLifeTransform()),
-    "EndOfLifeTransform of a number": (lambda lib: lib.GymWrapper(Lives()),
-     lambda lib: lib.EndOfLifeTransform("eol", "left", eol_attribute="unwrapped.ale.left")),
+    "EndOfLifeTransform": (
+        lambda lib: lib.GymWrapper(Lives()),
+        lambda lib: lib.EndOfLifeTransform(),
+    ),
+    "EndOfLifeTransform of a number": (
+        lambda lib: lib.GymWrapper(Lives()),
+        lambda lib: lib.EndOfLifeTransform("eol", "left", eol_attribute="unwrapped.ale.left"),
+    ),
     "FiniteTensorDictCheck": (count, lambda lib: lib.FiniteTensorDictCheck()),
     "ExpandAs": (count, lambda lib: lib.ExpandAs("count", "success", "counts")),
     "ExpandAs of a reward": (count, lambda lib: lib.ExpandAs("reward", "success", "rewards")),
     "ExpandAs of done": (count, lambda lib: lib.ExpandAs("done", "success")),
-    "UnaryTransform": (count, lambda lib: lib.UnaryTransform(["count"], ["half"], fn=lambda value: value.float() / 2)),
-    "UnaryTransform of a reward": (count,
-     lambda lib: lib.UnaryTransform(["reward"], ["reward"], fn=lambda value: value * 2)),
-    "UnaryTransform of done": (count, lambda lib: lib.UnaryTransform(["done"], ["goes_on"], fn=lambda value: ~value)),
-    "UnaryTransform to a string": (count,
-     lambda lib: lib.UnaryTransform(["count"], ["text"], fn=lambda value: str(value.tolist()))),
+    "UnaryTransform": (
+        count,
+        lambda lib: lib.UnaryTransform(["count"], ["half"], fn=lambda value: value.float() / 2),
+    ),
+    "UnaryTransform of a reward": (
+        count,
+        lambda lib: lib.UnaryTransform(["reward"], ["reward"], fn=lambda value: value * 2),
+    ),
+    "UnaryTransform of done": (
+        count,
+        lambda lib: lib.UnaryTransform(["done"], ["goes_on"], fn=lambda value: ~value),
+    ),
+    "UnaryTransform to a string": (
+        count,
+        lambda lib: lib.UnaryTransform(["count"], ["text"], fn=lambda value: str(value.tolist())),
+    ),
     "Hash": (count, lambda lib: lib.Hash(["count"], ["hash"])),
-    "Hash of a string": (count,
-     lambda lib: lib.Compose(lib.UnaryTransform(["count"], ["text"], fn=lambda value: str(value.tolist())), lib.Hash(["text"], ["hash"]))),
-    "ConditionalPolicySwitch": (count,
-     lambda lib: lib.Compose(lib.StepCounter(step_count_key="all"), lib.ConditionalPolicySwitch(opponent, lambda td: td["count"][..., 0] % 2 == 1), lib.StepCounter(step_count_key="main"))),
-    "ConditionalPolicySwitch after a reset": (count,
-     lambda lib: lib.ConditionalPolicySwitch(opponent, lambda td: td["count"].max() == 0)),
+    "Hash of a string": (
+        count,
+        lambda lib: lib.Compose(
+            lib.UnaryTransform(["count"], ["text"], fn=lambda value: str(value.tolist())),
+            lib.Hash(["text"], ["hash"]),
+        ),
+    ),
+    "ConditionalPolicySwitch": (
+        count,
+        lambda lib: lib.Compose(
+            lib.StepCounter(step_count_key="all"),
+            lib.ConditionalPolicySwitch(opponent, lambda td: td["count"][..., 0] % 2 == 1),
+            lib.StepCounter(step_count_key="main"),
+        ),
+    ),
+    "ConditionalPolicySwitch after a reset": (
+        count,
+        lambda lib: lib.ConditionalPolicySwitch(opponent, lambda td: td["count"].max() == 0),
+    ),
     "CatFrames": (endless, lambda lib: lib.CatFrames(3, -1, ["count"], ["last"])),
-    "CatFrames, in place": (count, lambda lib: lib.CatFrames(2, -1, ["count"], padding="constant", padding_value=-1)),
+    "CatFrames, in place": (
+        count,
+        lambda lib: lib.CatFrames(2, -1, ["count"], padding="constant", padding_value=-1),
+    ),
     "TimeMaxPool": (count, lambda lib: lib.TimeMaxPool(["count"], ["most"], T=2)),
     "SuccessReward": (endless, lambda lib: lib.SuccessReward(scale=2.0)),
     "SuccessReward, renamed": (endless, lambda lib: lib.SuccessReward(reward_key="prize")),
     "ActionChunkTransform": (arm, lambda lib: lib.ActionChunkTransform(3)),
-    "BatchSizeTransform": (count, lambda lib: lib.BatchSizeTransform(reshape_fn=lambda data: data.reshape(1, 1))),
-    "BatchSizeTransform of any batch": (partial(arm, shape=(3,)), lambda lib: lib.BatchSizeTransform(batch_size=[4])),
+    "BatchSizeTransform": (
+        count,
+        lambda lib: lib.BatchSizeTransform(reshape_fn=lambda data: data.reshape(1, 1)),
+    ),
+    "BatchSizeTransform of any batch": (
+        partial(arm, shape=(3,)),
+        lambda lib: lib.BatchSizeTransform(batch_size=[4]),
+    ),
     "gSDENoise": (count, lambda lib: lib.gSDENoise(shape=(2,))),
     "MultiAction": (count, lambda lib: lib.MultiAction()),
     "MultiAction, last reward": (count, lambda lib: lib.MultiAction(stack_rewards=False)),
     "TargetReturn of all rewards": (teams, lambda lib: lib.TargetReturn(9.0, reset_key="_reset")),
-    "TargetReturn of another name": (count,
-     lambda lib: lib.Compose(lib.RenameTransform(["reward"], ["prize"]), lib.TargetReturn(9.0))),
+    "TargetReturn of another name": (
+        count,
+        lambda lib: lib.Compose(lib.RenameTransform(["reward"], ["prize"]), lib.TargetReturn(9.0)),
+    ),
     "MultiAction, renamed": (count, lambda lib: lib.MultiAction(chunk_key=("vla", "chunk"))),
-}  # fmt: skip
+}
 FRAMES = {"CatFrames", "CatFrames, in place", "TimeMaxPool"}
 STATES = {"EndOfLifeTransform", "EndOfLifeTransform of a number"}
 GROWN = {"MultiAction", "MultiAction, last reward", "MultiAction, renamed"}

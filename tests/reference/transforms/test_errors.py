@@ -60,34 +60,67 @@ CALLS = {
     "an axis to drop from the front": lambda lib: lib.SqueezeTransform(1, in_keys=["a"]),
     "axes to flatten from the front": lambda lib: lib.FlattenObservation(0, 1, in_keys=["a"]),
     "frames from the front": lambda lib: lib.CatFrames(2, 0, in_keys=["a"]),
-    "frames of the future in an env": around(count, lambda lib: lib.CatFrames(2, -1, in_keys=["count"], future=True)),
+    "frames of the future in an env": around(
+        count, lambda lib: lib.CatFrames(2, -1, in_keys=["count"], future=True)
+    ),
     "statistics of several entries": lambda lib: measured(lib, ["observation", "place"]),
-    "statistics of an axis that is not averaged": lambda lib: measured(lib, ["observation"], reduce_dim=(0,), cat_dim=1),
-    "statistics of an axis that is not averaged, without an env": lambda lib: lib.ObservationNorm(in_keys=["observation", "place"]).init_stats(3, reduce_dim=(0,), cat_dim=1),
+    "statistics of an axis that is not averaged": lambda lib: measured(
+        lib, ["observation"], reduce_dim=(0,), cat_dim=1
+    ),
+    "statistics of an axis that is not averaged, without an env": lambda lib: lib.ObservationNorm(
+        in_keys=["observation", "place"]
+    ).init_stats(3, reduce_dim=(0,), cat_dim=1),
     "a mask without an env": lambda lib: lib.ActionMask()(TensorDict({"action": torch.ones(())})),
-    "the hook of a mask without an env": lambda lib: lib.ActionMask()._call(TensorDict({"action_mask": torch.ones(2, dtype=torch.bool)})),
+    "the hook of a mask without an env": lambda lib: lib.ActionMask()._call(
+        TensorDict({"action_mask": torch.ones(2, dtype=torch.bool)})
+    ),
     "random beginnings called by hand": lambda lib: lib.NoopResetEnv(2)(recorded()),
-    "a reset by random beginnings without an env": lambda lib: lib.NoopResetEnv(2)._reset(TensorDict(), TensorDict()),
+    "a reset by random beginnings without an env": lambda lib: lib.NoopResetEnv(2)._reset(
+        TensorDict(), TensorDict()
+    ),
     "weights of two axes": lambda lib: lib.LineariseRewards(["reward"], weights=torch.ones(2, 2)),
     "sums of unlike numbers of rewards": lambda lib: lib.RewardSum(["a", "b"], ["c"]),
-    "sums by unlike numbers of resets": around(count,
-     lambda lib: lib.RewardSum(["reward"], ["sum"], ["_reset", "_other"])),
-    "frames without ends": lambda lib: lib.CatFrames(2, -1, in_keys=["x"])(TensorDict({"x": torch.ones(3, 1)}, [3], names=["time"])),
-    "frames of the future, at the root and under next": lambda lib: lib.CatFrames(2, -1, in_keys=["x", ("next", "x")], future=True)(recorded()),
-    "frames of the future under next": lambda lib: lib.CatFrames(2, -1, in_keys=[("next", "x")], future=True)(recorded()),
-    "frames unfolded by name": lambda lib: lib.CatFrames(2, -1, in_keys=["x"], as_inverse=True).unfolding(recorded()),
-    "frames of one step": lambda lib: lib.CatFrames(2, -1, in_keys=["x"])(TensorDict({"x": torch.ones(1)})),
-    "rewards to go given to an env": lambda lib: is_an_env(lib.TransformedEnv(count(lib), lib.Reward2GoTransform())),
-    "rewards to go given to an env among others": lambda lib: is_an_env(lib.TransformedEnv(count(lib), lib.Compose(lib.StepCounter(), lib.Reward2GoTransform()))),
-    "rewards to go appended to an env": lambda lib: is_an_env(lib.TransformedEnv(count(lib)).append_transform(lib.Reward2GoTransform())),
+    "sums by unlike numbers of resets": around(
+        count, lambda lib: lib.RewardSum(["reward"], ["sum"], ["_reset", "_other"])
+    ),
+    "frames without ends": lambda lib: lib.CatFrames(2, -1, in_keys=["x"])(
+        TensorDict({"x": torch.ones(3, 1)}, [3], names=["time"])
+    ),
+    "frames of the future, at the root and under next": lambda lib: lib.CatFrames(
+        2, -1, in_keys=["x", ("next", "x")], future=True
+    )(recorded()),
+    "frames of the future under next": lambda lib: lib.CatFrames(
+        2, -1, in_keys=[("next", "x")], future=True
+    )(recorded()),
+    "frames unfolded by name": lambda lib: lib.CatFrames(
+        2, -1, in_keys=["x"], as_inverse=True
+    ).unfolding(recorded()),
+    "frames of one step": lambda lib: lib.CatFrames(2, -1, in_keys=["x"])(
+        TensorDict({"x": torch.ones(1)})
+    ),
+    "rewards to go given to an env": lambda lib: is_an_env(
+        lib.TransformedEnv(count(lib), lib.Reward2GoTransform())
+    ),
+    "rewards to go given to an env among others": lambda lib: is_an_env(
+        lib.TransformedEnv(count(lib), lib.Compose(lib.StepCounter(), lib.Reward2GoTransform()))
+    ),
+    "rewards to go appended to an env": lambda lib: is_an_env(
+        lib.TransformedEnv(count(lib)).append_transform(lib.Reward2GoTransform())
+    ),
     "no random beginnings": lambda lib: lib.NoopResetEnv(0).noops,
-    "options projected": lambda lib: lib.DiscreteActionProjection(3, 5)(TensorDict({"action": torch.eye(3, dtype=torch.int64)[[0, 2, 1]]}, [3])),
-    "options left alone": lambda lib: lib.DiscreteActionProjection(3, 5, include_forward=False)(TensorDict({"action": torch.eye(3, dtype=torch.int64)[[0, 2, 1]]}, [3])),
+    "options projected": lambda lib: lib.DiscreteActionProjection(3, 5)(
+        TensorDict({"action": torch.eye(3, dtype=torch.int64)[[0, 2, 1]]}, [3])
+    ),
+    "options left alone": lambda lib: lib.DiscreteActionProjection(3, 5, include_forward=False)(
+        TensorDict({"action": torch.eye(3, dtype=torch.int64)[[0, 2, 1]]}, [3])
+    ),
     "bins of a number": around(lambda lib: number(lib), lambda lib: lib.ActionDiscretizer(3)),
-    "bins of a number, one-hot": lambda lib: leaf_specs(lib.TransformedEnv(number(lib), lib.ActionDiscretizer(3, categorical=False))),
+    "bins of a number, one-hot": lambda lib: leaf_specs(
+        lib.TransformedEnv(number(lib), lib.ActionDiscretizer(3, categorical=False))
+    ),
     "frames by hand without an env": lambda lib: by_hand(lib.CatFrames(2, -1, in_keys=["x"])),
     "maxima by hand without an env": lambda lib: by_hand(lib.TimeMaxPool(["x"], T=2)),
-}  # fmt: skip
+}
 
 
 def is_an_env(value):

@@ -21,37 +21,78 @@ pytestmark = pytest.mark.rounding
 A = ["a"]
 CASES = {  # name, keywords, direction
     "affine": ("ObservationNorm", {"loc": 1.0, "scale": 2.0, "in_keys": A}, "out"),
-    "standardised": ("ObservationNorm", {"loc": 1.0, "scale": 2.0, "in_keys": A, "standard_normal": True}, "out"),
-    "affine, inwards": ("ObservationNorm", {"loc": 1.0, "scale": 2.0, "in_keys": [], "in_keys_inv": A}, "in"),
-    "constant scale": ("ObservationNorm", {"loc": 0.0, "scale": 0.0, "in_keys": A, "standard_normal": True}, "out"),
+    "standardised": (
+        "ObservationNorm",
+        {"loc": 1.0, "scale": 2.0, "in_keys": A, "standard_normal": True},
+        "out",
+    ),
+    "affine, inwards": (
+        "ObservationNorm",
+        {"loc": 1.0, "scale": 2.0, "in_keys": [], "in_keys_inv": A},
+        "in",
+    ),
+    "constant scale": (
+        "ObservationNorm",
+        {"loc": 0.0, "scale": 0.0, "in_keys": A, "standard_normal": True},
+        "out",
+    ),
     "RewardScaling": ("RewardScaling", {"loc": 1.0, "scale": 2.0}, "out"),
-    "RewardScaling, standardised": ("RewardScaling", {"loc": 1.0, "scale": 2.0, "standard_normal": True}, "out"),
+    "RewardScaling, standardised": (
+        "RewardScaling",
+        {"loc": 1.0, "scale": 2.0, "standard_normal": True},
+        "out",
+    ),
     "RewardClipping": ("RewardClipping", {"clamp_min": -0.5, "clamp_max": 0.5}, "out"),
     "BinarizeReward": ("BinarizeReward", {}, "out"),
     "SignTransform": ("SignTransform", {"in_keys": A}, "out"),
     "ClipTransform": ("ClipTransform", {"in_keys": A, "low": 0.0}, "out"),
     "ClipTransform, inwards": ("ClipTransform", {"in_keys_inv": A, "high": 0.0}, "in"),
-    "LineariseRewards": ("LineariseRewards", {"in_keys": A, "weights": [1.0, -2.0, 0.5, 0.0]}, "out"),
+    "LineariseRewards": (
+        "LineariseRewards",
+        {"in_keys": A, "weights": [1.0, -2.0, 0.5, 0.0]},
+        "out",
+    ),
     "CatTensors": ("CatTensors", {"in_keys": ["b", "a"], "out_key": "o"}, "out"),
-    "CatTensors, unsorted": ("CatTensors", {"in_keys": ["b", "a"], "out_key": "o", "sort": False, "del_keys": False},
-     "out"),
+    "CatTensors, unsorted": (
+        "CatTensors",
+        {"in_keys": ["b", "a"], "out_key": "o", "sort": False, "del_keys": False},
+        "out",
+    ),
     "RenameTransform": ("RenameTransform", {"in_keys": A, "out_keys": ["z"]}, "out"),
-    "RenameTransform, inwards": ("RenameTransform",
-     {"in_keys": [], "out_keys": [], "in_keys_inv": ["z"], "out_keys_inv": A}, "in"),
-    "RenameTransform, copied": ("RenameTransform", {"in_keys": A, "out_keys": [("n", "z")], "create_copy": True},
-     "out"),
+    "RenameTransform, inwards": (
+        "RenameTransform",
+        {"in_keys": [], "out_keys": [], "in_keys_inv": ["z"], "out_keys_inv": A},
+        "in",
+    ),
+    "RenameTransform, copied": (
+        "RenameTransform",
+        {"in_keys": A, "out_keys": [("n", "z")], "create_copy": True},
+        "out",
+    ),
     "UnsqueezeTransform": ("UnsqueezeTransform", {"dim": -2, "in_keys": A}, "out"),
     "SqueezeTransform": ("SqueezeTransform", {"dim": -1, "in_keys": ["reward"]}, "out"),
     "SqueezeTransform, inwards": ("SqueezeTransform", {"dim": -1, "in_keys_inv": A}, "in"),
-    "FlattenObservation": ("FlattenObservation", {"first_dim": -3, "last_dim": -2, "in_keys": ["pixels"]}, "out"),
+    "FlattenObservation": (
+        "FlattenObservation",
+        {"first_dim": -3, "last_dim": -2, "in_keys": ["pixels"]},
+        "out",
+    ),
     "PermuteTransform": ("PermuteTransform", {"dims": (-1, -3, -2), "in_keys": ["pixels"]}, "out"),
-    "PermuteTransform, inwards": ("PermuteTransform", {"dims": (-1, -3, -2), "in_keys_inv": ["pixels"]}, "in"),
-    "DTypeCastTransform": ("DTypeCastTransform", {"dtype_in": torch.float32, "dtype_out": torch.float64}, "out"),
+    "PermuteTransform, inwards": (
+        "PermuteTransform",
+        {"dims": (-1, -3, -2), "in_keys_inv": ["pixels"]},
+        "in",
+    ),
+    "DTypeCastTransform": (
+        "DTypeCastTransform",
+        {"dtype_in": torch.float32, "dtype_out": torch.float64},
+        "out",
+    ),
     "DoubleToFloat, inwards": ("DoubleToFloat", {"in_keys_inv": A}, "in"),
     "ToTensorImage": ("ToTensorImage", {}, "out"),
     "ToTensorImage, unscaled": ("ToTensorImage", {"from_int": False}, "out"),
     "Crop": ("Crop", {"w": 2, "h": 1, "top": 1, "left": 1, "in_keys": ["pixels"]}, "out"),
-}  # fmt: skip
+}
 NEEDS_TORCHVISION = ("Crop",)
 
 

@@ -187,40 +187,102 @@ _ACTIVATIONS = (
 )
 
 NETWORKS: dict[str, Network] = {
-    "mlp": Network(lambda: nn.Sequential(nn.Linear(5, 16), nn.Tanh(), nn.Linear(16, 3), nn.Tanh()), ((5,),)),
-    "every activation": Network(lambda: Calls(lambda x, *parts: torch.cat([part(x) for part in parts], -1), *_ACTIVATIONS),
-     ((8,),)),
-    "layer norm, dropout": Network(lambda: nn.Sequential(nn.Linear(5, 8), nn.LayerNorm(8), nn.ELU(), nn.Dropout(0.5)),
-     ((5,),)),
-    "batch norm": Network(lambda: nn.Sequential(_seen(nn.BatchNorm1d(5), 5), nn.Linear(5, 4), nn.BatchNorm1d(4)),
-     ((5,),)),
+    "mlp": Network(
+        lambda: nn.Sequential(nn.Linear(5, 16), nn.Tanh(), nn.Linear(16, 3), nn.Tanh()), ((5,),)
+    ),
+    "every activation": Network(
+        lambda: Calls(lambda x, *parts: torch.cat([part(x) for part in parts], -1), *_ACTIVATIONS),
+        ((8,),),
+    ),
+    "layer norm, dropout": Network(
+        lambda: nn.Sequential(nn.Linear(5, 8), nn.LayerNorm(8), nn.ELU(), nn.Dropout(0.5)), ((5,),)
+    ),
+    "batch norm": Network(
+        lambda: nn.Sequential(_seen(nn.BatchNorm1d(5), 5), nn.Linear(5, 4), nn.BatchNorm1d(4)),
+        ((5,),),
+    ),
     "rms norm": Network(lambda: nn.Sequential(nn.RMSNorm(6), nn.Linear(6, 2, bias=False)), ((6,),)),
-    "residual": Network(lambda: Calls(_residual, nn.Linear(8, 16), nn.Linear(16, 8), nn.LayerNorm(8)), ((8,),)),
-    "dueling": Network(lambda: Calls(_dueling, nn.Linear(5, 8), nn.Linear(8, 1), nn.Linear(8, 4)), ((5,),)),
-    "two inputs": Network(lambda: Calls(lambda x, y, net: net(torch.cat([x, y], -1)), nn.Linear(7, 3)), ((4,), (3,))),
-    "bilinear": Network(lambda: Calls(lambda x, y, net: net(x, y), nn.Bilinear(4, 3, 2)), ((4,), (3,))),
-    "experts": Network(lambda: Calls(_experts, nn.Linear(5, 3), *(nn.Linear(5, 2) for _ in range(3))), ((5,),)),
-    "weight norm, spectral norm": Network(lambda: nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(5, 4)), nn.utils.parametrizations.spectral_norm(nn.Linear(4, 3))),
-     ((5,),)),
-    "nature": Network(lambda: nn.Sequential(*(nn.Conv2d(2, 4, 4, 2), nn.ReLU(), nn.Conv2d(4, 6, 3, padding=1, groups=2), nn.ReLU()), *(nn.Flatten(), nn.Linear(96, 3))),
-     ((2, 10, 10),)),
-    "conv, group norm, pools": Network(lambda: nn.Sequential(*(nn.Conv2d(3, 4, 3, dilation=2), nn.GroupNorm(2, 4), nn.MaxPool2d(2)), *(_seen(nn.BatchNorm2d(4), 4, 3, 3), nn.InstanceNorm2d(4), nn.AvgPool2d(2, 1)), *(nn.AdaptiveAvgPool2d(1), nn.Flatten())),
-     ((3, 10, 11),)),
-    "conv transposed": Network(lambda: nn.ConvTranspose2d(4, 6, 3, 2, 1, output_padding=1, groups=2), ((4, 3, 4),)),
-    "conv 1d": Network(lambda: nn.Sequential(*(nn.Conv1d(3, 4, 3, padding="same"), nn.SiLU()), *(nn.Conv1d(4, 2, 2, stride=2, padding=1, padding_mode="circular"), nn.MaxPool1d(2))),
-     ((3, 8),)),
-    "embedding": Network(lambda: nn.Sequential(nn.Embedding(10, 4, padding_idx=0), nn.Flatten(), nn.Linear(12, 2)),
-     ((3,),), below=10),
-    "gru cell": Network(lambda: Calls(lambda x, h, cell: cell(x, h), nn.GRUCell(4, 5)), ((4,), (5,))),
-    "lstm cell": Network(lambda: Calls(lambda x, h, c, cell: torch.cat(cell(x, (h, c)), -1), nn.LSTMCell(4, 5)),
-     ((4,), (5,), (5,))),
-    "rnn cell": Network(lambda: Calls(lambda x, h, cell: cell(x, h), nn.RNNCell(4, 5)), ((4,), (5,))),
-    "lstm": Network(lambda: Calls(lambda x, net: net(x)[0][:, -1], nn.LSTM(4, 3, 2, batch_first=True)), ((3, 4),)),
-    "gru": Network(lambda: Calls(lambda x, net: net(x)[0].mean(1), nn.GRU(4, 3, batch_first=True, bidirectional=True)),
-     ((2, 4),)),
-    "attention": Network(lambda: Calls(lambda x, net: net(x, x, x)[0], nn.MultiheadAttention(4, 2, batch_first=True)),
-     ((3, 4),)),
-    "transformer": Network(lambda: nn.TransformerEncoderLayer(4, 2, 8, batch_first=True, norm_first=True), ((3, 4),)),
+    "residual": Network(
+        lambda: Calls(_residual, nn.Linear(8, 16), nn.Linear(16, 8), nn.LayerNorm(8)), ((8,),)
+    ),
+    "dueling": Network(
+        lambda: Calls(_dueling, nn.Linear(5, 8), nn.Linear(8, 1), nn.Linear(8, 4)), ((5,),)
+    ),
+    "two inputs": Network(
+        lambda: Calls(lambda x, y, net: net(torch.cat([x, y], -1)), nn.Linear(7, 3)), ((4,), (3,))
+    ),
+    "bilinear": Network(
+        lambda: Calls(lambda x, y, net: net(x, y), nn.Bilinear(4, 3, 2)), ((4,), (3,))
+    ),
+    "experts": Network(
+        lambda: Calls(_experts, nn.Linear(5, 3), *(nn.Linear(5, 2) for _ in range(3))), ((5,),)
+    ),
+    "weight norm, spectral norm": Network(
+        lambda: nn.Sequential(
+            nn.utils.parametrizations.weight_norm(nn.Linear(5, 4)),
+            nn.utils.parametrizations.spectral_norm(nn.Linear(4, 3)),
+        ),
+        ((5,),),
+    ),
+    "nature": Network(
+        lambda: nn.Sequential(
+            *(nn.Conv2d(2, 4, 4, 2), nn.ReLU(), nn.Conv2d(4, 6, 3, padding=1, groups=2), nn.ReLU()),
+            *(nn.Flatten(), nn.Linear(96, 3)),
+        ),
+        ((2, 10, 10),),
+    ),
+    "conv, group norm, pools": Network(
+        lambda: nn.Sequential(
+            *(nn.Conv2d(3, 4, 3, dilation=2), nn.GroupNorm(2, 4), nn.MaxPool2d(2)),
+            *(_seen(nn.BatchNorm2d(4), 4, 3, 3), nn.InstanceNorm2d(4), nn.AvgPool2d(2, 1)),
+            *(nn.AdaptiveAvgPool2d(1), nn.Flatten()),
+        ),
+        ((3, 10, 11),),
+    ),
+    "conv transposed": Network(
+        lambda: nn.ConvTranspose2d(4, 6, 3, 2, 1, output_padding=1, groups=2), ((4, 3, 4),)
+    ),
+    "conv 1d": Network(
+        lambda: nn.Sequential(
+            *(nn.Conv1d(3, 4, 3, padding="same"), nn.SiLU()),
+            *(nn.Conv1d(4, 2, 2, stride=2, padding=1, padding_mode="circular"), nn.MaxPool1d(2)),
+        ),
+        ((3, 8),),
+    ),
+    "embedding": Network(
+        lambda: nn.Sequential(nn.Embedding(10, 4, padding_idx=0), nn.Flatten(), nn.Linear(12, 2)),
+        ((3,),),
+        below=10,
+    ),
+    "gru cell": Network(
+        lambda: Calls(lambda x, h, cell: cell(x, h), nn.GRUCell(4, 5)), ((4,), (5,))
+    ),
+    "lstm cell": Network(
+        lambda: Calls(lambda x, h, c, cell: torch.cat(cell(x, (h, c)), -1), nn.LSTMCell(4, 5)),
+        ((4,), (5,), (5,)),
+    ),
+    "rnn cell": Network(
+        lambda: Calls(lambda x, h, cell: cell(x, h), nn.RNNCell(4, 5)), ((4,), (5,))
+    ),
+    "lstm": Network(
+        lambda: Calls(lambda x, net: net(x)[0][:, -1], nn.LSTM(4, 3, 2, batch_first=True)),
+        ((3, 4),),
+    ),
+    "gru": Network(
+        lambda: Calls(
+            lambda x, net: net(x)[0].mean(1), nn.GRU(4, 3, batch_first=True, bidirectional=True)
+        ),
+        ((2, 4),),
+    ),
+    "attention": Network(
+        lambda: Calls(
+            lambda x, net: net(x, x, x)[0], nn.MultiheadAttention(4, 2, batch_first=True)
+        ),
+        ((3, 4),),
+    ),
+    "transformer": Network(
+        lambda: nn.TransformerEncoderLayer(4, 2, 8, batch_first=True, norm_first=True), ((3, 4),)
+    ),
     "causal attention": Network(lambda: Calls(_attention, nn.Linear(4, 12)), ((3, 4),)),
     "masked attention": Network(lambda: Calls(_masked_attention, nn.Linear(4, 12)), ((3, 4),)),
     "shapes": Network(lambda: Calls(_shapes), ((8,),)),
@@ -230,4 +292,4 @@ NETWORKS: dict[str, Network] = {
     "made of numbers": Network(lambda: Calls(_numbers_built), ((8,),)),
     "casts": Network(lambda: Calls(_casts), ((8,),)),
     "comparisons": Network(lambda: Calls(_compared), ((8,),)),
-}  # fmt: skip
+}

@@ -571,14 +571,22 @@ def test_a_policy_in_jax_remembers_within_an_episode(walker):
     [
         ({"act": "action"}, PolicyError, r"returned \['act'\].*or a dict with 'action'"),
         ({"place": "action"}, KeyCollisionError, "'place', which the env writes itself"),
-        ({("next", "reward"): "rows"}, KeyCollisionError, r"\('next', 'reward'\).*TensorDictPrimer"),
-        ({("next", "hidden"): "rows"}, KeyCollisionError, r"\('next', 'hidden'\).*TensorDictPrimer"),
+        (
+            {("next", "reward"): "rows"},
+            KeyCollisionError,
+            r"\('next', 'reward'\).*TensorDictPrimer",
+        ),
+        (
+            {("next", "hidden"): "rows"},
+            KeyCollisionError,
+            r"\('next', 'hidden'\).*TensorDictPrimer",
+        ),
         ({"value": "one"}, PolicyError, r"'value' with shape \(1,\).*for 4 rows.*\(4, \.\.\.\)"),
         ({"value": "number"}, PolicyError, r"'value' with shape \(\).*for 4 rows"),
         ({"value": "text"}, PolicyError, r"str as 'value'"),
         ({3: "rows"}, PolicyError, "the key 3"),
     ],
-)  # fmt: skip
+)
 def test_what_a_policy_in_jax_may_not_return_is_told(walker, outputs, error, message, callback):
     def function(params, shown, key):
         kinds = {"rows": jnp.zeros(4), "one": jnp.zeros(1), "number": 0.0, "text": "high"}

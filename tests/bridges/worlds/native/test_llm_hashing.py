@@ -139,11 +139,17 @@ def Sized(text):
     ("options", "message"),
     [
         ({"tokenizer": 3}, "no vocab_size, no decode, no batch_decode"),
-        ({"tokenizer": SimpleNamespace(vocab_size=9, decode=str, batch_decode=list)}, "no __call__"),
-        ({"tokenizer": Sized, "vocab_size": 9}, r"no decode, no batch_decode.*text, and has decode and"),
+        (
+            {"tokenizer": SimpleNamespace(vocab_size=9, decode=str, batch_decode=list)},
+            "no __call__",
+        ),
+        (
+            {"tokenizer": Sized, "vocab_size": 9},
+            r"no decode, no batch_decode.*text, and has decode and",
+        ),
         ({"vocab_size": 9, "hashing_module": 3}, "hashing_module is 3.*cannot be called"),
     ],
-)  # fmt: skip
+)
 def test_what_is_no_tokenizer_and_no_hash_is_refused(options, message):
     with pytest.raises(ArgumentTypeError, match=message):
         LLMHashingEnv(**options)
