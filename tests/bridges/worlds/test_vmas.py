@@ -34,7 +34,6 @@ from envkit.errors import (
 from envkit_bridges.worlds.vmas import env_names
 
 STEPS, LIMIT = 7, 3
-NEEDS_FILES = ("road_traffic",)
 
 
 def is_same(left: Any, right: Any) -> bool:
@@ -143,6 +142,7 @@ def test_choices_and_messages_are_those_of_the_bare_simulator(options):
 
 
 @pytest.mark.sweep
+@pytest.mark.filterwarnings("ignore:Force limits")  # of vel_control
 @pytest.mark.slow
 @pytest.mark.parametrize("name", env_names())
 def test_data_of_each_scenario_is_that_of_the_bare_simulator(name):
