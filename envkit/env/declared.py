@@ -65,7 +65,7 @@ class Declared:
         vars(self).update(state, around=WeakSet())
 
     def report_change(self) -> None:
-        """Have all that is around read again what it has read of this env."""
+        """Drop what all that is around has read of this env."""
         for one in list(self.around):
             one._changed()
 

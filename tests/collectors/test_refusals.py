@@ -586,8 +586,8 @@ def test_a_buffer_of_other_entries_is_told_before_it_is_written_to():
 
 
 def collected(**options: Any) -> Collector:
-    given: dict[str, Any] = {"frames_per_batch": 4, "total_frames": 8}
-    return Collector(Count, None, **{**given, **options})
+    common: dict[str, Any] = {"frames_per_batch": 4, "total_frames": 8}
+    return Collector(Count, None, **{**common, **options})
 
 
 REFUSALS = [

@@ -118,7 +118,7 @@ def test_clones_share_the_statistics():
 
 
 @pytest.mark.parametrize(
-    ("make", "error", "told"),
+    ("make", "error", "message"),
     [
         (
             lambda: RNDTransform(*networks(), in_keys=["a", "b"]),
@@ -139,6 +139,6 @@ def test_clones_share_the_statistics():
         ),
     ],
 )
-def test_misuse_is_answered_by_what_to_pass(make, error, told):
-    with pytest.raises(error, match=told):
+def test_misuse_is_answered_by_what_to_pass(make, error, message):
+    with pytest.raises(error, match=message):
         make()

@@ -87,7 +87,7 @@ class TorchPendulum(gymnasium.vector.VectorEnv):
             self.flags.mul_(~late)
             self.waiting.copy_(self.flags.any(0))
         elif self.mode == AutoresetMode.SAME_STEP:
-            last = self._observed(own=True)
+            last = self._observed(is_own=True)
             self._begin(self.flags.any(0))
             if self.final is not None:
                 infos[self.final] = last
@@ -102,9 +102,9 @@ class TorchPendulum(gymnasium.vector.VectorEnv):
         self.flags[0].copy_(speed.abs() > 4)
         self.flags[1].copy_(self.elapsed >= self.limits)
 
-    def _observed(self, *, own: bool = False) -> Any:
+    def _observed(self, *, is_own: bool = False) -> Any:
         angle, elapsed = self.angle, self.elapsed
-        if own:
+        if is_own:
             angle, elapsed = angle.clone(), elapsed.clone()
         return {"angle": angle, "clock": {"elapsed": elapsed}} if self.as_dict else angle
 

@@ -119,8 +119,8 @@ class AgentRows(BatchView):
                 for kind, own, other in zip(("observes", "acts"), one[1:], first[1:], strict=True):
                     if own != other:
                         raise ArgumentError(
-                            f"{whose} shows agents that are alike as rows, but {first[0]} {kind} {_told(other, own)}, and "
-                            f"{one[0]} {kind} {_told(own, other)}. Give all agents the same spaces with a wrapper of "
+                            f"{whose} shows agents that are alike as rows, but {first[0]} {kind} {_difference(other, own)}, and "
+                            f"{one[0]} {kind} {_difference(own, other)}. Give all agents the same spaces with a wrapper of "
                             "the game, or train each group by itself with TorchRL."
                         )
         assert first is not None
@@ -236,7 +236,7 @@ def _of_agent(specs: Any, number: int) -> Composite:
     return Composite({as_key(path): specs[as_key(path)][number] for path in leaf_paths(specs)})
 
 
-def _told(spec: Composite, other: Composite) -> str:
+def _difference(spec: Composite, other: Composite) -> str:
     """Describe the entries of a spec that differ from those of another, in one line."""
     unlike = [
         path for path in leaf_paths(spec) if other.get(as_key(path), None) != spec[as_key(path)]

@@ -108,13 +108,13 @@ class GymnaxView(environment.Environment):
             return model
         return environment.EnvParams(max_steps_in_episode=self._limit or NO_LIMIT)
 
-    def _given(self, params: PyTree) -> PureEnv:
+    def _env_of(self, params: PyTree) -> PureEnv:
         is_model = params is not None and self.pure.model_argument is not None
         return self.pure.with_model(params) if is_model else self.pure
 
     def reset_env(self, key: jax.Array, params: Any) -> tuple[Any, GymnaxState]:
         """Begin an episode."""
-        state, timestep = self._given(params).reset(key)
+        state, timestep = self._env_of(params).reset(key)
         return timestep.observation, _state(jnp.int32(0), state, timestep)
 
     def step_env(
@@ -125,7 +125,7 @@ class GymnaxView(environment.Environment):
         Returns:
             Observation, state, reward, whether the episode is terminated, and infos.
         """
-        inner, timestep = self._given(params).step(state.env, action)
+        inner, timestep = self._env_of(params).step(state.env, action)
         after = _state(jnp.asarray(state.time + 1), inner, timestep)
         return timestep.observation, after, timestep.reward, timestep.terminated, timestep.info
 

@@ -161,21 +161,21 @@ class TorchVectorWrapper(TorchRowsEnv):
         if info:
             self.set_info_dict_reader()
 
-    def _mode_of(self, own: Any, mode: Any) -> Any:
+    def _mode_of(self, simulator: Any, mode: Any) -> Any:
         """Read what the simulator does with rows that have ended.
 
         Raises:
             ArgumentError: (a ValueError) it does not say so, or nothing of that name is known.
         """
         if mode is None:
-            metadata = getattr(own, "metadata", None) or {}
-            mode = getattr(own, "autoreset_mode", metadata.get("autoreset_mode"))
+            metadata = getattr(simulator, "metadata", None) or {}
+            mode = getattr(simulator, "autoreset_mode", metadata.get("autoreset_mode"))
         if mode is None and self._lacks_final:
             return self._modes.SAME_STEP
         names = [one.value for one in self._modes]
         if mode is None:
             raise ArgumentError(
-                f"{own} does not say what it does with rows that have ended: it has no metadata['autoreset_mode']. Pass "
+                f"{simulator} does not say what it does with rows that have ended: it has no metadata['autoreset_mode']. Pass "
                 f"autoreset_mode=, one of {names}. 'Disabled' is a simulator that resets a row only where it is asked to."
             )
         try:
@@ -185,8 +185,8 @@ class TorchVectorWrapper(TorchRowsEnv):
                 f"autoreset_mode is {mode!r}; expected one of {names}. Pass one of them."
             ) from error
 
-    def _known_way(self, own: Any) -> Way | None:
-        if "env_ids" in inspect.signature(own.reset).parameters:
+    def _known_way(self, simulator: Any) -> Way | None:
+        if "env_ids" in inspect.signature(simulator.reset).parameters:
             return "env_ids"
         return "reset_mask" if self.autoreset_mode == self._modes.DISABLED else None
 
@@ -263,28 +263,28 @@ class TorchVectorWrapper(TorchRowsEnv):
         entries |= {"terminated": flags[0], "truncated": flags[1]}
         return made.update({name: value.to(self.device) for name, value in entries.items()})
 
-    def _with_last(self, made: TensorDict, over: torch.Tensor, info: Mapping[str, Any]) -> Any:
+    def _with_last(self, following: TensorDict, over: torch.Tensor, info: Mapping[str, Any]) -> Any:
         """Put last observations in the place of first ones, and keep these.
 
         Raises:
             EncodingError: infos hold no last observations.
         """
         if not (reading_waits(over) or bool(over.any())):
-            return made
-        self._first = First(over, made.copy())
+            return following
+        self._first = First(over, following.copy())
         if self._lacks_final:
-            last = made.apply(_missing)
-            return chosen(over, last, made).set(rules.FINAL_MISSING, over[:, None].to(self.device))
+            last = following.apply(_missing)
+            return chosen(over, last, following).set(rules.FINAL_MISSING, over[:, None].to(self.device))
         last = next((info[name] for name in _FINAL if info.get(name) is not None), None)
         if last is not None:
-            return chosen(over, self._shown(last, info.get("final_info") or info, "step"), made)
+            return chosen(over, self._shown(last, info.get("final_info") or info, "step"), following)
         if bool(over.any()):
             raise EncodingError(
                 f"step of {self._env} ended the episodes of rows {over.nonzero().flatten().tolist()} and reset them, but "
                 f"infos hold no 'final_obs' with their last observations, which next must hold. Return it, tensors of all "
                 f"{len(over)} rows; make the simulator without autoreset; or pass final='missing', which leaves them out."
             )
-        return made
+        return following
 
     def _begin(self, rows: torch.Tensor | None, **kwargs: Any) -> TensorDict:
         if rows is not None and self.partial_reset == "reset_mask":
@@ -308,7 +308,7 @@ class TorchVectorWrapper(TorchRowsEnv):
             entries[(rules.FINAL_MISSING,)] = torch.zeros(
                 (self.numel(), 1), dtype=torch.bool, device=self._simulator_device
             )
-        info = _own(info) if self.info_dict_reader else {}
+        info = _copied(info) if self.info_dict_reader else {}
         return self._to_tensordict(nest(entries), info)
 
     def _flag(self, name: str, value: Any) -> torch.Tensor:
@@ -387,21 +387,21 @@ def _without_checkers(env: Any) -> Any:
     return env
 
 
-def _space(env: Any, own: Any, name: str) -> GymSpace:
+def _space(env: Any, inner: Any, name: str) -> GymSpace:
     """Return a space of one row, as wrappers of vector envs show it."""
     name = f"single_{name}_space"
-    return getattr(env, name, getattr(own, name))
+    return getattr(env, name, getattr(inner, name))
 
 
-def _device_of(own: Any, env: Any) -> torch.device:
+def _device_of(inner: Any, env: Any) -> torch.device:
     """Return where the tensors of a simulator are."""
-    device = getattr(own, "device", None)
+    device = getattr(inner, "device", None)
     if isinstance(device, torch.device | str):
         return torch.device(device)
     found = _any_tensor(env.reset())
     if found is None:
         raise ArgumentTypeError(
-            f"reset of {own} returned no torch tensor, so its data is not torch's. Wrap it by GymWrapper(env)."
+            f"reset of {inner} returned no torch tensor, so its data is not torch's. Wrap it by GymWrapper(env)."
         )
     return found.device
 
@@ -416,10 +416,10 @@ def _any_tensor(value: Any) -> torch.Tensor | None:
     return next((tensor for tensor in map(_any_tensor, parts) if tensor is not None), None)
 
 
-def _own(info: Mapping[str, Any]) -> dict[str, Any]:
+def _copied(info: Mapping[str, Any]) -> dict[str, Any]:
     """Copy the tensors of infos, which the simulator may write into."""
     return {
-        name: _own(value)
+        name: _copied(value)
         if isinstance(value, Mapping)
         else value.clone()
         if isinstance(value, torch.Tensor)

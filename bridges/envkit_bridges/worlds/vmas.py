@@ -199,14 +199,14 @@ class VmasWrapper(TorchRowsEnv):
                 f"group_map has a group {group!r}, but an entry of that name means something else here. Call it otherwise."
             )
 
-    def _told_first(self) -> list[str]:
+    def _repr_arguments(self) -> list[str]:
         return [str(type(self._env.scenario).__name__)]
 
     # --------------------------------------------------------------------------------- random numbers
 
     @contextmanager
     def _own_numbers(self) -> Iterator[None]:
-        """Have the library draw from this env's numbers; all others are as they were afterwards, also where it raises."""
+        """Let the library draw from this env's numbers; all others are as they were afterwards, also where it raises."""
         shared: Numbers = type(self._env).vmas_random_state
         theirs, outside = list(shared), _numbers_now(self._env.device)
         shared[:] = self._numbers[:3]
@@ -486,7 +486,7 @@ class VmasEnv(VmasWrapper):
             max_steps = as_int("max_steps", max_steps, least=1, meaning="the limit of episodes")
         options = {name: kwargs.pop(name) for name in TAKEN_HERE if name in kwargs}
         of_scenario = {**(scenario_kwargs or {}), **kwargs}
-        env = _made(
+        env = _build(
             scenario,
             num_envs=count,
             device=as_device(device),
@@ -504,7 +504,7 @@ class VmasEnv(VmasWrapper):
             **options,
         )
 
-    def _told_first(self) -> list[str]:
+    def _repr_arguments(self) -> list[str]:
         return [repr(self.scenario_name)]
 
 
@@ -520,7 +520,7 @@ def _require_scenario(scenario: Any) -> str:
     return type(scenario).__name__
 
 
-def _made(scenario: Any, **kwargs: Any) -> Simulator:
+def _build(scenario: Any, **kwargs: Any) -> Simulator:
     """Make an env of the library; the numbers that all of its envs share are as they were."""
     library = require_quietly("vmas")
     shared: Numbers = library.simulator.environment.Environment.vmas_random_state

@@ -164,12 +164,12 @@ def places_of(chain: Sequence[Transform]) -> list[dict[Path, Path]]:
     places: list[dict[Path, Path]] = []
     moved: dict[Path, Path] = {}  # by what comes later
     for transform in reversed(chain):
-        own: Sequence[Path] = ()
+        memory: Sequence[Path] = ()
         if isinstance(transform, KeptMemory):
             moved = moved | {path: moved.get(place, place) for path, place in transform.pairs}
         elif isinstance(transform, FusableTransform):
-            own = transform.memory()
-        places.append({path: moved.get(path, path) for path in own})
+            memory = transform.memory()
+        places.append({path: moved.get(path, path) for path in memory})
     return places[::-1]
 
 

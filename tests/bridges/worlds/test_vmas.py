@@ -174,13 +174,13 @@ def test_envs_in_turns_give_what_each_gives_alone():
                 steps.append(done)
         return steps
 
-    def made(seed: int) -> VmasEnv:
+    def env_of(seed: int) -> VmasEnv:
         return VmasEnv("balance", 2, max_steps=2, seed=seed)
 
-    together = run(made(1), made(2))
+    together = run(env_of(1), env_of(2))
 
     for seed in (1, 2):
-        assert all(map(is_same, run(made(seed)), together[seed - 1 :: 2]))
+        assert all(map(is_same, run(env_of(seed)), together[seed - 1 :: 2]))
 
 
 def test_global_generators_stay_where_they_are_also_where_a_step_raises():
