@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import sb3_contrib
 
 from envkit import ExcludeTransform, JaxEnv, make, to_gym_vector, to_sb3
 from envkit.errors import NotResetError
@@ -57,9 +58,10 @@ def test_an_env_without_masks_has_no_such_method():
 
 
 def test_maskable_ppo_takes_allowed_actions_alone():
-    contrib = pytest.importorskip("sb3_contrib")
     env = tic_tac_toe()
 
-    model = contrib.MaskablePPO("MultiInputPolicy", env, n_steps=32, batch_size=32, device="cpu")
+    model = sb3_contrib.MaskablePPO(
+        "MultiInputPolicy", env, n_steps=32, batch_size=32, device="cpu"
+    )
 
     assert model.learn(96).num_timesteps == 96
