@@ -1,15 +1,15 @@
-"""Masks of actions through vector envs: the protocol of MaskablePPO, and the algorithm itself where it is installed."""
+"""Masks of actions through vector envs: the protocol of MaskablePPO, and the algorithm itself."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-import sb3_contrib
 
 from envkit import ExcludeTransform, JaxEnv, make, to_gym_vector, to_sb3
 from envkit.errors import NotResetError
 from tests.zoo.jax_envs import Countdown
 
+sb3_contrib = pytest.importorskip("sb3_contrib")
 vec_env = pytest.importorskip("stable_baselines3.common.vec_env")
 
 
