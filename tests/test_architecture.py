@@ -268,15 +268,15 @@ def test_private_names_that_other_modules_read_are_listed():
 READ_BY_TESTS = {
     "hooks that a user may write": "_apply_transform _apply_to_composite _apply_to_composite_inv _call _repr_html_ _send",
     "of Python and other libraries": "_buffers _disable_current_modes _dynamo _envs _err_compile_safetanh _exit _horizons "
-    "_local_scalar_dense _python_dispatch _pytree _randomizer _to_copy _validate_args _config",
+    "_local_scalar_dense _optim_count _python_dispatch _pytree _randomizer _to_copy _validate_args _config",
     "the bare simulator, and the fields of its state": "_core _engine _env _library _menagerie _require_menagerie _shows_metrics",
-    "which of several ways a step or a run takes": "_action_of_a_row _advance _found _in_order_of_waiting _leaf_after "
+    "which of several ways a step or a run takes": "_action_of_a_row _advance _in_order_of_waiting _leaf_after _translations "
     "_OnModule _defined_since _functions _name _next_key _number_on _route _row _rows_for_run _set_str _unroll",
     "memory and workers, to fill, hold or kill them": "_ask_envs _exchange _idle _lent_bytes _next_raw _owner _pool _queues "
     "_received _recovery _started _worker_pool",
     "the tables of names, envs and libraries": "_HOME_OF _OTHER_NAMES _REGISTERED _all_worlds _encoding_ndim _single_task "
     "_versions _worlds",
-    "parts of commands and scripts, one by one": "_array_of _bounds _installed _log _memory _rendering _tried _two_pygames "
+    "parts of commands and scripts, one by one": "_array_of _bounds _installed _log _memory _rendering _threads _tried _two_pygames "
     "_with_advantages",
     "other tests' helpers": "_seen _trained",
 }

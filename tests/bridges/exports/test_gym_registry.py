@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 import types
 import warnings
 from functools import partial
@@ -447,7 +448,8 @@ def test_the_checker_runs_where_arrays_are_given(id):
     assert "PassiveEnvChecker" not in bare
 
 
-def test_another_library_may_be_the_backend(id):
+def test_another_library_may_be_the_backend(id, monkeypatch):
+    monkeypatch.setitem(sys.modules, "gym", None)  # where it is installed, too
     with pytest.raises(ArgumentError, match="no gym backend called 'gim'"):
         Count.register_gym(id, backend="gim")
     with pytest.raises(ImportError, match="gym"):

@@ -345,10 +345,9 @@ def test_where_rows_mean_something_else_than_one_row_does_the_module_acts(env):
 
 
 def test_the_module_acts_where_the_work_is_large(env, monkeypatch):
-    monkeypatch.setattr(numpy_policy, "LARGE_PRODUCT", 73)
-    act = compile_policy(reading(perceptron())).bound_to(
-        env
-    )  # 24 elements in its largest parameter
+    monkeypatch.setattr(numpy_policy, "LARGE_PRODUCT", 72)
+    # 24 elements in its largest parameter
+    act = compile_policy(reading(perceptron())).bound_to(env)
 
     act(data((2,), place=(3,)))
     few = act.evaluated_with

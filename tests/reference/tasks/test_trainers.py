@@ -129,16 +129,19 @@ def test_sac(in_background):
         ValueOperator(MLP(4, 1, num_cells=[8]), ["observation", "action"]),
     )
     filled = {"replay_buffer": held} if in_background else {}
+    frames = (
+        2048 if in_background else 64
+    )  # a collector of its own thread may be at its end before the first step
     trainer = SACTrainer(
         collector=Collector(
             env,
             loss.actor_network,
             frames_per_batch=8,
-            total_frames=64,
+            total_frames=frames,
             init_random_frames=16,
             **filled,
         ),
-        total_frames=64,
+        total_frames=frames,
         loss_module=loss,
         optimizer=torch.optim.Adam(loss.parameters()),
         replay_buffer=held,
