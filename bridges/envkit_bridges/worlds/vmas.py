@@ -330,7 +330,7 @@ class VmasWrapper(TorchRowsEnv):
         """Draw one row by the library's ``render``, which needs pyglet and a display or EGL.
 
         Args:
-            *args, **kwargs: of the library's ``render``, but that ``mode`` is "rgb_array" by default: the result is an array,
+            args, kwargs: of the library's ``render``, but that ``mode`` is "rgb_array" by default: the result is an array,
                 uint8 (height, width, 3). ``env_index`` is the row, 0 by default, ``agent_index_focus`` the agent to follow.
         """
         if not args:
