@@ -23,7 +23,7 @@ from tensordict import TensorDict
 
 from envkit import rules
 from envkit.data.arguments import as_bool, require_option
-from envkit.data.paths import Key, as_key, nest
+from envkit.data.paths import Key, as_key, leaf_paths, nest
 from envkit.env.facts import Facts
 from envkit.env.options import EnvOptions
 from envkit.errors import ArgumentError, ArgumentTypeError, EncodingError
@@ -77,8 +77,8 @@ class TorchVectorWrapper(TorchRowsEnv):
             numbers are int64. None takes "env_ids" where ``reset`` has that keyword, and otherwise "reset_mask" without
             autoreset. To find numbers waits for a GPU, a mask does not.
         final: "missing" takes a simulator that resets in the same step and returns no last observations. Where an episode
-            ended, floats in ``next`` are then NaN and other entries 0, and ``("next", "final_missing")``, bool, shape
-            ``(num_envs, 1)``, is True. `gae` leaves these steps out.
+            ended, floats in ``next`` are then NaN and other entries 0, or the nearest that their space has, and
+            ``("next", "final_missing")``, bool, shape ``(num_envs, 1)``, is True. `gae` leaves these steps out.
         info: record the tensors that the info of a first step holds, see `GymWrapper.set_info_dict_reader`.
         device: where data is delivered; None leaves it on the device of the simulator.
         **options: of every env, see `envkit.env.options.EnvOptions`.
@@ -212,8 +212,15 @@ class TorchVectorWrapper(TorchRowsEnv):
     def _declare(self) -> None:
         batch, device = self.batch_size, self.device
         spec = self._observed.codec.spec(device)
+        self._nearest: dict[Key, torch.Tensor] = {}
         if self._lacks_final:
             spec = spec._map(_with_nan)
+            zeros = {as_key(path): spec[as_key(path)].zero() for path in leaf_paths(spec)}
+            self._nearest = {
+                key: spec[key].project(zero)
+                for key, zero in zeros.items()
+                if not spec[key].is_in(zero)
+            }
             spec[rules.FINAL_MISSING] = Categorical(2, shape=(1,), dtype=torch.bool, device=device)
         self.observation_spec = spec.expand(batch)
         self.action_spec = self._acted.codec.spec(device).expand(batch)
@@ -274,10 +281,16 @@ class TorchVectorWrapper(TorchRowsEnv):
         self._first = First(over, following.copy())
         if self._lacks_final:
             last = following.apply(_missing)
-            return chosen(over, last, following).set(rules.FINAL_MISSING, over[:, None].to(self.device))
+            for key, value in self._nearest.items():
+                last.set(key, value.expand_as(last.get(key)))
+            return chosen(over, last, following).set(
+                rules.FINAL_MISSING, over[:, None].to(self.device)
+            )
         last = next((info[name] for name in _FINAL if info.get(name) is not None), None)
         if last is not None:
-            return chosen(over, self._shown(last, info.get("final_info") or info, "step"), following)
+            return chosen(
+                over, self._shown(last, info.get("final_info") or info, "step"), following
+            )
         if bool(over.any()):
             raise EncodingError(
                 f"step of {self._env} ended the episodes of rows {over.nonzero().flatten().tolist()} and reset them, but "

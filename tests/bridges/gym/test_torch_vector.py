@@ -420,6 +420,36 @@ def test_a_last_observation_that_is_missing_is_marked():
     assert data["angle"].isfinite().all()
 
 
+class Ending(Echo):
+    """Ends every episode after one step, and shows the first observation of the next one."""
+
+    def __init__(self, space: gymnasium.Space):
+        super().__init__(space)
+        self.metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}
+
+    def step(self, action: Any) -> Any:
+        action, reward, terminated, truncated, info = super().step(action)
+        return action, reward, terminated, ~truncated, info
+
+
+@pytest.mark.parametrize(
+    ("space", "least"),
+    [
+        (spaces.Discrete(3), [1, 0, 0]),
+        (spaces.MultiDiscrete([2, 3]), [1, 0, 1, 0, 0]),
+        (spaces.Box(1, 5, (2,), "int32"), [1, 1]),
+    ],
+    ids=str,
+)
+def test_what_stands_for_a_missing_choice_lies_in_its_space(space, least):
+    env = GymWrapper(Ending(space), final="missing")
+    check_env_specs(env)
+
+    shown = env.rollout(2, break_when_any_done=False)["next", "observation"]
+
+    assert shown.tolist() == [[least] * 2] * 5
+
+
 def test_gae_leaves_truncated_steps_out_whose_last_observation_is_missing():
     whole = rows(AutoresetMode.SAME_STEP).rollout(9, push, break_when_any_done=False)
     data = unfinished().rollout(9, push, break_when_any_done=False)
