@@ -45,7 +45,7 @@ def merge_rows(
         ``kept``; a lazy stack of it where ``fresh`` is one whose rows differ.
     """
     if isinstance(fresh, LazyStackedTensorDict) and not fresh.stack_dim:
-        is_stack = isinstance(kept, LazyStackedTensorDict)
+        is_stack = isinstance(kept, LazyStackedTensorDict) and not kept.stack_dim
         if is_stack or is_uneven(fresh):
             parts = [
                 merge_rows(part, new, _row_of(masks, row), keeps_last=keeps_last)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tensordict import NonTensorData, NonTensorStack, TensorDict
+from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict
 
-from envkit.data.merging import choose_leaf
+from envkit.data.merging import choose_leaf, merge_rows
 from envkit.data.transition import stepped_rows
 from envkit.errors import StepMaskError
 
@@ -51,3 +51,14 @@ def test_text_is_merged_row_by_row_like_numbers():
     merged = choose_leaf(mask, fresh, kept)
 
     assert merged.tolist() == [["a", "v", "w"], ["x", "e", "f"]]
+
+
+def test_what_is_stacked_along_another_axis_is_merged_too():
+    mask = torch.tensor([[T, T], [T, F]])
+    rows = [TensorDict(x=torch.zeros(2), batch_size=[2]) for _ in range(2)]
+    kept = LazyStackedTensorDict(*rows, stack_dim=1)
+    fresh = LazyStackedTensorDict(*(row + 1 for row in rows), stack_dim=0)
+
+    merged = merge_rows(kept, fresh, {(): mask})
+
+    assert merged["x"].equal(mask.float())
