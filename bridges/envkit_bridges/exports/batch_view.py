@@ -160,7 +160,8 @@ class RowOwners:
         """
         value_of: dict[int, Any] = {}
         for row, value in zip(self._envs(indices), values, strict=True):
-            if value_of.setdefault(row, value) is not value:
+            first = value_of.setdefault(row, value)
+            if first is not value and not np.array_equal(first, value):
                 raise ArgumentError(
                     f"{name!r} is {value_of[row]!r} and {value!r} for agents of game {row}, which has one. Pass the same for all."
                 )

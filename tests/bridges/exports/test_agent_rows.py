@@ -335,5 +335,9 @@ def test_attributes_of_a_game_are_those_of_its_agents(opened):
     envs.set_attr("mood", [1] * AGENTS + [2] * AGENTS)
 
     assert envs.get_attr("mood") == (1,) * AGENTS + (2,) * AGENTS
+
+    envs.set_attr("mood", list(np.repeat([0.5, 1.5], AGENTS)))  # equal numbers, each an object
+
+    assert envs.get_attr("mood") == (0.5,) * AGENTS + (1.5,) * AGENTS
     with pytest.raises(ArgumentError, match="'mood' is 1 and 2 for agents of game 0"):
         envs.set_attr("mood", [1, 2] * AGENTS)
