@@ -209,17 +209,22 @@ def _observed(like: PyTree, specs: Composite) -> Any:
     paths = leaf_paths(specs)
     leaves = [like] if len(paths) == 1 else [part_at(like, path) for path in paths]
     boxes = [
-        spaces.Box(*_bounds(specs[as_key(path)]), leaf.shape, leaf.dtype)
+        spaces.Box(*_bounds(specs[as_key(path)], leaf.dtype), leaf.shape, leaf.dtype)
         for path, leaf in zip(paths, leaves, strict=True)
     ]
     return boxes[0] if len(boxes) == 1 else _dict(nest(dict(zip(paths, boxes, strict=True))))
 
 
-def _bounds(spec: TensorSpec) -> tuple[Any, Any]:
+def _bounds(spec: TensorSpec, dtype: Any) -> tuple[Any, Any]:
+    """Return the bounds of a spec that numbers of a dtype can have: JAX may count in fewer bits than the spec."""
     if isinstance(spec, Categorical):
         return 0, spec.n - 1
     if isinstance(spec, Bounded):
-        return spec.space.low.numpy(force=True), spec.space.high.numpy(force=True)
+        low, high = spec.space.low.numpy(force=True), spec.space.high.numpy(force=True)
+        if jnp.issubdtype(dtype, jnp.integer):
+            least, greatest = jnp.iinfo(dtype).min, jnp.iinfo(dtype).max
+            low, high = (np.clip(bound, least, greatest).astype(dtype) for bound in (low, high))
+        return low, high
     return -np.inf, np.inf
 
 

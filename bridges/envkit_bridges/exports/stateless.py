@@ -310,10 +310,11 @@ class PureEnv:
         leaves = {path: leaf[0] for path, leaf in moment.observation.items()}
         paid = {path: leaf[0] for path, leaf in moment.reward.items()}
         observed = {path: leaves[path] for path in [*self.shown, *self._flags_of_groups(leaves)]}
-        reward: Any = 0.0
-        if paid:
-            rewards = {path: paid[path].reshape(shape) for path, shape in self.rewards.items()}
-            reward = rewards[_REWARD] if {*rewards} == {_REWARD} else nest(rewards)
+        rewards = {
+            path: paid[path].reshape(shape) if paid else jnp.zeros(shape)  # a reset pays nothing
+            for path, shape in self.rewards.items()
+        }
+        reward: Any = rewards[_REWARD] if {*rewards} == {_REWARD} else nest(rewards)
         timestep = Timestep(
             observed[self.shown[0]] if len(observed) == 1 else nest(observed),
             reward,

@@ -235,6 +235,27 @@ def test_brax_actions_are_scores_of_allowed_options_and_numbers_within_bounds():
     assert int(after.info["at"]) == 1
 
 
+def test_gymnax_bounds_counters_by_what_jax_counts_to():
+    env = to_gymnax(JaxEnv(NoisyWalk()).append_transform(StepCounter(5)))
+    space = env.observation_space().spaces["step_count"]
+
+    observation, _ = env.reset(KEYS[0])
+
+    assert space.contains(observation["step_count"]) and not space.contains(jnp.int32([-1]))
+
+
+def test_rewards_of_a_reset_are_zeros_in_the_form_of_a_step():
+    env = to_stateless(JaxEnv(_two_rewards()))
+
+    def step(carry, action):
+        return env.step(carry[0], action), None
+
+    (_, timestep), _ = jax.lax.scan(step, env.reset(KEYS[0]), jnp.zeros(3, jnp.int32))
+
+    assert env.reset(KEYS[0])[1].reward.tolist() == [0, 0]
+    assert timestep.reward.tolist() == [1, 1]
+
+
 def test_brax_and_gymnax_take_one_reward_and_actions_they_can_spell():
 
     class Whole(Arm):
