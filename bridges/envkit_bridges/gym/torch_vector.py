@@ -280,7 +280,7 @@ class TorchVectorWrapper(TorchRowsEnv):
             return following
         self._first = First(over, following.copy())
         if self._lacks_final:
-            last = following.apply(_missing)
+            last: Any = following.apply(_missing)
             for key, value in self._nearest.items():
                 last.set(key, value.expand_as(last.get(key)))
             return chosen(over, last, following).set(

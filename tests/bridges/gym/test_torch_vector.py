@@ -524,6 +524,23 @@ def test_a_gymnasium_vector_env_shows_it():
     assert reward.shape == (3,)
 
 
+@pytest.mark.parametrize("autoreset", ["same_step", "disabled"])
+def test_a_gymnasium_vector_env_goes_on_where_rows_end_at_different_times(autoreset):
+    view = to_gym_vector(rows(), autoreset)
+    view.reset(seed=0)
+    ends = []
+
+    for _ in range(9):
+        *_, terminated, truncated, _ = view.step(view.action_space.sample())
+        over = terminated | truncated
+        ends.append(over.tolist())
+        if autoreset == "disabled" and over.any():
+            view.reset(options={"reset_mask": over})
+
+    assert all(map(any, zip(*ends, strict=True)))
+    assert any(any(over) and not all(over) for over in ends)
+
+
 def test_infos_that_are_tensors_are_recorded():
     pendulum = TorchPendulum(mode=AutoresetMode.SAME_STEP)
 
