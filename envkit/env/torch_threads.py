@@ -113,7 +113,8 @@ class ThreadLimit:
         self.num_threads = num_threads
         with self._lock:
             if not self._running:
-                ThreadLimit._before = torch.get_num_threads()
+                # if this is called by a policy, or from a thread begun by one, the number now is 1
+                ThreadLimit._before = _BEFORE.get(threading.get_ident()) or _own_number()
             self._running.append(self)
             torch.set_num_threads(num_threads)
 

@@ -208,6 +208,19 @@ def test_a_number_that_is_asked_for_holds_for_policies_too(opened):
     assert torch.get_num_threads() == USERS
 
 
+def test_a_pool_that_is_started_by_a_policy_ends_with_the_number_of_the_user():
+    pool = ParallelEnv(1, pendulum, num_threads=2)
+
+    def starts_pool(observation):
+        pool.start()
+        return torch.zeros(1)
+
+    Line().rollout(1, starts_pool)
+    pool.close()
+
+    assert torch.get_num_threads() == USERS
+
+
 class TellsThreads(nn.Module):
     def forward(self, observation):
         return torch.full((*observation.shape[:-1], 1), float(torch.get_num_threads()) / 8)
