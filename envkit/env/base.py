@@ -326,6 +326,7 @@ class EnvBase(Stepping, metaclass=EnvMeta):
         entry_point: Callable[..., EnvBase] | str | None = None,
         transform: nn.Module | Callable[[TensorDictBase], TensorDictBase] | list[Any] | None = None,
         info_keys: list[Key] | str | None = None,
+        observation_key: Key | None = None,
         backend: str | ModuleType | None = None,
         to_numpy: bool = False,
         reward_threshold: float | None = None,
@@ -350,13 +351,16 @@ class EnvBase(Stepping, metaclass=EnvMeta):
                 "module:attribute".
             transform: a `Transform`, a function ``td -> td``, or a list of them.
             info_keys: observation entries that go to the infos; a node takes along what is below.
-            backend: "gymnasium", "gym" or a module like them; None takes the current one.
+            observation_key: the entry that is the observation, for programs that read no dict; of an env of
+                Gymnasium with one observation, "observation". Other entries are shown as infos alone. None gives a dict.
+            backend: "gymnasium", "gym" or a module like them; None takes the current one. If the class has a keyword
+                of this name too, as `BraxEnv`, give that one in ``make``.
             to_numpy: give arrays instead of tensors, and Python numbers as rewards and end flags.
             reward_threshold, nondeterministic, max_episode_steps, order_enforce: of the library's ``register``.
             autoreset, disable_env_checker, apply_api_compatibility: of ``register`` too. Its checker,
                 which looks at arrays, is left out unless ``to_numpy`` is set.
-            **kwargs: of the class; these, ``transform``, ``info_keys`` and ``to_numpy`` may also be
-                given, or given again, in ``make``.
+            **kwargs: of the class; these, ``transform``, ``info_keys``, ``observation_key`` and ``to_numpy``
+                may also be given, or given again, in ``make``.
 
         Raises:
             OptionError: (a TypeError) the installed version lacks an option that is set.
@@ -379,6 +383,7 @@ class EnvBase(Stepping, metaclass=EnvMeta):
             options=options,
             transform=transform,
             info_keys=info_keys,
+            observation_key=observation_key,
             to_numpy=to_numpy,
             **kwargs,
         )

@@ -111,6 +111,7 @@ def _build(
     *,
     transform: object = None,
     info_keys: Iterable[Key] | None = None,
+    observation_key: Key | None = None,
     to_numpy: bool = False,
     **kwargs: Any,
 ) -> Any:
@@ -119,7 +120,9 @@ def _build(
     env = build(**kwargs)
     if transform is not None:
         env = TransformedEnv(env, _unowned(transform))
-    return gym_env_of(env, library_name, info_keys=info_keys, to_numpy=to_numpy)
+    return gym_env_of(
+        env, library_name, info_keys=info_keys, observation_key=observation_key, to_numpy=to_numpy
+    )
 
 
 def _unowned(transform: Any) -> Any:
@@ -131,7 +134,12 @@ def _unowned(transform: Any) -> Any:
 
 
 def gym_env_of(
-    env: EnvBase, library_name: str, *, info_keys: Iterable[Key] | None, to_numpy: bool
+    env: EnvBase,
+    library_name: str,
+    *,
+    info_keys: Iterable[Key] | None,
+    observation_key: Key | None = None,
+    to_numpy: bool,
 ) -> Any:
     """Show an env as one of a gym library.
 
@@ -139,14 +147,16 @@ def gym_env_of(
         env: any environment; a batch of several shows values with its batch axes.
         library_name: module of the library.
         info_keys: see `shown_and_infos`.
+        observation_key: the entry that is shown as it is; None shows all, in a dict.
         to_numpy: give arrays instead of tensors, and Python numbers for integers without axes and
             for the rewards and end flags of a single env.
 
     Raises:
         ArgumentTypeError, MissingKeyError: see `shown_and_infos`.
+        MissingKeyError: no entry that is shown is called ``observation_key``.
     """
     library = importlib.import_module(library_name)
-    return _registered_class(library)(env, library.spaces, info_keys, to_numpy)
+    return _registered_class(library)(env, library.spaces, info_keys, observation_key, to_numpy)
 
 
 @functools.cache
@@ -161,7 +171,12 @@ class _Registered:
     """
 
     def __init__(
-        self, env: EnvBase, spaces: ModuleType, info_keys: Iterable[Key] | None, to_numpy: bool
+        self,
+        env: EnvBase,
+        spaces: ModuleType,
+        info_keys: Iterable[Key] | None,
+        observation_key: Key | None,
+        to_numpy: bool,
     ):
         self.envkit_env, self._to_numpy = env, to_numpy
         self.metadata = getattr(env, "metadata", {"render_modes": []})
@@ -176,7 +191,16 @@ class _Registered:
             path: name for path, name in info_names(infos).items() if path not in recorded
         }
         self._observation, self._action = self._spaces(facts, spaces)
+        self._observation_path = () if observation_key is None else as_path(observation_key)
         self.observation_space = self._observation.space
+        for name in self._observation_path:
+            inside = self.observation_space
+            if not isinstance(inside, spaces.Dict) or name not in inside.spaces:
+                raise MissingKeyError(
+                    f"observation_key is {observation_key!r}, but the observation is {self._observation.space}. "
+                    "Pass the name of one of its entries."
+                )
+            self.observation_space = inside[name]
         self.action_space = self._action.space
 
     def _spaces(self, facts: SpacesOfEnv | None, spaces: ModuleType) -> tuple[Shown, Shown]:
@@ -286,6 +310,13 @@ class _Registered:
 
     def _observed(self, td: TensorDictBase) -> Any:
         """Return an observation as its space has it."""
+        observed = self._all_observed(td)
+        for name in self._observation_path:
+            observed = observed[name]
+        return observed
+
+    def _all_observed(self, td: TensorDictBase) -> Any:
+        """Return all entries that are shown, in a dict."""
         if self._listener is None:
             return self._tree(td, {path: path for path in self._paths})
 

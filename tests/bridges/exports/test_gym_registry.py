@@ -226,6 +226,55 @@ def test_keywords_are_given_when_registered_or_made(id):
     assert gymnasium.make(id, n=7).unwrapped.envkit_env.n == 7
 
 
+# -------------------------------------------------------------------------------- one observation
+
+
+@pytest.mark.parametrize("name", ["Blackjack-v1", "CartPole-v1", "Taxi-v4"])
+def test_one_entry_is_the_observation_itself(id, name):
+    GymEnv.register_gym(
+        id,
+        env_name=name,
+        observation_key="observation",
+        categorical_action_encoding=True,
+        to_numpy=True,
+    )
+    env, in_dict = gymnasium.make(id), gymnasium.make(id, observation_key=None)
+
+    assert env.observation_space == gymnasium.make(name).observation_space
+    alone, held = env.reset(seed=3)[0], in_dict.reset(seed=3)[0]["observation"]
+    assert alone in env.observation_space and np.array_equal(alone, held)
+    alone, held = env.step(0)[0], in_dict.step(0)[0]["observation"]
+    assert alone in env.observation_space and np.array_equal(alone, held)
+
+
+def test_other_entries_are_infos_where_one_is_the_observation(id):
+    env = registered(
+        BraxEnv,
+        id,
+        env_name="fast",
+        device="cpu",
+        transform=StepCounter(),
+        info_keys=["step_count"],
+        observation_key="observation",
+        to_numpy=True,
+    )
+
+    observation, info = env.reset()
+    assert observation.shape == env.observation_space.shape == (2,)
+    assert info["step_count"].tolist() == [0]
+
+
+def test_the_observation_may_be_nested_or_chosen_when_made(id):
+    Nested.register_gym(id)
+
+    env = gymnasium.make(id, observation_key=("deep", "twice"))
+    assert env.reset()[0].shape == env.observation_space.shape == (1,)
+
+    for missing in ("observation", ("deep", "twice", "more")):
+        with pytest.raises(MissingKeyError, match=r"observation_key is .* Pass the name of one"):
+            gymnasium.make(id, observation_key=missing)
+
+
 # ------------------------------------------------------------------------------ transforms and infos
 
 
