@@ -20,7 +20,7 @@ from envkit.collectors.runner import OWN_STEP_COUNT, POLICY_VERSION, EnvRunner, 
 from envkit.data.paths import Path, as_path
 from envkit.data.transition import leaves
 from envkit.env.base import EnvBase
-from envkit.env.bound_policy import BoundPolicy, bind_policy, on_device
+from envkit.env.bound_policy import BoundPolicy, bind_policy, on_device, shape_advice
 from envkit.env.learning import any_learns, not_learning
 from envkit.env.policy import (
     BindsToEnv,
@@ -249,5 +249,5 @@ def _require_actions(env: EnvBase, acted: TensorDictBase) -> None:
         if action.numel() != shape.numel():
             raise InputError(
                 f"the policy wrote {key!r} with shape {tuple(action.shape)}, but the env takes {tuple(shape)}: "
-                f"{spec}. Have it write one value for each element."
+                f"{spec}. {shape_advice(action, spec, shape, 'Write')}"
             )

@@ -383,19 +383,8 @@ class ActionWriter:
         if action.numel() != shape.numel() or action.shape[: len(batch)] != batch:
             raise PolicyError(
                 f"{self.given_by} a tensor of shape {tuple(action.shape)} as {key!r}, but the "
-                f"env takes {tuple(shape)}: {spec}. {self._advice(action, spec, shape)}"
+                f"env takes {tuple(shape)}: {spec}. {shape_advice(action, spec, shape, self.cure)}"
             )
-
-    def _advice(self, action: torch.Tensor, spec: TensorSpec, shape: torch.Size) -> str:
-        """Return how an action gets the shape that the env takes."""
-        if isinstance(spec, OneHot) and action.shape == shape[:-1]:
-            return (
-                f"For option numbers, make the env with categorical_action_encoding=True. {self.cure} "
-                f"torch.nn.functional.one_hot(action, {spec.n}) otherwise."
-            )
-        if isinstance(spec, Categorical) and action.shape == (*shape, spec.n):
-            return f"If these are scores of the options, {self.cure.lower()} scores.argmax(-1), or a sample."
-        return f"{self.cure} one value for each element."
 
 
 def _called(
@@ -528,3 +517,22 @@ def _own_tensors(out: Any, keys: Sequence[Any]) -> Sequence[Tensor] | None:
 def _given_out(module: TensorDictModule, out: Any) -> TensorDictModule:
     """Return a module that writes what another was found to return: trees, arrays, too many, ..."""
     return TensorDictModule(lambda *_: out, in_keys=module.in_keys, out_keys=module.out_keys)
+
+
+def shape_advice(action: torch.Tensor, spec: TensorSpec, shape: torch.Size, cure: str) -> str:
+    """Return how an action gets the shape that the env takes.
+
+    Args:
+        action: what the policy wrote, of another shape.
+        spec: what the env takes, for one row.
+        shape: that of the env's rows.
+        cure: the verb that says how to give it, for example "Return".
+    """
+    if isinstance(spec, OneHot) and action.shape == shape[:-1]:
+        return (
+            f"For option numbers, make the env with categorical_action_encoding=True. {cure} "
+            f"torch.nn.functional.one_hot(action, {spec.n}) otherwise."
+        )
+    if isinstance(spec, Categorical) and action.shape == (*shape, spec.n):
+        return f"If these are scores of the options, {cure.lower()} scores.argmax(-1), or a sample."
+    return f"{cure} one value for each element."

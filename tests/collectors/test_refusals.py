@@ -12,6 +12,7 @@ from tensordict.nn import TensorDictModule
 import envkit
 from envkit import (
     Collector,
+    GymEnv,
     MultiaSyncDataCollector,
     MultiSyncDataCollector,
     ParallelEnv,
@@ -408,6 +409,14 @@ class _ToFloat(torch.nn.Module):
 def test_a_module_that_does_not_fit_is_told_at_construction(policy, error, text):
     with pytest.raises(error, match=text):
         SyncDataCollector(Count, policy, **ENOUGH)
+
+
+def test_a_policy_that_writes_option_numbers_is_told_how_the_env_takes_them():
+    with GymEnv("CartPole-v1") as env:
+        policy = TensorDictModule(lambda seen: seen.argmax(-1), ["observation"], ["action"])
+        text = r"with shape \(\), but the env takes \(2,\).*make the env with categorical_action_encoding=True"
+        with pytest.raises(InputError, match=text):
+            SyncDataCollector(env, policy, **ENOUGH)
 
 
 @pytest.mark.slow
