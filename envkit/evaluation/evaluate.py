@@ -395,7 +395,9 @@ def _reward(env: EnvBase, key: Key | None, agents: Agents) -> Key:
     if len(chosen) == 1 and (agents is not None or sizes[chosen[0]] == 1):
         return chosen[0]
     if len(chosen) > 1:
-        cure = f"Name one: reward_key={min(chosen, key=sizes.__getitem__)!r}."
+        cure = (
+            f"Name one: reward_key={min(chosen, key=lambda one: (sizes[one], one != 'reward'))!r}."
+        )
     elif env.full_reward_spec[chosen[0]].shape[-1] > 1:
         cure = f"Append a transform that weighs them: LineariseRewards([{chosen[0]!r}])."
     else:

@@ -170,7 +170,7 @@ def _decoded(space: SpaceTree, values: jax.Array, mask: jax.Array | None) -> jax
         if not is_scaled.any():  # of Brax's own envs: no bit changes
             return values.astype(space.dtype)
         low, high = np.where(is_bounded, low, -1), np.where(is_bounded, high, 1)
-        scaled = jnp.clip(low + (values + 1) * (0.5 * (high - low)), low, high)
+        scaled = jnp.clip(low + (values + 1) * (0.5 * high - 0.5 * low), low, high)
         return jnp.where(is_scaled, scaled, values).astype(space.dtype)
     scores = values if mask is None else jnp.where(mask.reshape(-1) != 0, values, -jnp.inf)
     if isinstance(space, Discrete):
