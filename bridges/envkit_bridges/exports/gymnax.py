@@ -73,9 +73,10 @@ def to_gymnax(env: EnvBase, *, info_keys: Iterable[Key] = ()) -> GymnaxView:
 
 @struct.dataclass
 class GymnaxState(environment.EnvState):
-    """State of an env, and how its last step has ended it; ``time``: steps of the episode."""
+    """State of an env, what it shows, and how its last step has ended it; ``time``: steps of the episode."""
 
     env: Any
+    observation: Any
     terminated: jax.Array
     truncated: jax.Array
 
@@ -129,6 +130,10 @@ class GymnaxView(environment.Environment):
         after = _state(jnp.asarray(state.time + 1), inner, timestep)
         return timestep.observation, after, timestep.reward, timestep.terminated, timestep.info
 
+    def get_obs(self, state: GymnaxState, params: Any = None, key: jax.Array | None = None) -> Any:
+        """Return the observation of a state, as `reset` or `step` gave it."""
+        return state.observation
+
     def is_terminated(self, state: GymnaxState, params: Any) -> jax.Array:
         """Return whether the last step has terminated the episode."""
         return state.terminated
@@ -163,6 +168,7 @@ def _state(time: jax.Array, state: PyTree, timestep: Timestep) -> GymnaxState:
     return GymnaxState(
         time=cast(int, time),
         env=state,
+        observation=timestep.observation,
         terminated=timestep.terminated,
         truncated=timestep.truncated,
     )

@@ -149,6 +149,7 @@ def test_gymnax_steps_an_env_of_brax_to_the_bit_and_resets_where_it_is_cut():
         if truncated:
             after = bare.reset(jax.random.split(key)[1])
         equal(observation, after.obs)
+        equal(env.get_obs(state, params), observation)
     assert int(state.time) == 2 and params.max_steps_in_episode == 5
     assert env.name == "fast"
 
@@ -161,6 +162,7 @@ def test_gymnax_params_are_those_of_an_env_of_gymnax():
     observation, state = env.reset(KEYS[0], heavy)
     known, inner = bare.reset(jax.random.split(KEYS[0])[0], heavy)
     equal(observation, known)
+    equal(env.get_obs(state), known)
 
     for number in range(12):
         observation, state, reward, ended, _ = env.step_env(KEYS[1], state, number % 2, heavy)
