@@ -127,6 +127,8 @@ def from_torchrl_transform(theirs: object) -> Transform:
     fix = f"Write it as a subclass of envkit.{ours.__name__}, with the same hooks."
     if ours is type(theirs):
         fix = f"Take envkit.{ours.__name__}, which takes the same arguments."
+        if ours.__name__ == "Compose":
+            fix += " For the transforms of a module, take envkit's get_env_transforms_from_module."
     raise ArgumentTypeError(
         f"{type(theirs).__name__} is a transform of TorchRL's, and envkit's envs take envkit's. {fix}"
     )

@@ -45,11 +45,15 @@ WAYS = {
     ("make", "fix"),
     [
         (lambda: theirs.StepCounter(5), "Take envkit.StepCounter, which takes the same arguments."),
+        (
+            lambda: theirs.Compose(theirs.InitTracker()),
+            "take envkit's get_env_transforms_from_module.",
+        ),
         (lambda: theirs.RewardScaling(0.0, 2.0), "Take envkit.RewardScaling,"),
         (lambda: Doubled(), "Write it as a subclass of envkit.Transform,"),
         (lambda: Slower(2), "Write it as a subclass of envkit.FrameSkipTransform,"),
     ],
-    ids=["step counter", "scaling", "own", "derived"],
+    ids=["step counter", "chain", "scaling", "own", "derived"],
 )
 def test_a_transform_of_theirs_is_refused_with_the_name_of_ours(way, make, fix):
     with pytest.raises(TypeError, match=fix):
