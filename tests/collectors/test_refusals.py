@@ -146,7 +146,7 @@ WRONG_VALUES = [
     (ArgumentError, r"storing_device is 3\.5", {"storing_device": 3.5}),
     (
         ArgumentError,
-        r"device is 'mps:77'",
+        r"^device is 'mps:77'",
         {"device": "mps:77", "storing_device": "cpu", "env_device": "cpu"},
     ),
     (
