@@ -97,7 +97,8 @@ def test_a_policy_is_compiled_into_the_program(library):
 def test_an_env_without_a_batch_takes_the_batch_size_of_its_start(library):
     one, _ = shared(library)
 
-    data = one.build(batch_size=[]).rollout(3, tensordict=TensorDict(batch_size=[2]))
+    env, start = one.build(batch_size=[]), TensorDict(batch_size=[2])
+    data = env.rollout(3, tensordict=start, break_when_any_done=False)
 
     assert data.shape == (2, 3)
 
