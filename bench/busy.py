@@ -32,7 +32,7 @@ RULE, ONE, ALL = "the rule", "one thread", "all threads, no rule"
 
 @contextmanager
 def busy_processes(count: int) -> Iterator[None]:
-    """Have as many processes need a core all the time."""
+    """Run as many processes that need a core all the time."""
     running = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
     try:
         yield

@@ -29,7 +29,7 @@ class VersionChange:
 class PolicyVersion(Transform):
     """Show the version of the policy, ``policy_version``, at resets and steps.
 
-    It counts when it is told: call `increment_version` after each update. A collector does, if it is passed as
+    It counts when you call `increment_version`, after each update. A collector does, if it is passed as
     ``track_policy_version=``, and records itself which version acted: then leave it out of the environment.
 
     Args:

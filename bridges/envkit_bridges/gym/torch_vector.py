@@ -61,7 +61,7 @@ def is_torch_vector(env: Any) -> bool:
 
 
 class TorchVectorWrapper(TorchRowsEnv):
-    """Give a vector env whose data is torch tensors the TensorDict interface; batch-locked. `GymWrapper` makes one of such an env.
+    """Show a vector env whose data is torch tensors as an env of TensorDicts; batch-locked. `GymWrapper` makes one of such an env.
 
     Data stays on the device of the simulator, and a rollout without a stop rule does not wait for it. All entries are
     copied, since most simulators write into the tensors that they have handed out. ``next`` holds the true last observation.

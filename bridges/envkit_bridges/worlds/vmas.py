@@ -65,7 +65,7 @@ class _Group(NamedTuple):
 
 
 class VmasWrapper(TorchRowsEnv):
-    """Give an env object of VMAS the TensorDict interface; batch-locked, batch size ``(num_envs,)``.
+    """Show an env object of VMAS as an env of TensorDicts; batch-locked, batch size ``(num_envs,)``.
 
     Entries of each group, whose axis behind the rows are its agents: ``observation``, ``action``, ``reward`` (float32) and
     ``("info", name)`` (float32) for the infos that the scenario shows after a reset. Infos are those of a step, and zero
