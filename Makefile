@@ -8,6 +8,7 @@
 # make matrix  run the core tests with the Python of a Debian release and the newest libraries (as root; RELEASE=trixie, ROOT=folder)
 # make floors  run the core tests with the lowest versions that pyproject.toml allows (VENV_OF_FLOORS=folder, a new one)
 # make mutate  count how many one-line changes of the core the tests notice (half an hour)
+# make coverage  print the share of branches of the core's packages that the quick tests run
 # make picture  train the policy of README's animated picture, and draw it (2 minutes)
 # make gallery  draw an environment of each library into the picture of docs/worlds.md
 # make docs   build the site into .cache/docs, offline; warnings are errors
@@ -21,7 +22,7 @@ STAMP := $(VENV)/.installed
 export JAX_COMPILATION_CACHE_DIR ?= $(CURDIR)/.cache/jax
 export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS ?= 0
 
-.PHONY: demo demo-matrix test isa slow check matrix floors mutate picture gallery docs bench report format clean
+.PHONY: demo demo-matrix test isa slow check matrix floors mutate coverage picture gallery docs bench report format clean
 
 $(DEMO): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -78,6 +79,13 @@ floors: $(STAMP)
 mutate: $(STAMP)
 	$(BIN)/python -m pip install -q -c constraints.txt -e '.[mutate]'
 	$(BIN)/python -m bench.mutate
+
+MEASURED := rules data specs functional env transforms
+coverage: export OMP_NUM_THREADS = 1
+coverage: $(STAMP)
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[coverage]'
+	$(BIN)/python -m pytest -m 'not slow and not more' -n 2 --dist loadfile --cov-branch --cov-report= --cov=envkit
+	@for package in $(MEASURED); do echo "$$package $$($(BIN)/python -m coverage report --include='envkit/'$$package'*' --format=total) %"; done
 
 picture: $(STAMP)
 	$(BIN)/python -m bench.picture

@@ -31,6 +31,7 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
 FOREIGN = ("sem.mp-", "torch_", "plasma", "ViZDoom")
 
 CASES = 2  # of one test, among the quick ones
+CASES_IN_CI = 10  # of one test; what further ones were worth is in docs/decisions.md
 
 _frozen = {"blocks": 0}  # of memory, when objects were last taken out of garbage collection
 
@@ -54,7 +55,7 @@ def pytest_collection_modifyitems(
 def mark_further_cases(items: list[pytest.Item]) -> None:
     """Mark the quick cases of a test as further ones, but for two that a hash of their names chooses.
 
-    Rows of a table of refusals ask different questions: all of them stay quick.
+    Those beyond ten are sweeps. Rows of a table of refusals ask different questions: all of them stay quick.
     """
     cases = defaultdict[str, list[pytest.Item]](list)
     for item in items:
@@ -64,6 +65,8 @@ def mark_further_cases(items: list[pytest.Item]) -> None:
         of_one.sort(key=lambda item: crc32(item.nodeid.encode()))
         for item in of_one[CASES:]:
             item.add_marker("more")
+        for item in of_one[CASES_IN_CI:]:
+            item.add_marker("sweep")
 
 
 @pytest.fixture(scope="module", autouse=True)
