@@ -14,6 +14,7 @@ Conventions
 # (tensordict ships no types, and what is given is not known)
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 from functools import partial
 from typing import Any, cast
@@ -42,7 +43,7 @@ def merge_rows(
             serve where ``kept`` lacks the key. Otherwise zeros do.
 
     Returns:
-        ``kept``; a lazy stack of it where ``fresh`` is one whose rows differ.
+        ``kept``; a lazy stack of its rows where those of ``fresh`` differ, also where rows are themselves stacks.
     """
     if isinstance(fresh, LazyStackedTensorDict) and not fresh.stack_dim:
         is_stack = isinstance(kept, LazyStackedTensorDict) and not kept.stack_dim
@@ -51,7 +52,9 @@ def merge_rows(
                 merge_rows(part, new, _row_of(masks, row), keeps_last=keeps_last)
                 for row, (part, new) in enumerate(zip(kept.unbind(0), fresh.unbind(0), strict=True))
             ]
-            return kept if is_stack else LazyStackedTensorDict(*parts, stack_dim=0)
+            if is_stack and all(map(operator.is_, parts, kept.tensordicts)):
+                return kept
+            return LazyStackedTensorDict(*parts, stack_dim=0)
     batch_dims = kept.batch_dims
     for path, value in leaves(fresh):
         if path[-1] == rules.RESET:

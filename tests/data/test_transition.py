@@ -62,3 +62,20 @@ def test_what_is_stacked_along_another_axis_is_merged_too():
     merged = merge_rows(kept, fresh, {(): mask})
 
     assert merged["x"].equal(mask.float())
+
+
+def test_rows_that_become_stacks_of_unlike_rows_are_merged():
+    mask = torch.tensor([[T, F], [F, T]])
+    dense = [TensorDict(x=torch.zeros(2, 3), batch_size=[2]) for _ in range(2)]
+    unlike = [
+        LazyStackedTensorDict(
+            TensorDict(x=torch.ones(3)), TensorDict(x=torch.ones(3), y=torch.ones(2)), stack_dim=0
+        )
+        for _ in range(2)
+    ]
+    kept, fresh = (LazyStackedTensorDict(*rows, stack_dim=0) for rows in (dense, unlike))
+
+    merged = merge_rows(kept, fresh, {(): mask})
+
+    assert merged["x"].equal(mask[..., None].expand(2, 2, 3).float())
+    assert merged[1, 1]["y"].equal(torch.ones(2))
