@@ -111,8 +111,7 @@ class DTypeCastTransform(ArrayTransform):
 
     @property
     def _is_forward(self) -> bool:
-        has_inverse = self.in_keys_inv or type(self)._inv_call is not Transform._inv_call
-        return not has_inverse  # without one, a reset casts nothing either
+        return not self.in_keys_inv  # without an inverse, a reset casts nothing either
 
     def _leaf_after(self, leaf: TensorSpec) -> TensorSpec:
         return leaf.cast(self.dtype_out)

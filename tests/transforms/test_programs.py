@@ -6,6 +6,7 @@ is the same env behind the same transforms after one that cannot be fused.
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -273,6 +274,31 @@ def test_what_a_subclass_writes_anew_is_obeyed():
     bare = base().step(root.clone())["next"]
     assert (following["step_count"] == 101).all()
     assert following["episode_reward"].equal(bare["reward"] * 2)
+
+
+@pytest.mark.parametrize("hook", ["_reset_env_preprocess", "_inv_call"])
+@pytest.mark.parametrize(
+    "transform",
+    [
+        DTypeCastTransform(torch.float32, torch.float64, in_keys=["place"]),
+        ExcludeTransform("place"),
+    ],
+    ids=["cast", "exclude"],
+)
+@pytest.mark.parametrize("place", ["class", "object"])
+def test_a_hook_on_the_way_in_that_a_transform_of_envkit_lacks_is_called(hook, transform, place):
+    calls = []
+    transform = copy.deepcopy(transform)
+    if place == "class":
+        written = {hook: lambda _, td: calls.append(hook) or td}
+        transform.__class__ = type("Written", (type(transform),), written)
+    else:
+        setattr(transform, hook, lambda td: calls.append(hook) or td)
+    env = TransformedEnv(base(), transform)
+
+    env.rand_step(env.reset())
+
+    assert not fused_in(env) and calls == [hook]
 
 
 @pytest.mark.more

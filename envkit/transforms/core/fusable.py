@@ -28,6 +28,8 @@ from envkit.data import transition
 from envkit.data.paths import Path
 from envkit.transforms.core.transform import Transform
 
+_INWARDS = ("_inv_call", "_reset_env_preprocess")
+
 
 class LeavesOf(Leaves):
     """The leaves of a TensorDict, read when they are asked for."""
@@ -188,22 +190,21 @@ class FusableTransform(Transform):
 
     @property
     def _is_written_in_leaves(self) -> bool:
-        """Whether no hook over TensorDicts comes after its twin over leaves, and nothing happens on the way in."""
+        """Whether no hook over TensorDicts comes after its twin over leaves, and nothing happens on the way in.
+
+        A hook on the way in that comes after `_is_forward` is one that this property knows nothing of.
+        """
         kind, assigned = type(self), vars(self)
+        twins = (*self._twins, *((hook, "_is_forward") for hook in _INWARDS))
         return self._is_forward and all(
             _place(kind, ours) <= _place(kind, td) and td not in assigned and ours not in assigned
-            for td, ours in self._twins
+            for td, ours in twins
         )
 
     @property
     def _is_forward(self) -> bool:
-        """Whether nothing happens on the way in."""
-        kind, inwards = type(self), ("_inv_call", "_reset_env_preprocess")
-        is_written = any(
-            getattr(kind, name) is not getattr(Transform, name) or name in vars(self)
-            for name in inwards
-        )
-        return not (self.in_keys_inv or self.out_keys_inv or is_written)
+        """Whether nothing happens on the way in, as far as the settings decide."""
+        return not (self.in_keys_inv or self.out_keys_inv)
 
     def counted(
         self, leaves: Leaves, root: Leaves | None, rows: Sequence[int] | None

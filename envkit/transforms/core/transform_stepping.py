@@ -233,6 +233,7 @@ class TransformStepping(TransformHolder):
     def _has_preprocess(self) -> bool:
         return any(
             type(transform)._reset_env_preprocess is not Transform._reset_env_preprocess
+            or "_reset_env_preprocess" in vars(transform)
             for transform in self._route.leaves
         )
 
