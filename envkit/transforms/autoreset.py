@@ -65,10 +65,15 @@ class _AutoReset(Transform):
         return container.base_env
 
     def _ended(self, td: TensorDictBase, next_td: TensorDictBase) -> torch.Tensor:
-        """Return which rows have ended in this step."""
+        """Return which rows have ended in this step; rows that it led on are not at their first observation any more."""
         rows = self._base()._rows_done(next_td)
         stepped = td.get(rules.STEP, None)
-        return rows if stepped is None else rows & stepped
+        if stepped is None:
+            self._rows = self._first = None
+            return rows
+        if self._rows is not None:
+            self._rows = self._rows & ~stepped
+        return rows & stepped
 
     def _keep(self, rows: torch.Tensor, next_td: TensorDictBase, keys: Iterable[Key]) -> None:
         """Remember what ``next_td`` says of the new episodes of some rows."""

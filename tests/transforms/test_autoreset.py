@@ -21,6 +21,7 @@ from envkit import (
     VecGymEnvTransform,
     check_env_specs,
 )
+from envkit.errors import ResetMaskError
 from envkit.specs import Composite, Unbounded
 from tests.zoo.resumed import as_read_again
 from tests.zoo.transform_envs import SelfResetting, SelfResettingRows
@@ -97,6 +98,20 @@ def test_rows_that_began_by_themselves_and_rows_that_did_not_are_told_apart():
     assert env.base_env.resets == [[True, True], [False, True]]
 
 
+def test_a_row_that_was_stepped_past_its_end_is_reset_by_the_simulator():
+    env = TransformedEnv(SelfResettingRows((2, 2, 9)), AutoResetTransform())
+    data = env.rollout(2, **NONSTOP)
+    root = env.step_mdp(data[:, -1])
+    stepped = torch.tensor([True, False, True])
+    root = env.step_mdp(env.step(env.rand_action(root).set("_step", stepped)))
+    env.base_env.resets.clear()
+
+    fresh = env.reset(root.set("_reset", torch.tensor([True, True, False])))
+
+    assert env.base_env.resets == [[True, False, False]]
+    assert values(fresh, "count") == env.base_env.count.flatten().tolist() == [0, 0, 3]
+
+
 def test_sub_envs_may_reset_themselves():
     env = SerialEnv(2, partial(SelfResetting, 3, auto_reset=True))
 
@@ -150,6 +165,15 @@ def test_only_the_rows_that_are_done_can_be_reset():
     assert values(
         env.reset(TensorDict({"_reset": torch.ones(2, dtype=torch.bool)}, [2])), "count"
     ) == [0, 0]
+
+
+def test_a_row_that_a_vector_env_has_led_on_cannot_be_reset_alone():
+    env = TransformedEnv(SelfResettingRows((2, 3)), VecGymEnvTransform())
+    data = env.rollout(2, **NONSTOP)
+    root = env.step_mdp(env.rand_step(env.step_mdp(data[:, -1])))
+
+    with pytest.raises(ResetMaskError, match=r"rows \[0\].*here \[1\]"):
+        env.reset(root.set("_reset", torch.tensor([True, False])))
 
 
 class Pair(EnvBase):
