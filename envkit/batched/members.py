@@ -177,14 +177,25 @@ def shared_leaves(members: Sequence[Member]) -> list[LeavesByKind]:
 
 
 def joined_specs(
-    leaves: Sequence[LeavesByKind], batch_size: torch.Size, device: torch.device | None
+    members: Sequence[Member],
+    leaves: Sequence[LeavesByKind],
+    batch_size: torch.Size,
+    device: torch.device | None,
 ) -> dict[str, Composite]:
-    """Declare the rows of all members, by kind; ``leaves`` are those of each member."""
+    """Declare the rows of all members, by kind; ``leaves`` are those of each member.
+
+    Nodes have the axes that they have in the first member, as its data has them.
+    """
     joined = {}
     for kind in _KINDS:
         spec = joined[kind] = Composite(shape=batch_size, device=device)
+        nodes = getattr(members[0].env, f"full_{kind}_spec")
         for path in leaves[0][kind]:
             parts = [delivered(found[kind][path], device) for found in leaves]
+            for end in range(1, len(path)):
+                if as_key(path[:end]) not in spec:
+                    shape = (*batch_size, *nodes[path[:end]].shape[1:])
+                    spec[as_key(path[:end])] = Composite(shape=shape, device=device)
             spec[as_key(path)] = _concatenated(parts)
     return joined
 

@@ -37,7 +37,7 @@ from envkit.batched.members import (
 )
 from envkit.batched.shared_simulators import SimulatorOwners
 from envkit.data.arguments import require_state_dict
-from envkit.data.paths import Key, Path, as_path
+from envkit.data.paths import Key, Path, as_path, take_out
 from envkit.data.plain import from_plain, plain
 from envkit.data.resets import collect_reset_masks
 from envkit.env.base import EnvBase
@@ -60,7 +60,7 @@ from envkit.errors import (
     ResetMaskError,
     SpecError,
 )
-from envkit.specs import Composite, Unbounded
+from envkit.specs import Unbounded
 from envkit.specs.annotations import Destination, Device, EnvData, destination, require_memory
 from envkit.specs.inputs import counted_from
 from envkit.specs.lasting import lasting
@@ -111,7 +111,7 @@ class MixedEnv(EnvBase):
         self._in_use = InUse(type(self).__name__, [env._in_use for env in members])
         for member in self.members:
             self.add_module(member.name, member.env)
-        for kind, spec in joined_specs(shared, self.batch_size, self.device).items():
+        for kind, spec in joined_specs(placed, shared, self.batch_size, self.device).items():
             setattr(self, f"full_{kind}_spec", spec)
         is_stateful = torch.zeros(self.batch_size, dtype=torch.bool, device="cpu")
         for member in self.members:
@@ -131,9 +131,10 @@ class MixedEnv(EnvBase):
         """Declare the done flags of the members alone: their transforms may have renamed or dropped twins."""
         super()._finish_specs(lock=False)
         first = self.members[0].env
-        done = Composite(shape=self.batch_size, device=self.device)
-        for key in first.done_keys:
-            done[key] = self.full_done_spec[key]
+        done = self.full_done_spec.clone()
+        for key in list(done.keys(True, True)):
+            if key not in first.done_keys:
+                take_out(done, as_path(key))
         self._store(OUTPUTS, "done", done)
         self._declared.added_flags = first._declared.added_flags
         self._lock_own(lock)
@@ -177,10 +178,10 @@ class MixedEnv(EnvBase):
         for key, (event, dtype) in forms.items():
             observation[key] = Unbounded((*self.batch_size, *event), dtype=dtype, device=device)
         read = {key for member in self.members for key in member.env.state_keys}
-        state = Composite(shape=self.batch_size, device=device)
-        for key, leaf in observation.items(True, True):
-            if key in forms or key in read:
-                state[key] = leaf.clone()
+        state = observation.clone()
+        for key in list(state.keys(True, True)):
+            if key not in forms and key not in read:
+                take_out(state, as_path(key))
         self.full_observation_spec, self.full_state_spec = observation, state
         self._hidden = (VERSION, *((STATE, member.name) for member in self.members))
 

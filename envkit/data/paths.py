@@ -99,6 +99,15 @@ def has_entry(td: TensorDictBase, key: Key) -> bool:
     return node.get(path[-1], None) is not None
 
 
+def take_out(tree: Any, path: Path) -> None:
+    """Delete an entry of a TensorDict or Composite, and the nodes it leaves empty."""
+    del tree[path]
+    for end in range(len(path) - 1, 0, -1):
+        if len(list(tree.get(path[:end]).keys())):
+            return
+        del tree[path[:end]]
+
+
 def node_axes(td: TensorDictBase) -> dict[Path, Axes]:
     """List the nested TensorDicts that have batch axes beyond those of ``td``, as groups of agents do."""
     axes: dict[Path, Axes] = {}

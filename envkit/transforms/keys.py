@@ -20,7 +20,7 @@ from envkit import rules
 from envkit.arrays import elementwise
 from envkit.arrays.leaves import Changes, Leaves
 from envkit.data.arguments import as_bool
-from envkit.data.paths import Key, Path, as_key, as_path
+from envkit.data.paths import Key, Path, as_key, as_path, take_out
 from envkit.errors import (
     ArgumentError,
     KeyCollisionError,
@@ -30,7 +30,7 @@ from envkit.errors import (
     SpecFitError,
 )
 from envkit.specs import Composite, TensorSpec, Unbounded, stack
-from envkit.transforms.core.fusable import MomentTransform, take_out
+from envkit.transforms.core.fusable import MomentTransform
 from envkit.transforms.core.kept_memory import can_be_kept
 from envkit.transforms.core.leafwise import (
     INPUTS,

@@ -8,9 +8,8 @@ import torch
 from tensordict import TensorDictBase
 
 from envkit.data.arguments import as_bool
-from envkit.data.paths import Path, as_path
+from envkit.data.paths import Path, as_path, take_out
 from envkit.errors import ArgumentError, OptionError
-from envkit.transforms.core.fusable import take_out
 from envkit.transforms.core.transform import Keys, Transform
 
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool)

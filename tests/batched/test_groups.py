@@ -7,11 +7,13 @@ from tensordict import TensorDict
 from envkit import (
     AsyncEnvPool,
     Collector,
+    MixedEnv,
     MultiSyncDataCollector,
     ParallelEnv,
     SerialEnv,
     Stack,
     TransformedEnv,
+    check_env_specs,
 )
 from envkit.data.paths import node_axes
 from tests.reference.compare import OURS
@@ -99,3 +101,16 @@ def test_of_masked_steps(pool):
 
     assert all(axes_of(step) == AXES for step in steps)
     assert torch.stack(steps, 1)["next", "agent0"].batch_size[:2] == (2, 3)
+
+
+def test_of_members_of_a_mixed_env():
+    members = [SerialEnv(2, Groups), SerialEnv(1, Groups)]
+    with MixedEnv(members) as env:
+        specs = env.specs.items(True, False)
+        shapes = {key[1:]: node.shape for key, node in specs if key[-1] in Groups.SIZES}
+
+        assert len(shapes) == 8
+        assert all(shape == (3, Groups.SIZES[key[-1]]) for key, shape in shapes.items())
+        assert axes_of(env.rollout(3)) == AXES
+        assert axes_of(env.fake_tensordict()) == AXES
+        check_env_specs(env)

@@ -25,7 +25,7 @@ from tensordict import TensorDictBase
 
 from envkit.arrays.leaves import Changes, Leaves
 from envkit.data import transition
-from envkit.data.paths import Path
+from envkit.data.paths import Path, take_out
 from envkit.transforms.core.transform import Transform
 
 _INWARDS = ("_inv_call", "_reset_env_preprocess")
@@ -52,15 +52,6 @@ class LeavesOf(Leaves):
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
-
-
-def take_out(tree: Any, path: Path) -> None:
-    """Delete an entry of a TensorDict or Composite, and the nodes it leaves empty."""
-    del tree[path]
-    for end in range(len(path) - 1, 0, -1):
-        if len(list(tree.get(path[:end]).keys())):
-            return
-        del tree[path[:end]]
 
 
 def written(td: TensorDictBase, changes: Changes) -> TensorDictBase:

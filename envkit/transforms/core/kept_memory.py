@@ -25,10 +25,10 @@ from tensordict import TensorDictBase
 
 from envkit import rules
 from envkit.arrays.leaves import Changes, Leaves, with_changes
-from envkit.data.paths import Path, as_key, as_path
+from envkit.data.paths import Path, as_key, as_path, take_out
 from envkit.data.resets import collect_reset_masks
 from envkit.specs import Composite, TensorSpec
-from envkit.transforms.core.fusable import FusableTransform, take_out
+from envkit.transforms.core.fusable import FusableTransform
 from envkit.transforms.core.transform import Transform
 
 _NODE = "_memory"
