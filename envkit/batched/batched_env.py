@@ -39,7 +39,7 @@ from envkit.data.resets import collect_reset_masks
 from envkit.env.base import EnvBase
 from envkit.env.input_checks import in_functorch, require_values
 from envkit.env.learning import ALL
-from envkit.env.own_state import OWN, loading
+from envkit.env.own_state import OWN, loading, loads_strictly
 from envkit.env.runs import InPlace, Record, Run, Runs
 from envkit.env.seeding import reset_keywords, seeds_of_parts
 from envkit.env.set_state import refuse_start, refuse_state_left_out
@@ -333,14 +333,18 @@ class BatchedEnv(AttributeLookup, PoolOwner):
             self._recovery.record(self._records)
         return self
 
-    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    def state_dict(self, *args: Any, prefix: str = "", **kwargs: Any) -> dict[str, Any]:
         """Return ``{"worker0": {...}, ...}``, the state dict of every sub-env, and what the batch adds to them.
+
+        With a ``prefix``, which a module passes that holds this env, all of it is one entry of the dict of that module.
 
         Raises:
             WorkerError: (a RuntimeError) a sub-env records its episodes and this one cannot be restored exactly, or it
                 failed otherwise.
             BusyEnvError: (a RuntimeError) a sub-env of an asynchronous pool works on something.
         """
+        if prefix:
+            return super().state_dict(*args, prefix=prefix, **kwargs)
         self._require_idle()
         pool = self._started()
         rows = merged(pool.call("states"))
@@ -408,6 +412,25 @@ class BatchedEnv(AttributeLookup, PoolOwner):
             if own_state is not None:
                 self._resume(own_state, strict=strict)
             self._recovery.give_up({row for row, is_lost in are_lost.items() if is_lost})
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        destination[prefix + OWN] = self.state_dict()
+
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: Any,
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        state = state_dict.pop(prefix + OWN, None)
+        if state is None:
+            missing_keys.append(prefix + OWN)
+        else:
+            self.load_state_dict(state, strict=loads_strictly())
 
     def _take_own_state(self, state: Mapping[str, Any], *, strict: bool) -> None:
         super()._take_own_state(state, strict=strict)

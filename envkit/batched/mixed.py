@@ -381,12 +381,16 @@ class MixedEnv(EnvBase):
             member.env.record_for_resume(mode)
         return self
 
-    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    def state_dict(self, *args: Any, prefix: str = "", **kwargs: Any) -> dict[str, Any]:
         """Return ``{"member0": {...}, ...}``, the state dict of every member, and what the mixed env adds.
+
+        With a ``prefix``, which a module passes that holds this env, the dict is flat, as that module is loaded.
 
         Raises:
             ResumeError: (a RuntimeError) a member records its episodes, and this one cannot be restored exactly.
         """
+        if prefix:
+            return super().state_dict(*args, prefix=prefix, **kwargs)
         states = {member.name: member.env.state_dict(*args, **kwargs) for member in self.members}
         return {**states, OWN: self._own_state()}
 

@@ -448,13 +448,18 @@ class TransformedEnv(OnRow, TransformStepping):
 
     # -------------------------------------------------------------------------------------- states
 
-    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    def state_dict(self, *args: Any, prefix: str = "", **kwargs: Any) -> dict[str, Any]:
         """Return the state of the transforms, that of this env, and that of the base env under ``base_env.``.
+
+        With a ``prefix``, which a module passes that holds this env, the names are those of its submodules, since that
+        module is loaded by them.
 
         Raises:
             ResumeError: the base env records its episodes, and this one cannot be restored exactly;
                 ``env.transform.state_dict()`` gives the state of the transforms alone.
         """
+        if prefix:
+            return super().state_dict(*args, prefix=prefix, **kwargs)
         state = self._transform.state_dict(*args, **kwargs)
         if own := self._own_state():
             state[_OWN_OF_ENV] = own

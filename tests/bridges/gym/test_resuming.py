@@ -16,7 +16,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from envkit import GymEnv, GymWrapper, SerialEnv, StepCounter, TransformedEnv
+from envkit import (
+    Compose,
+    GymEnv,
+    GymWrapper,
+    MixedEnv,
+    RewardSum,
+    SerialEnv,
+    StepCounter,
+    TransformedEnv,
+    VecNorm,
+)
 from envkit.errors import NotResetError, ResetMaskError, ResumeError
 from envkit_bridges.gym.resume import Recorded, digest_of
 from tests.zoo.resumed import as_read_again, played, same, twice
@@ -332,6 +342,31 @@ def test_a_module_around_an_env_warns_of_its_episode_when_it_is_loaded(opened):
 
     assert [one.filename for one in warned] == [__file__]
     assert other.step(other.rand_action(root))["next", "truncated"].all()
+
+
+def recording(*transforms) -> TransformedEnv:
+    return TransformedEnv(small().record_for_resume(), Compose(*transforms))
+
+
+INSIDE = {
+    "transformed": lambda: recording(VecNorm(["observation"]), StepCounter()),
+    "nested": lambda: TransformedEnv(recording(RewardSum()), VecNorm(["observation"])),
+    "around a pool": lambda: TransformedEnv(SerialEnv(2, recording), RewardSum()),
+    "mixed": lambda: MixedEnv([TransformedEnv(SerialEnv(2, recording)), SerialEnv(1, recording)]),
+}
+
+
+@pytest.mark.parametrize("kind", INSIDE)
+def test_an_env_of_envs_is_loaded_through_the_module_around_it(kind, opened):
+    envs, others = ([opened(INSIDE[kind]()) for _ in range(2)] for _ in range(2))
+    for seed, env in enumerate(envs):
+        env.set_seed(seed)
+    roots = [played(env, env.reset(), 4)[1] for env in envs]
+
+    nn.ModuleList(others).load_state_dict(as_read_again(nn.ModuleList(envs).state_dict()))
+
+    for env, other, root in zip(envs, others, roots, strict=True):
+        assert same(tuple(played(one, root.copy(), 12)[0] for one in (env, other)))
 
 
 @pytest.mark.parametrize("mode", [MODES.NEXT_STEP, MODES.SAME_STEP])
