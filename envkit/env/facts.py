@@ -34,6 +34,8 @@ class Facts:
         unsaved_state: a class that may keep an episode where no state dict sees it: a user's own, fixed to its batch,
             without ``get_extra_state``.
         no_start_at_state: a class that cannot begin at a state that it is given.
+        steps_all_rows: a class whose simulator steps all its rows together, so that a `_step` mask may leave out those that
+            have ended and no others.
         steps_have_effects: a class whose steps change something else than data, so that none may be dropped.
     """
 
@@ -50,6 +52,7 @@ class Facts:
     keeps_state: str | None = None
     unsaved_state: str | None = None
     no_start_at_state: str | None = None
+    steps_all_rows: str | None = None
     steps_have_effects: str | None = None
 
     @classmethod
@@ -76,4 +79,5 @@ class Facts:
             keeps_state=first("keeps_state"),
             unsaved_state=first("unsaved_state"),
             no_start_at_state=first("no_start_at_state"),
+            steps_all_rows=first("steps_all_rows"),
         )

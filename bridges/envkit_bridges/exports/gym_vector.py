@@ -70,7 +70,8 @@ def to_gym_vector(
 
     Raises:
         ArgumentTypeError: (a TypeError) ``env`` is no env, or ``to_numpy`` no bool.
-        ArgumentError: (a ValueError) an unknown mode, or the env has no such form.
+        ArgumentError: (a ValueError) an unknown mode, "next_step" where a simulator steps all its rows together, or the
+            env has no such form.
         MissingKeyError: (a KeyError) ``info_keys`` names what is no observation.
         MissingLibraryError: (an ImportError) Gymnasium is not installed.
 
@@ -93,6 +94,11 @@ def to_gym_vector(
     mode = _mode(autoreset)
     kind = view_of(agents)
     view = kind(env, spaces, whose="to_gym_vector", info_keys=info_keys, to_numpy=to_numpy)
+    if mode == AutoresetMode.NEXT_STEP and (steps_all := env._facts.steps_all_rows):
+        raise ArgumentError(
+            f"autoreset is 'next_step', which leaves rows out of the step after their last, but {steps_all} steps all its rows "
+            "together. Pass autoreset='same_step' or 'disabled'."
+        )
     return GymVectorView(view, mode)
 
 

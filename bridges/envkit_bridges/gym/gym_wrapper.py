@@ -312,7 +312,13 @@ class GymWrapper(OnRow, GymLikeEnv):
     def _find_facts(self) -> Facts:
         """Find its facts; what an observation space holds are observations, whatever they are called."""
         seeds = 1 if self._vector is None else self.numel()
-        return replace(super()._find_facts(), infos=self._read_infos, seeds_taken=seeds)
+        steps_all = self._vector is not None and self._vector.steps_all_rows
+        return replace(
+            super()._find_facts(),
+            infos=self._read_infos,
+            seeds_taken=seeds,
+            steps_all_rows=type(self).__name__ if steps_all else None,
+        )
 
     @property
     def _seeded_parts(self) -> list[tuple[Any, int | None]]:

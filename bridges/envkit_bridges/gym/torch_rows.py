@@ -262,7 +262,9 @@ class TorchRowsEnv(GymLikeEnv):
     # ------------------------------------------------------------------------------------------ rest
 
     def _find_facts(self) -> Facts:
-        return replace(super()._find_facts(), leaves_torch=False)
+        return replace(
+            super()._find_facts(), leaves_torch=False, steps_all_rows=type(self).__name__
+        )
 
     def record_for_resume(self, mode: bool = True) -> Self:
         """Ask `state_dict` for the episodes under way, which it refuses: simulators in torch offer no state."""

@@ -132,6 +132,11 @@ class VectorCore:
         spaces = (self.env.single_observation_space, self.env.single_action_space)
         return plain and all(_is_of_arrays(space, self._spaces) for space in spaces)
 
+    @property
+    def steps_all_rows(self) -> bool:
+        """Whether only rows that have ended may be frozen."""
+        return not self._has_stand_ins
+
     @contextmanager
     def freezing(self, rows: np.ndarray) -> Iterator[None]:
         """Exclude rows from the step that is made meanwhile.
@@ -141,7 +146,7 @@ class VectorCore:
                 reset alone.
         """
         can_wait = self._ended if self._resets_rows else np.zeros_like(rows)
-        if not self._has_stand_ins and bool((rows & ~can_wait).any()):
+        if self.steps_all_rows and bool((rows & ~can_wait).any()):
             raise StepMaskError(
                 f"rows {_numbers(rows)} are to be left out of a step, but {self.env} steps all its rows. "
                 f"Of them only {_numbers(can_wait)} may be left out: those that have ended, and only with "

@@ -18,6 +18,7 @@ from envkit import (
     GymWrapper,
     ParallelEnv,
     PendulumEnv,
+    RewardSum,
     SerialEnv,
     StepCounter,
     TransformedEnv,
@@ -41,6 +42,7 @@ from envkit_bridges.jax.jax_env import JaxEnv
 from tests.zoo.cleanrl_ppo import train
 from tests.zoo.envs import Count
 from tests.zoo.jax_drift import Drift
+from tests.zoo.torch_envs import TorchPendulum
 
 MODES = ["next_step", "same_step", "disabled"]
 
@@ -365,6 +367,18 @@ def test_the_env_may_be_used_in_other_ways_between_the_steps_of_a_view():
             lambda: to_gym_vector(SerialEnv(2, Count), info_keys=["count"]),
             ArgumentError,
             "no observation",
+        ),
+        (
+            lambda: to_gym_vector(TransformedEnv(GymWrapper(TorchPendulum()), RewardSum())),
+            ArgumentError,
+            "TorchVectorWrapper steps all its rows.*autoreset='same_step' or 'disabled'",
+        ),
+        (
+            lambda: to_gym_vector(
+                GymWrapper(wrappers.RecordEpisodeStatistics(SyncVectorEnv([partial(Walk, 3)] * 2)))
+            ),
+            ArgumentError,
+            "GymWrapper steps all its rows.*autoreset='same_step' or 'disabled'",
         ),
         (lambda: ours("next_step").step(np.zeros(3, int)), NotResetError, "Call reset"),
         (lambda: begun().step(np.zeros(2, int)), InputError, r"shape \(2,\).*\(3,\)"),

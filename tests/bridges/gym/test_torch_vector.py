@@ -515,7 +515,7 @@ def test_transforms_collectors_and_evaluate_take_it():
 
 
 def test_a_gymnasium_vector_env_shows_it():
-    view = to_gym_vector(rows())
+    view = to_gym_vector(rows(), "disabled")
 
     observation, _ = view.reset(seed=0)
     after, reward, *_ = view.step(view.action_space.sample())

@@ -339,6 +339,11 @@ class PoolCore(VectorCore):
         self._is_new = np.ones(self.env.num_envs, bool)
         self._ended = self._is_new.copy()
 
+    @property
+    def steps_all_rows(self) -> bool:
+        """False: the library is given the rows that it steps."""
+        return False
+
     @contextmanager
     def freezing(self, rows: np.ndarray) -> Iterator[None]:
         """Exclude rows from the step that is made meanwhile."""
