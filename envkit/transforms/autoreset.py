@@ -41,6 +41,7 @@ class _AutoReset(Transform):
     """Keep what a simulator says of episodes it has begun, until a reset asks for it."""
 
     gives_nan = True  # in place of last observations that were not shown
+    remembers_rows = True
 
     _changes_with_use = ("_rows", "_first")
 

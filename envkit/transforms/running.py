@@ -223,6 +223,11 @@ class VecNormV2(_Running, EpisodeTransform, FusableTransform):
             self._kept(key).begin(own)
 
     @property
+    def remembers_rows(self) -> bool:  # type: ignore[override]
+        """Whether each row has averages, and these are in the transform."""
+        return self.stateful and not self.reduce_batch_dims
+
+    @property
     def _own_keys(self) -> list[Key]:
         """Entries whose averages are in the transform."""
         return self.in_keys if self.stateful else []

@@ -6,6 +6,7 @@ import copy
 import threading
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -18,6 +19,7 @@ from envkit import (
     GymEnv,
     ObservationNorm,
     ParallelEnv,
+    PendulumEnv,
     RewardScaling,
     SerialEnv,
     TransformedEnv,
@@ -285,6 +287,28 @@ def test_only_masked_rows_count(kind, mask):
     assert counted(env) == 8 + mask.sum()
     env.reset(td.set("_reset", mask))
     assert counted(env) == 8 + 2 * mask.sum()
+
+
+@pytest.mark.parametrize("batch", [(3,), (2, 2)])
+def test_each_row_of_a_stateless_env_has_the_averages_of_the_steps_it_made(batch):
+    env = TransformedEnv(PendulumEnv(batch_size=batch), VecNormV2(["th"], ["place"], decay=0.9))
+    alone = {row: VecNormV2(["th"], decay=0.9) for row in np.ndindex(batch)}
+    masks = torch.rand(5, *batch, generator=torch.Generator().manual_seed(0)) < 0.5
+    td = env.reset()
+    for row, norm in alone.items():
+        norm(td[row].select("th"))
+
+    for mask in masks:
+        td = env.step(env.rand_action(td).set("_step", mask))["next"]
+        for row, norm in alone.items():
+            if mask[row]:
+                expected = norm(td[row].select("th"))["th"]
+                assert td["place"][row].equal(expected)
+        td = td.exclude("reward")
+
+    for name, kept in env.transform.statistics.items():
+        for row, norm in alone.items():
+            assert kept["th"][row].equal(norm.statistics[name, "th"])
 
 
 def test_agents_share_statistics_where_the_shape_says_so():

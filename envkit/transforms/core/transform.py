@@ -133,6 +133,9 @@ class Transform(OwnState, ChecksKeywords):
     """The observations it adds under names that begin with an underscore are its memory of the episode: a policy
     that is a plain function is not given them."""
 
+    remembers_rows = False
+    """It holds a value for each row outside of the data: a step of some rows shows it all rows, and a `_step` mask."""
+
     action_masks: tuple[tuple[Key, Key], ...] = ()
     """Actions, each with the entry that says which of its options random actions are drawn from."""
 

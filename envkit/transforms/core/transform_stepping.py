@@ -330,7 +330,8 @@ class TransformStepping(TransformHolder):
         if done is None or not bool(mask.any()):
             return skipped
         shown = mask.reshape(td.batch_size).to(skipped.device)  # which transforms may change
-        if not self.batch_locked and given.batch_size == td.batch_size:
+        takes_any = not (self.batch_locked or any(leaf.remembers_rows for leaf in route.leaves))
+        if takes_any and given.batch_size == td.batch_size:
             stepped = route.shown_next(given[mask], done[mask])
             stepped = spread_rows(stepped, shown)
             return merge_rows(skipped, stepped, {(): shown}, keeps_last=False)
