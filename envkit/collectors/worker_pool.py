@@ -164,7 +164,7 @@ class WorkerPool:
         traffic: dict[int | str, Traffic] = {"collect": Traffic((STOP,), written)}
         if self._weights is not None:
             fields.append(Field(WEIGHTS, (self._weights.size_bytes,), "uint8"))
-            traffic["load_and_collect"] = Traffic((STOP, WEIGHTS), written)
+            traffic["load_and_collect"] = Traffic((STOP,), written)
         if packings:
             size = max(packing.size_bytes for packing in packings)
             fields.append(Field(BATCH, (size,), "uint8"))
@@ -209,7 +209,7 @@ class WorkerPool:
         # the version was counted, and the workers have what they began with
         if not self._knows_weights:
             return False
-        self._memory[WEIGHTS][worker] = newest.packed
+        self._pool.lay(worker, WEIGHTS, newest.packed)
         return True
 
     def wait(self, count: int) -> list[int]:
@@ -377,13 +377,15 @@ class WorkerPool:
             self.call("load_state", state[f"worker{row}"], strict, workers=[row])
         self._next_numbers = list(state["next_numbers"])
         self._roots, self._lost = _by_worker(state["roots"]), _by_worker(state["lost"])
-        packed = self._newest.packed
         extra = from_plain(state.get("newest_extra", {}))  # which older files lack
+        packed = None
+        if self._newest.packed is not None:
+            packed = np.empty_like(self._newest.packed)  # the one before may be laid for workers
+            packed[:] = state["newest_weights"].numpy()
         self._newest = _Newest(version, packed, extra)
         self._loaded = list(state["loaded_versions"])
         if self._weights is None or packed is None:
             return
-        packed[:] = state["newest_weights"].numpy()
         # no update was made: what acts is all there is, if it is the same everywhere
         if not version:
             acting = [state[f"worker{row}"]["policy_state_dict"] for row in range(self.count)]

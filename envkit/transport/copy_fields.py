@@ -51,6 +51,11 @@ class MovingRows:
         """Copy the parts that the host is going to read into these arrays."""
         self._take(self._layout.moved_by(request).reads, moment, None, parts)
 
+    def take_laid(self, laid: Mapping[str, np.ndarray]) -> None:
+        """Copy one array for each of some fields into the worker's rows."""
+        for name, array in laid.items():
+            self._take((name,), None, None, (array,))
+
     def outputs(self, request: int | str, moment: int | None, rows: Rows) -> list[np.ndarray]:
         """Return the parts that the host has written in some rows. They may be views."""
         return self._parts(self._layout.moved_by(request).writes, moment, rows)

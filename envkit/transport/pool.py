@@ -164,6 +164,10 @@ class Backend(ABC, Generic[W]):
     def bind(self, worker: W, request: Request) -> None:
         """Bind the arrays that were allocated, as they are now, to the host of a worker."""
 
+    def lay(self, worker: W, name: str, place: np.ndarray, array: np.ndarray) -> None:
+        """Write an array to its ``place``, the rows of a worker in the field ``name``, for its next call."""
+        place[...] = array
+
     def packed(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Convert arguments of a call into the form in which `call` takes them.
 
@@ -263,6 +267,7 @@ class Pool:
         self._building = building
         self._num_rows = sum(map(len, backend.rows_of))
         self._first_rows = np.array([rows.start for rows in backend.rows_of])
+        self._arrays: dict[str, np.ndarray] = {}
         self._is_bound = False
         self._round = Request("", 0, "timeout", None)
         self._end: Callable[[], object] = backend.close
@@ -302,7 +307,7 @@ class Pool:
         They stay valid until `close`, and longer if you keep a view of them.
         """
         self._require_open()
-        arrays = self.backend.allocate(layout)
+        self._arrays = arrays = self.backend.allocate(layout)
         self._is_bound = True
         self._ask(self.backend.workers, "bind", self.backend.bind, limit="start_timeout")
         return arrays
@@ -335,7 +340,7 @@ class Pool:
 
     def close(self) -> None:
         """End all workers and free the memory, in bounded time; closing twice does nothing."""
-        self.closed = True
+        self.closed, self._arrays = True, {}
         self._end()
 
     def _start_up(self, workers: Sequence[Worker]) -> list[object]:
@@ -461,6 +466,17 @@ class Pool:
         else:
             request.miss(asked.lost)
         return Job(worker, request)
+
+    def lay(self, worker: int, name: str, array: np.ndarray) -> None:
+        """Write an array into the field ``name`` in each row of a free worker, where its next call finds it.
+
+        Workers that share no memory get one copy of an array that is laid for several of them, so it must not change
+        afterwards. The field needs no entry in ``Traffic.reads``.
+        """
+        self._require_open()
+        laid_for = self.backend.workers[worker]
+        rows = slice(laid_for.rows.start, laid_for.rows.stop)
+        self.backend.lay(laid_for, name, self._arrays[name][rows], array)
 
     def done_job(self, worker: int) -> Job:
         """Return a job in which a worker is asked nothing, and which is done."""

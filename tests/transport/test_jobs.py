@@ -6,6 +6,7 @@ import threading
 import time
 from contextlib import ExitStack
 
+import numpy as np
 import pytest
 
 from envkit.errors import WorkerError, WorkerTimeoutError
@@ -34,6 +35,13 @@ class Waits(Counter):
         while not path.exists():
             time.sleep(0.001)
         return self.rows.start
+
+
+class Shows(Counter):
+    """A host that shows its rows."""
+
+    def values(self):
+        return self.value[self.rows.start : self.rows.stop].tolist()
 
 
 @pytest.fixture(params=KINDS)
@@ -69,6 +77,16 @@ def test_a_job_moves_the_rows_that_it_is_for(new_pool):
     pool.wait([pool.begin(1, STEP)], 1, PATIENCE_S)
 
     assert arrays["value"][:, 0].tolist() == [1, 0, 1, 1, 2, 1]
+
+
+def test_what_is_laid_for_a_worker_is_in_its_rows_at_its_next_call(new_pool):
+    pool, arrays = new_pool(Shows, rows=4, workers=2)
+
+    pool.lay(1, "value", np.array([1, 2, 3], np.float32))
+    jobs = [pool.begin_call(worker, "values") for worker in range(2)]
+
+    assert [pool.outcome(job) for job in jobs] == [[[0, 0, 0]] * 2, [[1, 2, 3]] * 2]
+    assert arrays["value"].tolist() == [[0, 0, 0]] * 2 + [[1, 2, 3]] * 2
 
 
 def test_what_is_ready_is_given_while_another_works(new_pool, tmp_path):

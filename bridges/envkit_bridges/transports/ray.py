@@ -9,6 +9,7 @@ Conventions
     An actor is lost when Ray says so of it or of its node, or when a deadline has passed; then it is killed.
     Nothing is ever sent to it again: its rows go to a new actor, see `Pool.restart_worker`.
     parts    rows of bound arrays, see `moving`. They arrive read-only, and are copied once into the actor's arrays.
+    laid     of a field: one array for several actors, which goes through the store once, see `RayActors.lay`.
     reply    a message, see `answers` (None where a command went well, which is all there is to tell), and the
              parts that were written.
     session  from the first pool that found no Ray to the end of the last pool that began meanwhile. Ray that
@@ -105,16 +106,15 @@ class Setup:
     environ: dict[str, str]
     hide_warnings: bool
     prepare: tuple[bytes, ...]  # called next
-    maker: bytes  # unpickled last, since its imports may need all of the above
 
-    def apply(self) -> int:
+    def apply(self, maker: bytes) -> int:
         """Set up this process, and give its number; what else it finds around it is Ray's to decide."""
         if self.hide_warnings:
             warnings.simplefilter("ignore")
         os.environ.update(self.environ)
         for pickled in self.prepare:
             pickle.loads(pickled)()
-        pickle.loads(self.maker)
+        pickle.loads(maker)  # last, since its imports may need all of the above
         return os.getpid()
 
 
@@ -124,17 +124,15 @@ class RowActor:
     _host: Host | None = None
     _moving: MovingRows | None = None
 
-    def arrive(self, setup: Setup) -> Reply:
+    def arrive(self, setup: Setup, maker: bytes) -> Reply:
         """Prepare this process, and import what the maker needs; answers the number of the process."""
-        self._setup = setup
+        self._setup, self._maker = setup, maker
         self._answers = Answers(setup.index, setup.rows)
-        return self._answers.of(lambda: (None, setup.apply()))[1], []
+        return self._answers.of(lambda: (None, setup.apply(maker)))[1], []
 
     def start(self) -> Reply:
         """Build the host; answers what it says of itself."""
-        self._host, message = self._answers.of(
-            lambda: build_host(self._setup.maker, self._setup.rows)
-        )
+        self._host, message = self._answers.of(lambda: build_host(self._maker, self._setup.rows))
         return message, []
 
     def bind(self, layout: Layout, parts: Parts) -> Reply:
@@ -163,10 +161,18 @@ class RowActor:
             message = self._answers.of_rest(host, command, chosen, error)
         return message, [] if moving is None else moving.outputs(command, moment, rows)
 
-    def call(self, method: str, arguments: bytes, moment: int | None, parts: Parts) -> Reply:
-        """Call a method of the host."""
+    def call(
+        self,
+        method: str,
+        arguments: bytes,
+        moment: int | None,
+        parts: Parts,
+        **laid: np.ndarray,
+    ) -> Reply:
+        """Call a method of the host, which finds in its fields what was ``laid`` there for all workers."""
         host, moving = self._require_host(), self._moving
         if moving is not None:
+            moving.take_laid(laid)
             moving.take_inputs(method, moment, parts)
         _, message = self._answers.of(lambda: (None, call_host(host, method, arguments)))
         return message, [] if moving is None else moving.outputs(method, moment, None)
@@ -228,9 +234,11 @@ class RayActors(Backend["Actor"]):
         except BaseException:
             self._session.end()
             raise
-        self._setup = Setup(0, range(0), _environ(options), hide_warnings, prepared, maker)
+        self._setup = Setup(0, range(0), _environ(options), hide_warnings, prepared)
+        self._maker = maker
         self._layout: Layout | None = None
         self._arrays: dict[str, np.ndarray] = {}
+        self._stored: tuple[Any, Any] | None = None  # what was put last, and its reference
         self._is_closed = False
 
     @property
@@ -267,7 +275,7 @@ class RayActors(Backend["Actor"]):
         """Close the hosts of actors, kill the actors, and leave the session."""
         if self._is_closed:
             return
-        self._is_closed, self._arrays = True, {}
+        self._is_closed, self._arrays, self._stored = True, {}, None
         living, busy = [], []
         for worker in self.workers:
             if worker.lost is None:
@@ -294,7 +302,7 @@ class RayActors(Backend["Actor"]):
     def arrive(self, worker: Actor, request: Request) -> None:
         """Prepare the process of an actor."""
         setup = replace(self._setup, index=worker.index, rows=worker.rows)
-        self._ask(worker, request, worker.actor.arrive, setup)
+        self._ask(worker, request, worker.actor.arrive, setup, self._reference(self._maker))
 
     def start(self, worker: Actor, request: Request) -> None:
         """Build the host of an actor."""
@@ -314,6 +322,16 @@ class RayActors(Backend["Actor"]):
         held = moving.everything() if worker.is_late else []
         self._ask(worker, request, worker.actor.bind, self._layout, held)
 
+    def lay(self, worker: Actor, name: str, place: np.ndarray, array: np.ndarray) -> None:
+        """Put an array into Ray's store, once for all actors, and send a reference with the next call of this one."""
+        worker.laid[name] = self._reference(array)
+
+    def _reference(self, thing: Any) -> Any:
+        """Return a reference to something in the store, where it is put unless it was the last thing put there."""
+        if self._stored is None or self._stored[0] is not thing:
+            self._stored = thing, ray.put(thing)
+        return self._stored[1]
+
     def packed(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
         """Pickle the arguments, by value."""
         return by_value.dumps_arguments(method, (args, kwargs))
@@ -321,7 +339,8 @@ class RayActors(Backend["Actor"]):
     def call(self, worker: Actor, request: Request, method: str, arguments: bytes) -> None:
         """Call a method of an actor's host; the layout says what moves with it."""
         moment, inputs = worker.inputs(method, None)
-        self._ask(worker, request, worker.actor.call, method, arguments, moment, inputs)
+        laid, worker.laid = worker.laid, {}
+        self._ask(worker, request, worker.actor.call, method, arguments, moment, inputs, **laid)
 
     def run(
         self, workers: Sequence[Actor], request: Request, command: int, mask: np.ndarray | None
@@ -337,12 +356,14 @@ class RayActors(Backend["Actor"]):
             moment, inputs = worker.inputs(command, rows)
             self._ask(worker, request, worker.actor.run, command, rows, moment, inputs)
 
-    def _ask(self, worker: Actor, request: Request, method: Any, *arguments: Any) -> None:
+    def _ask(
+        self, worker: Actor, request: Request, method: Any, *arguments: Any, **laid: Any
+    ) -> None:
         """Send a request to an actor."""
         self.require_alive()
         worker.request = request
         try:
-            reply = method.remote(*arguments)
+            reply = method.remote(*arguments, **laid)
             worker.reply = reply
             self.pending[reply] = worker
         except ray.exceptions.RayError as error:
@@ -430,6 +451,7 @@ class Actor(Worker):
         self.pid = 0
         self.is_late = False
         self.moving: MovingRows | None = None
+        self.laid: dict[str, Any] = {}  # references to arrays, by field, for its next call
         self._asked: tuple[int | str, int | None, list[int] | None] | None = None
 
     def inputs(

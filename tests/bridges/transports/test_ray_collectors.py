@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
@@ -22,7 +24,7 @@ from envkit import (
 )
 from envkit.errors import ArgumentError, MissingLibraryError, OptionError, WorkerError
 from tests.zoo.envs import Chaos, Count
-from tests.zoo.ray_cluster import begin_ray, on_ray
+from tests.zoo.ray_cluster import Gated, begin_ray, bytes_in_stores, on_ray, wait_until
 
 pytestmark = pytest.mark.timeout(400)
 SEED, FRAMES = 3, 40
@@ -103,6 +105,78 @@ def test_new_weights_act_in_the_next_batch(built, sync):
     assert isinstance(collector, MultiSyncDataCollector if sync else MultiaSyncDataCollector)
     assert not any(td["action"].any() for td in first)
     assert later[-1]["action"].all()
+
+
+@pytest.mark.slow
+def test_the_store_holds_one_copy_of_new_weights_for_all_actors(built, tmp_path):
+    policy = Gated(tmp_path, 2**21)
+    size_bytes = policy.weight.nbytes
+    collector = built([partial(Count, 5)] * 2, policy, backend="ray", frames_per_batch=4)
+    assert bytes_in_stores() == pytest.approx(size_bytes, rel=0.1)  # those it was built with
+    collector.next()
+
+    for update in (1, 2):
+        policy.say(update)
+        collector.update_policy_weights_()
+        calls = sum(policy.calls())
+        policy.shut()
+        with ThreadPoolExecutor() as pool:
+            batch = pool.submit(collector.next)
+            try:
+                wait_until(lambda calls=calls: sum(policy.calls()) == calls + 2)
+                held = bytes_in_stores()
+            finally:
+                policy.open()
+
+        assert (batch.result()["action"] == update).all()
+        assert held == pytest.approx(size_bytes, rel=0.1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("options", "ahead"), [({"prefetch": 1}, 1), ({"sync": False}, 2)], ids=["prefetch", "async"]
+)
+def test_actors_collect_while_the_trainer_learns(built, tmp_path, options, ahead):
+    policy = Gated(tmp_path)
+    options = {"frames_per_batch": 4, "track_policy_version": True, **options}
+    collector = built([partial(Count, 5)] * 2, policy, backend="ray", **options)
+    calls = sum(policy.calls())
+
+    collector.next()
+    wait_until(lambda: sum(policy.calls()) == calls + 4 + 4 * ahead)  # with no next() meanwhile
+    policy.say(1.0)
+    collector.update_policy_weights_()
+    batches = [collector.next() for _ in range(6)]
+
+    versions = [batch["policy_version"].unique().item() for batch in batches]
+    assert versions == [0] * ahead + [1] * (6 - ahead)
+    for version, batch in zip(versions, batches, strict=True):
+        assert (batch["action"] == version).all()
+
+
+@pytest.mark.slow
+def test_actors_fill_a_buffer_in_the_background(built):
+    class Buffer(list):
+        is_filled = threading.Event()
+
+        def extend(self, batch):
+            self.append(batch.clone())
+            if batch["action"].all():
+                self.is_filled.set()
+
+    policy, buffer = Says(0.0), Buffer()
+    options = {"frames_per_batch": 8, "replay_buffer": buffer}
+    collector = built([partial(Count, 5)] * 2, policy, backend="ray", **options)
+
+    collector.start()
+    policy.say(1.0)
+    collector.update_policy_weights_()
+    assert buffer.is_filled.wait(60)
+    with collector.pause():
+        assert collector.frames == sum(batch.numel() for batch in buffer)
+    collector.async_shutdown(timeout=60)
+
+    assert not collector.is_running()
 
 
 @pytest.mark.slow

@@ -110,6 +110,16 @@ def test_a_job_carries_rows_of_its_worker_alone(new_pool):
     assert arrays["batch"][:, -1].tolist() == [0, 4]
 
 
+def test_what_is_laid_is_there_at_the_next_call_and_stays(new_pool):
+    pool, _ = new_pool(Gathers, rows=2, bound=Gathers.BOUND)
+    laid = np.full(BIG, 7.0)
+
+    for worker in range(2):
+        pool.lay(worker, "batch", laid)
+
+    assert pool.call("seen") == pool.call("seen") == [(0, 7)] * 2
+
+
 @pytest.mark.parametrize("size", [3, BIG])
 def test_what_calls_take_and_give_may_be_written_to(new_pool, size):
     pool, _ = new_pool()
