@@ -194,6 +194,7 @@ def measure(
         opened.callback(loops.close)
     works |= {
         "envkit ParallelEnv": envkit_pool(parallel, steps, policy),
+        "envkit ParallelEnv, compile_policy": envkit_pool(parallel, steps, compile_policy(policy)),
         "envkit ParallelEnv, random actions": envkit_pool(parallel, steps, None),
         "envkit SerialEnv": envkit_pool(serial, steps, policy),
         "gymnasium SyncVectorEnv": gymnasium_vector(name, count, steps, policy, "sync", opened),

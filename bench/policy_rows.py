@@ -1,7 +1,8 @@
 """Small torch policies on few rows: compiled to NumPy, as the torch module, and written by hand.
 
 First single calls, for networks of several sizes (from which `envkit_bridges.policy.numpy_policy.LARGE_PRODUCT` tells where torch acts), then
-whole runs of pools of CartPole against the bare loop that acts with the torch module.
+whole runs of pools of CartPole against the bare loop that acts with the torch module, and of pendulums under a
+stochastic actor, as the module and compiled.
 
 Run: ``python -m bench.policy_rows [--quick]``
 """
@@ -10,11 +11,18 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
 from tensordict import TensorDict
-from tensordict.nn import TensorDictModule
+from tensordict.nn import (
+    InteractionType,
+    NormalParamExtractor,
+    ProbabilisticTensorDictModule,
+    ProbabilisticTensorDictSequential,
+    TensorDictModule,
+)
 from torch import nn
 
 from bench.gym_pool import Policy, bare_loop, envkit_pool
@@ -120,6 +128,39 @@ def measure_runs(count: int, steps: int, *, rounds: int) -> None:
     )
 
 
+def measure_stochastic(count: int, steps: int, *, rounds: int) -> None:
+    """Compare runs of pendulums under a Gaussian actor that records its log-probability, as the module and compiled."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 32), nn.Tanh(), nn.Linear(32, 2), NormalParamExtractor())
+    parts: list[Any] = [
+        TensorDictModule(net, in_keys=["observation"], out_keys=["loc", "scale"]),
+        ProbabilisticTensorDictModule(
+            in_keys=["loc", "scale"],
+            out_keys=["action"],
+            distribution_class=torch.distributions.Normal,
+            default_interaction_type=InteractionType.from_str("random"),
+            return_log_prob=True,
+        ),
+    ]
+    actor = ProbabilisticTensorDictSequential(*parts)
+
+    def pool() -> SerialEnv:
+        env = SerialEnv(count, lambda: GymEnv("Pendulum-v1"))
+        env.set_seed(0)
+        return env
+
+    compare(
+        f"Pendulum x {count} in this process, a stochastic actor, {steps} steps a round",
+        {
+            "SerialEnv, the module": envkit_pool(pool(), steps, actor),
+            "SerialEnv, compile_policy": envkit_pool(pool(), steps, compile_policy(actor)),
+        },
+        steps=steps * count,
+        reference="SerialEnv, the module",
+        rounds=rounds,
+    )
+
+
 def main() -> None:
     """Run everything."""
     parser = argparse.ArgumentParser()
@@ -133,6 +174,8 @@ def main() -> None:
         measure_calls(rows, width, rounds=rounds, times=100)
     for count in (16, 32):
         measure_runs(count, 200, rounds=rounds)
+    for count in (1, 16):
+        measure_stochastic(count, 200, rounds=rounds)
 
 
 if __name__ == "__main__":

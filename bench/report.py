@@ -270,34 +270,37 @@ def _rows(figures: list[Figure]) -> Iterator[str]:
             yield f"| {title} | {f.work} | {speed(f.speed)} | {ratio} | {spread} | {f.machine} | {f.date} |"
 
 
-# Rows of README's table: label, bench, title; then works of the simulator alone, envkit, gymnasium, TorchRL.
+# Rows of README's table: label, bench, title; then works of the simulator alone, envkit, gymnasium, TorchRL, envkit with
+# `compile_policy` where a module acts in the work of envkit.
 _README_ROWS = (
     ("CartPole × 32 in worker processes, a policy acts", "gym_pool", "CartPole-v1 x 32",
-     "bare loop, one process", "envkit ParallelEnv", "gymnasium AsyncVectorEnv", "TorchRL ParallelEnv"),
+     "bare loop, one process", "envkit ParallelEnv", "gymnasium AsyncVectorEnv", "TorchRL ParallelEnv",
+     "envkit ParallelEnv, compile_policy"),
     ("CartPole × 32 in this process", "gym_pool", "CartPole-v1 x 32",
-     "bare loop, one process", "envkit SerialEnv", "gymnasium SyncVectorEnv", "TorchRL SerialEnv"),
+     "bare loop, one process", "envkit SerialEnv", "gymnasium SyncVectorEnv", "TorchRL SerialEnv", ""),
     ("CartPole, one env", "gym_pool", "one CartPole-v1, a policy acts",
-     "bare loop", "envkit GymEnv", "", "TorchRL GymEnv"),
+     "bare loop", "envkit GymEnv", "", "TorchRL GymEnv", "envkit GymEnv, compile_policy"),
     ("HalfCheetah × 8, 2 worker processes", "gym_pool", "HalfCheetah-v5 x 8",
-     "bare loop, one process", "envkit ParallelEnv", "gymnasium AsyncVectorEnv", "TorchRL ParallelEnv"),
+     "bare loop, one process", "envkit ParallelEnv", "gymnasium AsyncVectorEnv", "TorchRL ParallelEnv",
+     "envkit ParallelEnv, compile_policy"),
     ("2 collectors × 16 CartPole, policy in the workers", "collect", "2 workers x 16 CartPole-v1, policy in the workers",
-     "bare loops", "MultiSyncDataCollector", "", "TorchRL's MultiSyncCollector"),
+     "bare loops", "MultiSyncDataCollector", "", "TorchRL's MultiSyncCollector", "the same, compile_policy"),
     ("8 CartPoles, asynchronous, in processes", "async_pool", "8 CartPoles, min_get=8, multiprocessing",
-     "", "envkit", "", "TorchRL, dense"),
+     "", "envkit", "", "TorchRL, dense", ""),
     ("Brax inverted_pendulum × 64, step by step", "brax_step", "inverted_pendulum spring x 64 on cpu, torch policy",
-     "bare jit + dlpack loop", "envkit stepwise", "", "TorchRL, cache kept"),
+     "bare jit + dlpack loop", "envkit stepwise", "", "TorchRL, cache kept", ""),
     ("Brax inverted_pendulum × 4096, step by step", "brax_step", "inverted_pendulum spring x 4096 on cpu, torch policy",
-     "bare jit + dlpack loop", "envkit stepwise", "", ""),
+     "bare jit + dlpack loop", "envkit stepwise", "", "", ""),
     ("Brax ant × 64, step by step", "brax_step", "ant spring x 64 on cpu, torch policy",
-     "bare jit + dlpack loop", "envkit stepwise", "", "TorchRL, cache kept"),
+     "bare jit + dlpack loop", "envkit stepwise", "", "TorchRL, cache kept", ""),
     ("ant × 64 as one program, `compile_policy`", "brax_scan", "ant spring x 64 on cpu, a small network acts",
-     "bare lax.scan", "envkit unroll, compile_policy", "", ""),
+     "bare lax.scan", "envkit unroll, compile_policy", "", "", ""),
     ("inverted_pendulum × 4096 as one program", "brax_scan", "inverted_pendulum spring x 4096 on cpu, a small network acts",
-     "bare lax.scan", "envkit unroll, compile_policy", "", ""),
+     "bare lax.scan", "envkit unroll, compile_policy", "", "", ""),
     ("gymnax CartPole × 4096 as one program", "worlds", "gymnax CartPole x4096, random actions",
-     "bare lax.scan", "envkit unroll", "", ""),
+     "bare lax.scan", "envkit unroll", "", "", ""),
     ("gradient of 10 steps of ant × 64", "gradient", "gradient of 10 steps, ant spring x 64 on cpu",
-     "fused JAX value_and_grad", "envkit stepwise", "", "TorchRL, cache kept"),
+     "fused JAX value_and_grad", "envkit stepwise", "", "TorchRL, cache kept", ""),
 )  # fmt: skip
 
 
@@ -306,7 +309,7 @@ class Row:
     """One line of the table of speeds."""
 
     label: str
-    cells: tuple[Figure | None, ...]  # the simulator alone, envkit, gymnasium, TorchRL
+    cells: tuple[Figure | None, ...]  # the simulator alone, envkit, gymnasium, TorchRL, compiled
     ours: Figure
 
 
@@ -340,15 +343,33 @@ def table(figures: list[Figure]) -> str:
     """Write the table of speeds, and below it the run that it shows."""
     rows = rows_of_table(figures)
     lines = [
-        "| steps per second | bare simulator | envkit | gymnasium | TorchRL | target of envkit |",
-        "| --- | --- | --- | --- | --- | --- |",
+        "| steps per second | bare simulator | envkit | envkit, `compile_policy` | gymnasium | TorchRL | target of envkit |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     for row in rows:
-        cells = [*map(_cell, row.cells), _aim(row.ours)]
+        bare, acting, *peers, compiled = map(_cell, row.cells)
+        cells = [bare, acting, compiled, *peers, _aim(row.ours)]
         lines.append(f"| {row.label} | {' | '.join(cells)} |")
     ours = rows[0].ours
     cpu = f" ({ours.cpu})" if ours.cpu else ""
-    return "\n".join((*lines, "", f"Measured on {ours.whole[:10]} with {ours.machine}{cpu}."))
+    lines += ["", f"Measured on {ours.whole[:10]} with {ours.machine}{cpu}."]
+    return "\n".join([*lines, *_beside_busy(figures)])
+
+
+def _beside_busy(figures: list[Figure]) -> list[str]:
+    """Write, from the last line of `bench.busy`, what a pool reaches beside a busy process, and the load besides."""
+    title = "ParallelEnv, CartPole x 32, beside 1 more busy processes"
+    of_bench = [figure for figure in figures if figure.bench == "busy"]
+    rule = [f for f in of_bench if (f.title, f.work) == (title, "the rule")]
+    load = [f for f in of_bench if (f.title, f.work) == (f"before {title}", "load")]
+    if not (rule and load):
+        return []
+    besides = f" under a load of {load[-1].value:.0f}," if load[-1].value >= 1 else ""
+    return [
+        "",
+        f"Beside a busy process,{besides} CartPole × 32 in worker processes is {rule[-1].value:.1f} times as fast as with "
+        f"torch's default threads ({rule[-1].machine}, {rule[-1].date}).",
+    ]
 
 
 def _aim(figure: Figure) -> str:

@@ -166,17 +166,17 @@ def measured(whole: str, **ratios: float) -> list[report.Figure]:
 
 def test_the_table_of_speeds_shows_the_last_run_that_measured_every_row(monkeypatch):
     rows = [
-        ("first", "gym_pool", "CartPole-v1 x 32", "bare", "ours", "", "peer"),
-        ("second", "gym_pool", "CartPole-v1 x 32", "bare", "others", "", ""),
+        ("first", "gym_pool", "CartPole-v1 x 32", "bare", "ours", "", "peer", "compiled"),
+        ("second", "gym_pool", "CartPole-v1 x 32", "bare", "others", "", "", ""),
     ]
     monkeypatch.setattr(report, "_README_ROWS", rows)
-    whole = measured("2026-01-01T10", bare=1.0, ours=2.0, others=3.0)
+    whole = measured("2026-01-01T10", bare=1.0, ours=2.0, others=3.0, compiled=4.0)
     newer = measured("2026-01-02T10", bare=4.0, ours=5.0, peer=6.0)
     alone = measured("", bare=4.0, ours=5.0, others=6.0)
 
     assert report.table(whole + newer + alone).splitlines()[2:] == [
-        "| first | 1.0 M | 2.0 M (2.00) |  |  |  |",
-        "| second | 1.0 M | 3.0 M (3.00) |  |  |  |",
+        "| first | 1.0 M | 2.0 M (2.00) | 4.0 M (4.00) |  |  |  |",
+        "| second | 1.0 M | 3.0 M (3.00) |  |  |  |  |",
         "",
         "Measured on 2026-01-01 with 2 cores (some CPU).",
     ]
@@ -184,8 +184,25 @@ def test_the_table_of_speeds_shows_the_last_run_that_measured_every_row(monkeypa
         report.table(newer + alone)
 
 
+def test_below_the_table_is_what_a_pool_reaches_beside_a_busy_process(tmp_path, monkeypatch):
+    row = ("label", "gym_pool", "CartPole-v1 x 32", "bare", "ours", "", "", "")
+    monkeypatch.setattr(report, "_README_ROWS", (row,))
+    title = '"title": "{0}ParallelEnv, CartPole x 32, beside 1 more busy processes"'
+    line = f'{{{{{title}, "date": "2026-01-03", "cores": 2, {{1}}}}}}\n'
+    works = '"works": [{"work": "the rule", "steps_per_s": 9, "ratio": 7.04}]'
+    recorded = line.format("", works) + line.format("before ", '"load": 21.7')
+    (tmp_path / "busy.jsonl").write_text(recorded)
+
+    table = report.table(measured("2026-01-01", ours=1.0) + report.read(tmp_path))
+
+    assert table.endswith(
+        "Beside a busy process, under a load of 22, CartPole × 32 in worker processes is 7.0 times as fast as with "
+        "torch's default threads (2 cores, 2026-01-03)."
+    )
+
+
 def test_a_row_of_the_readme_says_that_its_run_missed_the_target(monkeypatch):
-    row = ("label", "gym_pool", "CartPole-v1 x 32", "bare", "envkit ParallelEnv", "", "")
+    row = ("label", "gym_pool", "CartPole-v1 x 32", "bare", "envkit ParallelEnv", "", "", "")
     monkeypatch.setattr(report, "_README_ROWS", (row,))
 
     assert "| ≥ 0.8 **missed** |" in report.table(
