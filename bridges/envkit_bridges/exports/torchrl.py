@@ -190,6 +190,10 @@ class TorchRLWrapper(EnvBase):
         _require_theirs(env)
         return super().__new__(cls, _batch_locked=env.batch_locked)
 
+    def __getnewargs__(self) -> tuple[Any]:
+        """Return what `__new__` takes when this env is copied or unpickled."""
+        return (self.torchrl_env,)
+
     def __init__(self, env: Any):
         if env.__dict__.get("_torchrl_native_autoreset", False):
             raise ArgumentError(

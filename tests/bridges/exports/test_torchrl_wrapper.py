@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from contextlib import closing
 from functools import partial
@@ -204,6 +205,23 @@ def test_an_action_that_cannot_be_one_is_refused_before_the_step(action, message
 
     assert env.step(td.set("action", torch.tensor([0.0, 1.0])))["next", "step_count"] == 1
     assert td["action"].dtype == torch.float32
+
+
+@pytest.mark.parametrize("name", ["gym", "unlocked", "transformed"])
+def test_a_copy_goes_on_by_itself(name):
+    with closing(TorchRLWrapper(MAKERS[name]())) as env:
+        env.set_seed(0)
+        root = env.reset()
+
+        twin = copy.deepcopy(env)
+
+        runs = [
+            one.rollout(6, act, auto_reset=False, tensordict=root.clone()) for one in (env, twin)
+        ]
+        assert twin.torchrl_env is not env.torchrl_env
+        assert_same(*runs)
+        twin.close()
+        assert not env.is_closed
 
 
 def test_closing_closes_both():
