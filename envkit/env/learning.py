@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch.nn.parameter import is_lazy
 
-from envkit.env.own_state import envs_without_episode, loading
+from envkit.env.own_state import advice_on_episodes, envs_without_episode, loading
 from envkit.errors import EnvkitError
 from envkit.process_wide import warn
 
@@ -129,7 +129,8 @@ def _held(env: Any) -> tuple[Any, str | None]:
         )
     if names := envs_without_episode(shown):
         return held, (
-            f"the episodes of {', '.join(sorted(names))} were not recorded. Call record_for_resume() before the first reset."
+            f"the episodes of {', '.join(sorted(names))} were not recorded. "
+            + advice_on_episodes(shown)
         )
     return held, None
 

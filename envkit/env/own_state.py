@@ -30,6 +30,9 @@ OWN = "_state"
 WITHOUT_EPISODE = "without_episode"
 """Entry of an own state that leaves an episode under way out: the name of its env."""
 
+NEVER_SAVED = "never_saved"
+"""Entry beside it, the same name: the simulator offers no state, so no state dict can hold its episodes."""
+
 LOADED = "load_state_dict()"
 """The call that led an env out of an episode that was not restored; its next step reports that truncated."""
 
@@ -41,12 +44,29 @@ def loads_strictly() -> bool:
     return _loads_strictly.get() is not False
 
 
-def envs_without_episode(state: object) -> set[str]:
+def envs_without_episode(state: object, entry: str = WITHOUT_EPISODE) -> set[str]:
     """Return the names of the envs whose episode under way a state dict leaves out."""
     if not isinstance(state, Mapping):
         return set()
-    own = {state[WITHOUT_EPISODE]} if WITHOUT_EPISODE in state else set[str]()
-    return own.union(*map(envs_without_episode, state.values()))
+    own = {state[entry]} if entry in state else set[str]()
+    return own.union(*(envs_without_episode(value, entry) for value in state.values()))
+
+
+def advice_on_episodes(state: object) -> str:
+    """Return how to save the episodes that a state dict leaves out, and which of them cannot be saved."""
+    never = envs_without_episode(state, NEVER_SAVED)
+    advice = []
+    if envs_without_episode(state) - never:
+        advice.append(
+            "To continue episodes, call record_for_resume() before the first reset, or pass record_for_resume=True to a "
+            "collector; a class of your own needs get_extra_state and set_extra_state."
+        )
+    if never:
+        advice.append(
+            f"Those of {', '.join(sorted(never))} cannot be saved, since the simulator offers no state: leave record_for_resume out, and "
+            "begin new ones."
+        )
+    return " ".join(advice)
 
 
 @contextmanager
@@ -65,9 +85,8 @@ def loading(state: object, *, strict: bool) -> Iterator[None]:
 def _warn_of_new_episodes(state: object) -> None:
     if names := envs_without_episode(state):
         warn(
-            f"the state dict does not hold the episodes under way in {', '.join(sorted(names))}, so new ones begin. To continue episodes, call "
-            "record_for_resume() before the first reset, or pass record_for_resume=True to a collector; a class of your "
-            "own needs get_extra_state and set_extra_state."
+            f"the state dict does not hold the episodes under way in {', '.join(sorted(names))}, so new ones begin. "
+            + advice_on_episodes(state)
         )
 
 

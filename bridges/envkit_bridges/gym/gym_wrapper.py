@@ -321,6 +321,10 @@ class GymWrapper(OnRow, GymLikeEnv):
         )
 
     @property
+    def _is_recordable(self) -> bool:
+        return self._vector is None or self._vector.is_recordable
+
+    @property
     def _seeded_parts(self) -> list[tuple[Any, int | None]]:
         if self._vector is None or self._action_seed is None:
             return super()._seeded_parts

@@ -31,7 +31,7 @@ from envkit.data.transition import stepped_rows
 from envkit.env.base import EnvBase
 from envkit.env.facts import Facts
 from envkit.env.options import EnvOptions
-from envkit.env.own_state import LOADED, WITHOUT_EPISODE
+from envkit.env.own_state import LOADED, NEVER_SAVED, WITHOUT_EPISODE
 from envkit.env.wrapper_hints import called_here
 from envkit.errors import (
     EncodingError,
@@ -424,6 +424,11 @@ class GymLikeEnv(InfoReading):
         """Reset and step ``env`` from now on: the simulator, or what records its episodes."""
         self._recorded = env
 
+    @property
+    def _is_recordable(self) -> bool:
+        """Whether `record_for_resume` makes a state dict hold the episode under way."""
+        return True
+
     def _own_state(self) -> dict[str, Any]:
         """Add the state of the simulator.
 
@@ -438,7 +443,10 @@ class GymLikeEnv(InfoReading):
         simulator = self._simulator_state()
         own = {**super()._own_state(), "records": self._records, "simulator": simulator}
         if is_without_episode(simulator):
-            own[WITHOUT_EPISODE] = f"{type(self).__name__}({', '.join(self._repr_arguments())})"
+            name = f"{type(self).__name__}({', '.join(self._repr_arguments())})"
+            own[WITHOUT_EPISODE] = name
+            if not self._is_recordable:
+                own[NEVER_SAVED] = name
         return own
 
     def _simulator_state(self) -> dict[str, Any]:

@@ -271,6 +271,10 @@ class TorchRowsEnv(GymLikeEnv):
         self._records = as_bool("mode", mode)
         return self
 
+    @property
+    def _is_recordable(self) -> bool:
+        return False
+
     def _simulator_state(self) -> dict[str, Any]:
         if self._records:
             raise ResumeError(

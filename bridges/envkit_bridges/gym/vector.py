@@ -133,6 +133,11 @@ class VectorCore:
         return plain and all(_is_of_arrays(space, self._spaces) for space in spaces)
 
     @property
+    def is_recordable(self) -> bool:
+        """Whether the episodes of rows can be saved."""
+        return self._has_stand_ins
+
+    @property
     def steps_all_rows(self) -> bool:
         """Whether only rows that have ended may be frozen."""
         return not self._has_stand_ins

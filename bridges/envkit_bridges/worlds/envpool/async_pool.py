@@ -27,7 +27,7 @@ from envkit.batched.metadata import EnvMetaData
 from envkit.batched.workers import limits_of
 from envkit.data.keywords import known_to, refuse_unknown
 from envkit.env.base import EnvBase
-from envkit.env.own_state import OWN, WITHOUT_EPISODE, envs_without_episode
+from envkit.env.own_state import NEVER_SAVED, OWN, WITHOUT_EPISODE, envs_without_episode
 from envkit.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -266,7 +266,8 @@ class EnvPoolRows(Backend[EnvPoolRow]):
 
     def _call_states(self) -> dict[int, Any]:
         """Return no state of any row, since EnvPool keeps them to itself."""
-        own = {OWN: {WITHOUT_EPISODE: f"EnvPool({self._env_name!r})"}}
+        name = f"EnvPool({self._env_name!r})"
+        own = {OWN: {WITHOUT_EPISODE: name, NEVER_SAVED: name}}
         count = len(self.rows_of)
         return {row: {"env": own, "root": None, "numbers": None} for row in range(count)}
 
