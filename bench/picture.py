@@ -13,22 +13,19 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
 from envkit import (
+    PPO,
     ActionScaling,
     EnvBase,
     GymEnv,
     ParallelEnv,
-    SyncDataCollector,
     TransformedEnv,
-    compile_policy,
     make,
 )
-from envkit.demo.ppo import PPO, Actor, PPOConfig, mlp
 
 FILE = Path(__file__).parents[1] / "docs" / "figures" / "swing_up.gif"
 ROWS, STEPS = 256, 50  # of a batch
@@ -39,14 +36,6 @@ SHOWN, LAST_SHOWN = 70, 130  # steps of the episode of a stage, and of the last
 EVERY = 2  # steps between two pictures
 COLOURS = 24
 DOWN, UP, INK = "#b8c4ce", "#1f77c9", "#22303c"
-
-
-class Swinging(Actor):
-    """The actor of the demo with two hidden layers: swinging up is not linear feedback."""
-
-    def __init__(self) -> None:
-        super().__init__(3, 1)
-        self.mean: Any = mlp(3, 1)
 
 
 @dataclass(frozen=True)
@@ -64,32 +53,31 @@ class Stage:
     returns: dict[str, float]
 
 
-def stages(train_on: EnvBase, play_on: dict[str, EnvBase]) -> Iterator[Stage]:
+def stages(train_on: EnvBase, play_on: dict[str, EnvBase], seed: int) -> Iterator[Stage]:
     """Train a policy, and have it play whole episodes on the way."""
-    actor = Swinging()
-    config = PPOConfig(gamma=0.95, gae_lambda=0.95, learning_rate=2e-3, rollouts=60)
-    ppo, policy = PPO(actor, 3, config), compile_policy(actor)
+    ppo = PPO(
+        train_on,
+        frames_per_batch=ROWS * STEPS,
+        epochs=4,
+        learning_rate=2e-3,
+        gamma=0.95,
+        seed=seed,
+    )
 
-    def stage(updates: int) -> Stage:
-        actor.eval()
-        played = {name: env.rollout(EPISODE, actor) for name, env in play_on.items()}
-        actor.train()
+    def stage() -> Stage:
+        played = {name: env.rollout(EPISODE, ppo.policy) for name, env in play_on.items()}
         angles, returns = {}, {}
         for name, data in played.items():
             cos, sin, _ = data["observation"].unbind(-1)
             angles[name] = torch.atan2(sin, cos).numpy()
             returns[name] = float(data["next", "reward"].sum(1).mean())
-        return Stage(updates * ROWS * STEPS, angles, returns)
+        return Stage(ppo.frames, angles, returns)
 
-    yield stage(0)
-    frames = ROWS * STEPS
-    batches = SyncDataCollector(
-        train_on, policy, frames_per_batch=frames, total_frames=STAGES[-1] * frames
-    )
-    for updates, data in enumerate(batches, 1):
-        ppo.update(data)
-        if updates in STAGES:
-            yield stage(updates)
+    yield stage()
+    for updates in STAGES[1:]:
+        ppo.fit(updates * ROWS * STEPS, progress=False)
+        yield stage()
+    ppo.close()
 
 
 def draw(episodes: list[Stage], file: Path) -> None:
@@ -169,7 +157,8 @@ def main() -> None:
             env.set_seed(options.seed + number)
             opened.callback(env.close)
         with torch.enable_grad():
-            episodes = list(stages(scaled[0], {"gymnax": scaled[1], "Gymnasium": scaled[2]}))
+            played_by = {"gymnax": scaled[1], "Gymnasium": scaled[2]}
+            episodes = list(stages(scaled[0], played_by, options.seed))
     for stage in episodes:
         print(f"{stage.trained:9,} steps: {stage.returns}")
     draw(episodes, options.out)

@@ -64,6 +64,7 @@ from envkit.functional import MultiDiscrete as MultiDiscrete
 from envkit.functional import StatelessEnv as StatelessEnv
 from envkit.functional import TimeLimit as TimeLimit
 from envkit.functional import Timestep as Timestep
+from envkit.ppo import PPO as PPO
 from envkit.specs import Binary as Binary
 from envkit.specs import BinaryBox as BinaryBox
 from envkit.specs import Bounded as Bounded

@@ -16,69 +16,7 @@ from envkit import demo
 from envkit.cli.app import main
 from envkit.demo import job
 from envkit.demo.display import TrainingBar, announcements_said, curves_figure
-from envkit.demo.ppo import PPO, Actor, Normalizer, PPOConfig
 from envkit.specs.annotations import as_device
-
-
-def transitions(rewards, terminated, truncated):
-    """One row of data whose observations are all zero."""
-    steps = len(rewards)
-    flags = {
-        "terminated": torch.tensor(terminated).reshape(1, steps, 1),
-        "truncated": torch.tensor(truncated).reshape(1, steps, 1),
-    }
-    flags["done"] = flags["terminated"] | flags["truncated"]
-    following = TensorDict(
-        {
-            "observation": torch.zeros(1, steps, 2),
-            "reward": torch.tensor(rewards).reshape(1, steps, 1),
-            **flags,
-        },
-        [1, steps],
-    )
-    return TensorDict({"observation": torch.zeros(1, steps, 2), "next": following}, [1, steps])
-
-
-def test_advantages_cut_at_done_and_look_beyond_a_truncation():
-    config = PPOConfig(gamma=0.5, gae_lambda=0.5)
-    ppo = PPO(Actor(2, 1), 2, config)
-    with torch.no_grad():  # the critic says 1 everywhere
-        for parameter in ppo.critic.parameters():
-            parameter.zero_()
-        ppo.critic[-1].bias.fill_(1.0)
-    data = transitions([2.0, 2.0, 2.0], [False, True, False], [False, False, True])
-
-    with_advantages = ppo._with_advantages(data)
-
-    # error = (1 - gamma) * reward + gamma * alive * V' - V: 0.5, 0.0, 0.5
-    assert with_advantages["advantage"].tolist() == [[[0.5], [0.0], [0.5]]]
-    assert with_advantages["value_target"].tolist() == [[[1.5], [1.0], [1.5]]]
-    assert data["next", "reward"].tolist() == [[[2.0], [2.0], [2.0]]]
-
-
-def test_the_normalizer_knows_mean_and_deviation_of_all_it_saw():
-    torch.manual_seed(0)
-    batches = torch.randn(3, 50, 4) * 3 + 7
-    normalizer = Normalizer(4)
-
-    for batch in batches:
-        normalizer.observe(batch)
-
-    seen = normalizer(batches.flatten(0, 1))
-    assert torch.allclose(seen.mean(0), torch.zeros(4), atol=1e-3)
-    assert torch.allclose(seen.var(0, correction=0), torch.ones(4), atol=1e-3)
-
-
-def test_an_evaluated_actor_takes_the_mean_and_a_training_one_samples():
-    torch.manual_seed(0)
-    actor = Actor(2, 1)
-    td = TensorDict({"observation": torch.ones(3, 2)}, [3])
-
-    means = [actor.eval()(td.clone())["action"] for _ in range(2)]
-    samples = [actor.train()(td.clone())["action"] for _ in range(2)]
-
-    assert torch.equal(*means)
-    assert not torch.equal(*samples)
 
 
 def test_the_command_line_asks_for_a_command(capsys):

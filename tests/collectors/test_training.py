@@ -10,6 +10,7 @@ import torch
 from tensordict.nn import TensorDictModule
 
 from envkit import (
+    PPO,
     ExplorationType,
     GymEnv,
     MultiaSyncDataCollector,
@@ -17,8 +18,7 @@ from envkit import (
     SerialEnv,
     set_exploration_type,
 )
-from envkit.demo.job import balanced, make_gym, mean_length
-from envkit.demo.ppo import PPO, Actor, PPOConfig
+from envkit.demo.job import balanced, balancing_actor, make_gym, mean_length
 
 pytestmark = [
     pytest.mark.slow,
@@ -37,13 +37,20 @@ def few_threads():
 
 
 def test_ppo_balances_a_pendulum_with_batches_of_two_workers():
-    torch.manual_seed(0)
-    actor = Actor(4, 1)
-    ppo = PPO(actor, 4, PPOConfig(rollouts=150))
     test_env = SerialEnv(8, make_gym)
+    ppo = PPO(
+        test_env,
+        balancing_actor(),
+        epochs=4,
+        learning_rate=1e-3,
+        gamma=0.995,
+        lmbda=0.98,
+        normalize_rewards=False,
+        seed=0,
+    )
     collector = MultiSyncDataCollector(
         lambda: SerialEnv(16, make_gym),
-        actor,
+        ppo.policy,
         num_workers=2,
         frames_per_batch=32 * 128,
         total_frames=150 * 32 * 128,
@@ -56,10 +63,11 @@ def test_ppo_balances_a_pendulum_with_batches_of_two_workers():
         ppo.update(batch)
         collector.update_policy_weights_()
         if iteration % 15 == 0:
-            lengths.append(mean_length(balanced(test_env, actor, seed=100)))
+            lengths.append(mean_length(balanced(test_env, ppo.policy, seed=100)))
             if lengths[-1] >= 950:
                 break
     collector.shutdown()
+    ppo.close()
     test_env.close()
 
     assert lengths[-1] >= 950, lengths

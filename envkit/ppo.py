@@ -1,0 +1,819 @@
+"""Train a policy in any env by proximal policy optimisation (PPO): one file, written to be read, copied and changed.
+
+It takes from envkit what any trainer would. A `Collector` makes batches, and `compile_policy` makes a batch of a stateless env
+one program. `NormalizeReward` and `RewardSum` are transforms of the env. `generalized_advantage_estimate` is a formula, and
+`minibatches` shuffles.
+
+Conventions
+    group    the entries beside one action: ``("agents", "observation")`` and ``("agents", "reward")`` belong to
+             ``("agents", "action")``. An env without agents is one group, whose name is "".
+    outputs  what an actor returns: means of a normal distribution, or a logit for each option.
+    sample   what is drawn from the distribution: an action before it has the form that its spec asks for.
+    batch    of the collector, batch size (*batch, T); entries of agents have their axis behind these.
+
+Sources: Schulman et al., "Proximal Policy Optimization Algorithms" (2017), eq. 7. Huang et al., "The 37 Implementation Details
+of Proximal Policy Optimization" (2022), for initial weights, normalisation and most defaults.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple, Self
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor, nn
+from torch.distributions import Categorical as Options
+from torch.distributions import Independent, Normal
+
+from envkit import (
+    Bounded,
+    Collector,
+    Compose,
+    EnvBase,
+    ExplorationType,
+    NormalizeReward,
+    RewardSum,
+    TensorSpec,
+    Transform,
+    TransformedEnv,
+    compile_policy,
+    exploration_type,
+    generalized_advantage_estimate,
+    minibatches,
+)
+from envkit.arrays.integers import as_int
+from envkit.data.arguments import as_bool, as_number, require_callable
+from envkit.data.paths import Path, as_path
+from envkit.errors import ArgumentError, MissingKeyError, MissingLibraryError
+from envkit.installing import install_hint
+from envkit.specs import Binary, Categorical, MultiCategorical, MultiOneHot, OneHot
+from envkit.specs.annotations import EnvData
+
+Networks = nn.Module | Mapping[str, nn.Module] | None
+
+_SAMPLE, _LOG_PROB = "ppo_sample", "ppo_log_prob"
+"""Entries that the policy writes beside each action."""
+
+_RETURN, _REWARD = "ppo_return", "ppo_reward"
+"""Entries that transforms write beside each reward: the sum over the episode, and what is learnt from."""
+
+_LOSSES = ("policy_loss", "value_loss", "entropy", "kl", "clipped")
+
+
+class PPO:
+    """Train an actor and a critic in an env, by proximal policy optimisation.
+
+    `fit` collects and learns. ``policy`` then acts in every env with these specs, on raw observations.
+
+    Actions may be continuous or discrete, one-hot or numbers, one or several; an ``action_mask`` beside the observation is
+    obeyed. Agents of a group share networks, and each counts as a row; those that ``mask`` calls dead are left out.
+    Each group has networks of its own. A time limit is no end: the value of the last observation stands for what
+    would follow. Training draws actions; `evaluate` and `record` take the most likely ones.
+
+    Args:
+        env: any env, of any batch size. It stays the caller's, who closes it.
+        actor: network that is called with observations, float32 of shape ``(*batch, *event)``, and returns outputs
+            ``(*batch, n)``: a mean for each number of a continuous action, or a logit for each option. By default two layers
+            of 64 units. A dict by group where the env has several.
+        critic: network from observations to a value, ``(*batch, 1)``, in the same way.
+        observation_keys: entries of a group with which actor and critic are called, in this order.
+        frames_per_batch: transitions between two updates. The default is 2048, or 16 of each row if that is more.
+        minibatch_size: samples of a gradient step. The default is an eighth of the batch.
+        epochs: how often an update goes through its batch.
+        learning_rate: of Adam.
+        anneal: lower the learning rate linearly, down to zero at the frames that `fit` is asked for.
+        gamma: discount of a step, from 0 to 1.
+        lmbda: weight of longer returns, from 0 to 1.
+        clip: how far an update may move the probability of an action, as a share of what it was.
+        entropy: weight of the policy's entropy in the objective.
+        max_grad_norm: gradients of the actor, and those of the critic, are scaled down to this norm.
+        normalize_observations: subtract the running mean of observations and divide by their deviation. The policy does it.
+        normalize_rewards: learn from rewards that are divided by the running deviation of returns, see `NormalizeReward`.
+        seed: of networks, envs and draws; it seeds torch's generators too. The same seed trains the same policy.
+
+    Attributes:
+        policy: a module that acts, see `compile_policy`. Pass it to `evaluate`, `record` and ``env.rollout``.
+        returns: the return of each episode that ended in training, a mean over agents; `plot_returns` draws it.
+
+    Raises:
+        ArgumentError: (a ValueError) a number is out of range, or a network or the space of actions does not fit.
+        MissingKeyError: (a KeyError) the env has no such observation.
+
+    Example:
+        >>> from envkit import PPO, GymEnv, SerialEnv, evaluate
+        >>> env = SerialEnv(4, lambda: GymEnv("CartPole-v1"))
+        >>> ppo = PPO(env, frames_per_batch=64, seed=0)
+        >>> ppo.fit(128, progress=False).frames
+        128
+        >>> evaluate(env, ppo.policy, 4, seed=1).returns.shape
+        torch.Size([4])
+        >>> ppo.close()
+        >>> env.close()
+    """
+
+    def __init__(
+        self,
+        env: EnvBase,
+        actor: Networks = None,
+        critic: Networks = None,
+        *,
+        observation_keys: Sequence[str] = ("observation",),
+        frames_per_batch: int | None = None,
+        minibatch_size: int | None = None,
+        epochs: int = 10,
+        learning_rate: float = 3e-4,
+        anneal: bool = True,
+        gamma: float = 0.99,
+        lmbda: float = 0.95,
+        clip: float = 0.2,
+        entropy: float = 0.0,
+        max_grad_norm: float = 0.5,
+        normalize_observations: bool = True,
+        normalize_rewards: bool = True,
+        seed: int | None = None,
+    ):
+        self.epochs = as_int("epochs", epochs, least=1, meaning="how often to go through a batch")
+        if minibatch_size is not None:
+            as_int("minibatch_size", minibatch_size, least=1, meaning="samples of a gradient step")
+        self.minibatch_size = minibatch_size
+        self.learning_rate = as_number(
+            "learning_rate", learning_rate, above=0.0, meaning="Adam's, 3e-4 for example"
+        )
+        self.anneal = as_bool("anneal", anneal)
+        self.gamma = as_number("gamma", gamma, least=0.0, most=1.0, meaning="a discount")
+        self.lmbda = as_number("lmbda", lmbda, least=0.0, most=1.0, meaning="a weight")
+        self.clip = as_number("clip", clip, above=0.0, meaning="0.2 for example")
+        self.entropy = as_number("entropy", entropy, least=0.0, meaning="0.01 for example")
+        self.max_grad_norm = as_number("max_grad_norm", max_grad_norm, above=0.0, meaning="a norm")
+        if seed is not None:
+            torch.manual_seed(seed)
+        groups = [Group(env, as_path(key), observation_keys) for key in env.action_keys]
+        normalizes = as_bool("normalize_observations", normalize_observations)
+        self._reward = _REWARD if as_bool("normalize_rewards", normalize_rewards) else "reward"
+        networks = zip(
+            groups,
+            _by_group("actor", actor, groups),
+            _by_group("critic", critic, groups),
+            strict=True,
+        )
+        self._learners = [
+            Learner.of(
+                Actor(group, acting, normalizes).to(env.device),
+                group.fitting("critic", judging or MLP(group.event_shapes, 1, scale=1.0), 1).to(
+                    env.device
+                ),
+            )
+            for group, acting, judging in networks
+        ]
+        self.policy = compile_policy(Policy([learner.actor for learner in self._learners]))
+        self._collector = Collector(
+            _with_returns(env, groups, self.gamma, normalizes=self._reward == _REWARD),
+            self.policy,
+            frames_per_batch=frames_per_batch or max(2048, 16 * env.batch_size.numel()),
+            seed=seed,
+        )
+        self.returns: list[float] = []
+        self._losses: dict[str, float] = {}
+
+    @property
+    def frames(self) -> int:
+        """Transitions that were collected."""
+        return self._collector.frames
+
+    def fit(
+        self,
+        frames: int,
+        callback: Callable[[PPO, EnvData], object] | None = None,
+        *,
+        progress: bool = True,
+    ) -> Self:
+        """Collect and learn until ``frames`` transitions were collected in all; the last batch is whole.
+
+        After Ctrl-C, an error or `load_state_dict`, the same call goes on where training stopped.
+
+        Args:
+            frames: of the whole training, those of earlier calls included.
+            callback: called as ``callback(ppo, batch)`` after each update: to log `scalars`, to evaluate, to save. Training ends
+                where it returns True.
+            progress: show a bar with the mean return of the last 100 episodes.
+
+        Returns:
+            This object.
+
+        Raises:
+            ArgumentError: (a ValueError) ``frames`` is below 1.
+            MissingLibraryError: (an ImportError) there is no tqdm for the bar.
+
+        Example:
+            >>> from envkit import PPO, GymEnv
+            >>> env, lengths = GymEnv("Pendulum-v1"), []
+            >>> ppo = PPO(env, frames_per_batch=32)
+            >>> ppo = ppo.fit(64, lambda ppo, batch: lengths.append(batch.numel()), progress=False)
+            >>> lengths
+            [32, 32]
+            >>> ppo.close()
+            >>> env.close()
+        """
+        frames = as_int("frames", frames, least=1, meaning="transitions of the whole training")
+        require_callable("callback", callback, is_optional=True)
+        with _bar(frames, self.frames, as_bool("progress", progress)) as show:
+            while self.frames < frames:
+                left = 1.0 - self.frames / frames
+                batch: Any = self._collector.next()
+                self.update(batch, self.learning_rate * (left if self.anneal else 1.0))
+                show(batch.numel(), self.scalars())
+                if callback is not None and callback(self, batch) is True:
+                    break
+        return self
+
+    def scalars(self) -> dict[str, float]:
+        """Return what to log, a flat dict of numbers for any logger.
+
+        Returns:
+            ``frames``, ``episodes``, ``return`` (the mean of the last 100 episodes, once one has ended), and of the last update, a mean
+            over its gradient steps: ``policy_loss``, ``value_loss``, ``entropy``, ``kl`` (how far the policy moved, in nats),
+            ``clipped`` (the share of samples whose ratio was clipped) and ``learning_rate``. Those of agents begin with their group,
+            ``agents/policy_loss``.
+
+        Example:
+            >>> from envkit import PPO, GymEnv
+            >>> env = GymEnv("CartPole-v1")
+            >>> ppo = PPO(env, frames_per_batch=64).fit(64, progress=False)
+            >>> sorted(ppo.scalars())[:4]
+            ['clipped', 'entropy', 'episodes', 'frames']
+            >>> ppo.close()
+            >>> env.close()
+        """
+        last = self.returns[-100:]
+        mean = {"return": sum(last) / len(last)} if last else {}
+        return {"frames": self.frames, "episodes": len(self.returns), **mean, **self._losses}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that training goes on from: networks, statistics, optimisers, envs, generators and counters.
+
+        Example:
+            >>> import tempfile
+            >>> from envkit import PPO, GymEnv, load, save
+            >>> env, path = GymEnv("CartPole-v1"), tempfile.mkdtemp() + "/ppo.pt"
+            >>> env.record_for_resume()
+            >>> ppo = PPO(env, frames_per_batch=32).fit(32, progress=False)
+            >>> save(path, ppo=ppo)
+            >>> _ = load(path, ppo=ppo)
+            >>> ppo.frames
+            32
+            >>> ppo.close()
+            >>> env.close()
+        """
+        return {
+            "networks": [
+                {name: part.state_dict() for name, part in learner._asdict().items()}
+                for learner in self._learners
+            ],
+            "collector": self._collector.state_dict(),
+            "returns": torch.tensor(self.returns, dtype=torch.float64),
+            "losses": dict(self._losses),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on as the training that gave ``state``, with networks and an env of the same kind.
+
+        Raises:
+            ResumeError, RuntimeError: a network or the env is another one.
+        """
+        for learner, saved in zip(self._learners, state["networks"], strict=True):
+            for name, part in learner._asdict().items():
+                part.load_state_dict(saved[name])
+        self._collector.load_state_dict(state["collector"])
+        self.returns, self._losses = state["returns"].tolist(), dict(state["losses"])
+
+    def close(self) -> None:
+        """End collecting; the env stays open."""
+        self._collector.shutdown()
+
+    def update(self, batch: EnvData, learning_rate: float | None = None) -> None:
+        """Take the gradient steps of one batch, as `fit` does with each.
+
+        Call it for batches of a collector of your own, one with workers for example. Build it with ``policy``, and this object with
+        ``normalize_rewards=False``: no transform has put normalised rewards into these batches.
+
+        Args:
+            batch: what ``policy`` did in the env, batch size ``(*batch, T)``, in the order of time.
+            learning_rate: of these steps; None takes that of the object.
+
+        Raises:
+            KeyError: it was collected with another policy, or has no normalised rewards.
+
+        Example:
+            >>> from envkit import PPO, Collector, GymEnv
+            >>> env = GymEnv("CartPole-v1")
+            >>> ppo = PPO(env, normalize_rewards=False)
+            >>> for batch in Collector(env, ppo.policy, frames_per_batch=64, total_frames=128):
+            ...     ppo.update(batch)
+            >>> ppo.close()
+            >>> env.close()
+        """
+        rate = self.learning_rate if learning_rate is None else learning_rate
+        groups = [learner.actor.group for learner in self._learners]
+        self.returns += _ended_returns(batch, groups)
+        self._losses = {"learning_rate": rate}
+        for group, learner in zip(groups, self._learners, strict=True):
+            for options in learner.optimizer.param_groups:
+                options["lr"] = rate
+            samples = self._samples(batch, learner)
+            size = self.minibatch_size or math.ceil(len(samples) / 8)
+            parts = minibatches(samples, size, epochs=self.epochs)
+            means = torch.stack([self._step(part, learner) for part in parts]).mean(0).tolist()
+            prefix = f"{group.name}/" if group.name else ""
+            self._losses |= {prefix + name: mean for name, mean in zip(_LOSSES, means, strict=True)}
+            # Only now: the log-probabilities above belong to the statistics with which the policy acted.
+            learner.actor.observe(samples)
+
+    @torch.no_grad()
+    def _samples(self, batch: EnvData, learner: Learner) -> EnvData:
+        """Return what the loss reads, batch size ``(n,)``: each step of each agent that is in the game."""
+        group, following = learner.actor.group, batch["next"]
+        value, next_value = (learner.value(td) for td in (batch, following))
+        reward, done, terminated = group.outcome(following, self._reward, value.shape)
+        time_dim = batch.batch_dims - 1
+        advantage, target = generalized_advantage_estimate(
+            self.gamma, self.lmbda, value, next_value, reward, done, terminated, time_dim=time_dim
+        )
+        entries = {
+            _SAMPLE: batch[group.key(_SAMPLE)],
+            _LOG_PROB: batch[group.key(_LOG_PROB)],
+            "advantage": advantage.squeeze(-1),
+            "value_target": target,
+        }
+        samples = TensorDict(entries, advantage.shape[:-1])
+        for key in group.read_keys:
+            samples[key] = batch[key]
+        samples = group.alive(samples.detach())
+        gain = samples["advantage"]
+        samples["advantage"] = (gain - gain.mean()) / (gain.std(correction=0) + 1e-8)
+        return samples
+
+    def _step(self, samples: EnvData, learner: Learner) -> Tensor:
+        """Take one gradient step, and return the numbers of ``_LOSSES``."""
+        actor, critic, optimizer = learner
+        observations = actor.observations(samples)
+        distribution = actor.distribution(samples, observations)
+        change = distribution.log_prob(samples[_SAMPLE]) - samples[_LOG_PROB]
+        ratio, advantage = change.exp(), samples["advantage"]
+        clipped = ratio.clamp(1 - self.clip, 1 + self.clip)
+        policy_loss = -torch.minimum(ratio * advantage, clipped * advantage).mean()
+        entropy = distribution.entropy().mean()
+        value_loss = (critic(*observations) - samples["value_target"]).square().mean()
+        optimizer.zero_grad()
+        (policy_loss - self.entropy * entropy + value_loss).backward()
+        # Apart, or large gradients of the critic would hold up the actor.
+        nn.utils.clip_grad_norm_(actor.parameters(), self.max_grad_norm)
+        nn.utils.clip_grad_norm_(critic.parameters(), self.max_grad_norm)
+        optimizer.step()
+        with torch.no_grad():
+            kl, share = (ratio - 1 - change).mean(), (ratio != clipped).float().mean()
+        return torch.stack([policy_loss, value_loss, entropy, kl, share]).detach()
+
+
+class Learner(NamedTuple):
+    """Actor, critic and optimiser of one group."""
+
+    actor: Actor
+    critic: nn.Module
+    optimizer: torch.optim.Optimizer
+
+    @classmethod
+    def of(cls, actor: Actor, critic: nn.Module) -> Self:
+        """Build an optimiser for both."""
+        parameters = [*actor.parameters(), *critic.parameters()]
+        return cls(actor, critic, torch.optim.Adam(parameters, eps=1e-5))
+
+    def value(self, td: EnvData) -> Tensor:
+        """Return the value of observations, ``(*batch, 1)``."""
+        return self.critic(*self.actor.observations(td))
+
+
+class Group:
+    """Name the entries that belong to one action of an env.
+
+    Args:
+        env: any env.
+        action: path of the action.
+        observation_keys: names within the group of what networks are called with.
+
+    Raises:
+        MissingKeyError: there is no such observation.
+    """
+
+    def __init__(self, env: EnvBase, action: Path, observation_keys: Sequence[str]):
+        self.path = action[:-1]
+        self.name = ".".join(self.path)
+        self.action_key = action
+        self.action_spec: Any = env.full_action_spec[action]
+        self._observed: Any = env.observation_spec
+        axes = env.full_action_spec[self.path].shape if self.path else env.batch_size
+        self.axes = len(axes)
+        """Batch axes of the entries, those of the env and those of the agents."""
+        self._agent_axes = self.axes - env.batch_dims
+        leaves = [as_path(key) for key in self._observed.keys(True, True)]
+        self.observation_keys = [self.key(name) for name in observation_keys]
+        if missing := [key for key in self.observation_keys if key not in leaves]:
+            raise MissingKeyError(
+                f"the env has no observation {missing}; it has {leaves}. Pass observation_keys=[...], names of tensors in "
+                f"the group {self.name!r}."
+            )
+        self.event_shapes = [
+            self._observed[key].shape[self.axes :] for key in self.observation_keys
+        ]
+        self.mask_key = self.key("action_mask") if self.key("action_mask") in leaves else None
+        self._alive_key = self.key("mask") if self.path and self.key("mask") in leaves else None
+        paid = [as_path(key) for key in env.reward_keys]
+        self.reward_path = self.path if self.key("reward") in paid else ()
+        ends = [as_path(key) for key in env.done_keys]
+        self._game_ends = ("done",) in ends
+        self._agents_end = bool(self.path) and self.key("done") in ends
+
+    def key(self, name: str) -> Path:
+        """Return the path of an entry of this group."""
+        return (*self.path, name)
+
+    @property
+    def read_keys(self) -> list[Path]:
+        """What networks, masks and losses read of an observation."""
+        return [*self.observation_keys, *(key for key in (self.mask_key, self._alive_key) if key)]
+
+    def alive(self, samples: EnvData) -> EnvData:
+        """Return the samples ``(n,)`` of agents that are in the game."""
+        return samples.reshape(-1) if self._alive_key is None else samples[samples[self._alive_key]]
+
+    def outcome(self, following: EnvData, reward: str, shape: torch.Size) -> tuple[Tensor, ...]:
+        """Return reward, done and terminated of a batch's ``next``, all of ``shape``: ``(*batch, T, *agents, 1)``.
+
+        What the whole env has, each of its agents has.
+        """
+        paid = _spread(following[(*self.reward_path, reward)], shape)
+        levels = [()] * self._game_ends + [self.path] * self._agents_end
+        flags = [
+            [_spread(following[(*level, name)], shape) for level in levels]
+            for name in ("done", "terminated")
+        ]
+        done, terminated = (torch.stack(each).any(0) for each in flags)
+        return paid, done, terminated
+
+    def fitting(self, role: str, network: nn.Module, outputs: int) -> nn.Module:
+        """Return a network that gives ``outputs`` numbers for these observations.
+
+        Raises:
+            ArgumentError: it gives another shape.
+        """
+        tried = [torch.zeros(2, *shape) for shape in self.event_shapes]
+        with torch.no_grad():
+            outcome = network.cpu()(*tried)
+        if getattr(outcome, "shape", None) != (2, outputs):
+            raise ArgumentError(
+                f"the {role} of {self.action_key} returned {getattr(outcome, 'shape', type(outcome).__name__)} for two observations of "
+                f"the shapes {[tuple(shape) for shape in self.event_shapes]}; expected shape (2, {outputs}). "
+                f"Give its last layer {outputs} outputs."
+            )
+        return network
+
+    def require_mask(self, options: int) -> None:
+        """Check that the mask has a flag for each of so many options.
+
+        Raises:
+            ArgumentError: it has more or fewer.
+        """
+        if self.mask_key is None:
+            return
+        shape = self._observed[self.mask_key].shape[self.axes :]
+        if shape.numel() != options:
+            raise ArgumentError(
+                f"{self.mask_key} has shape {tuple(shape)}, but {self.action_key} has {options} options in all. Give the mask a "
+                "flag for each of them, or take it out with ExcludeTransform."
+            )
+
+
+class Policy(nn.Module):
+    """Act for all groups of an env: the form in which any env takes a policy."""
+
+    def __init__(self, actors: Sequence[Actor]):
+        super().__init__()
+        self.actors = nn.ModuleList(actors)
+
+    def forward(self, td: EnvData) -> EnvData:
+        """Write the action of each group, and what was drawn for it with its log-probability."""
+        for actor in self.actors:
+            actor(td)
+        return td
+
+
+class Actor(nn.Module):
+    """Act for one group: normalise observations, ask the network, draw, and bring the sample to the action's form.
+
+    Args:
+        group: where the entries are.
+        network: from observations to outputs; None makes two layers of 64 units.
+        normalizes: whether observations are normalised.
+    """
+
+    def __init__(self, group: Group, network: nn.Module | None, normalizes: bool):
+        super().__init__()
+        self.group = group
+        self.form = form_of(group)
+        chosen = network or MLP(group.event_shapes, self.form.outputs, scale=0.01)
+        self.network = group.fitting("actor", chosen, self.form.outputs)
+        shapes = group.event_shapes if normalizes else []
+        self.normalizers: Any = nn.ModuleList(Normalizer(shape) for shape in shapes)
+
+    def forward(self, td: EnvData) -> None:
+        """Write action, sample and log-probability; see `Policy`."""
+        group, distribution = self.group, self.distribution(td, self.observations(td))
+        is_drawn = exploration_type() is ExplorationType.RANDOM
+        sample = distribution.sample() if is_drawn else distribution.mode
+        td[group.key(_SAMPLE)] = sample
+        td[group.key(_LOG_PROB)] = distribution.log_prob(sample)
+        td[group.action_key] = self.form.action(sample)
+
+    def observations(self, td: EnvData) -> list[Tensor]:
+        """Return what networks are called with, each ``(*batch, *event)``, float32."""
+        raw = [td[key].float() for key in self.group.observation_keys]
+        if not self.normalizers:
+            return raw
+        return [shift(values) for shift, values in zip(self.normalizers, raw, strict=True)]
+
+    def distribution(self, td: EnvData, observations: Sequence[Tensor]) -> Any:
+        """Return the distribution of samples, with the mask of ``td``."""
+        key = self.group.mask_key
+        return self.form.distribution(self.network(*observations), None if key is None else td[key])
+
+    def observe(self, samples: EnvData) -> None:
+        """Add samples ``(n,)`` to the statistics of observations."""
+        if not self.normalizers:
+            return
+        for normalizer, key in zip(self.normalizers, self.group.observation_keys, strict=True):
+            normalizer.observe(samples[key].float())
+
+
+class Continuous(nn.Module):
+    """Draw from a normal distribution, whose deviation does not depend on the observation; tanh brings samples within bounds.
+
+    Args:
+        spec: of the action.
+        event: its shape without batch axes.
+        bounds: lowest and highest action, each of shape ``event``; None where there are no bounds.
+    """
+
+    def __init__(self, spec: TensorSpec, event: torch.Size, bounds: tuple[Tensor, Tensor] | None):
+        super().__init__()
+        self.event, self.outputs, self.dtype = event, event.numel(), spec.dtype
+        self.is_bounded = bounds is not None
+        low, high = bounds or (torch.zeros(event), torch.zeros(event))
+        self.low: Tensor
+        self.high: Tensor
+        self.register_buffer("low", low.flatten().clone())
+        self.register_buffer("high", high.flatten().clone())
+        self.log_std = nn.Parameter(torch.zeros(self.outputs))
+
+    def distribution(self, outputs: Tensor, mask: Tensor | None) -> Independent:
+        """Return the distribution of samples ``(*batch, outputs)``; there is nothing to mask."""
+        normal = Normal(outputs, self.log_std.exp().expand_as(outputs), validate_args=False)
+        return Independent(normal, 1, validate_args=False)
+
+    def action(self, sample: Tensor) -> Tensor:
+        """Bring a sample to the form of the action, ``(*batch, *event)``."""
+        if self.is_bounded:
+            shown = self.low + (sample.tanh() + 1) / 2 * (self.high - self.low)
+            sample = torch.minimum(torch.maximum(shown, self.low), self.high)  # sums round
+        return sample.reshape((*sample.shape[:-1], *self.event)).to(self.dtype)
+
+
+class Discrete(nn.Module):
+    """Draw options, each from its own logits.
+
+    Args:
+        counts: of the options of each choice.
+        is_one_hot: whether an action has a flag for each option instead of the option's number.
+        spec: of the action.
+        event: its shape without batch axes.
+    """
+
+    def __init__(self, spec: TensorSpec, event: torch.Size, counts: list[int], *, is_one_hot: bool):
+        super().__init__()
+        self.event, self.dtype, self.counts, self.is_one_hot = event, spec.dtype, counts, is_one_hot
+        self.outputs = sum(counts)
+
+    def distribution(self, outputs: Tensor, mask: Tensor | None) -> Choices:
+        """Return the distribution of samples ``(*batch, choices)``; what the mask forbids has no probability."""
+        if mask is not None:
+            allowed = mask.reshape(outputs.shape).bool()
+            outputs = outputs.where(allowed, torch.finfo(outputs.dtype).min)
+        return Choices(
+            [Options(logits=part, validate_args=False) for part in outputs.split(self.counts, -1)]
+        )
+
+    def action(self, sample: Tensor) -> Tensor:
+        """Bring a sample to the form of the action, ``(*batch, *event)``."""
+        if self.is_one_hot:
+            parts = zip(sample.unbind(-1), self.counts, strict=True)
+            sample = torch.cat(
+                [nn.functional.one_hot(option, count) for option, count in parts], -1
+            )
+        return sample.reshape((*sample.shape[:-1], *self.event)).to(self.dtype)
+
+
+class Choices:
+    """Several independent choices as one distribution, over samples ``(*batch, choices)``, int64."""
+
+    def __init__(self, parts: list[Options]):
+        self._parts = parts
+
+    def sample(self) -> Tensor:
+        """Draw an option of each choice."""
+        return torch.stack([part.sample() for part in self._parts], -1)
+
+    @property
+    def mode(self) -> Tensor:
+        """The most likely option of each choice."""
+        return torch.stack([part.logits.argmax(-1) for part in self._parts], -1)
+
+    def log_prob(self, sample: Tensor) -> Tensor:
+        """Return the log-probability of all choices together, ``(*batch)``."""
+        each = zip(self._parts, sample.unbind(-1), strict=True)
+        return torch.stack([part.log_prob(option) for part, option in each]).sum(0)
+
+    def entropy(self) -> Tensor:
+        """Return the entropy of all choices together in nats, ``(*batch)``."""
+        return torch.stack([part.entropy() for part in self._parts]).sum(0)
+
+
+def form_of(group: Group) -> Continuous | Discrete:
+    """Return what draws the actions of a group.
+
+    Raises:
+        ArgumentError: the space has no such distribution, or its mask has other options.
+    """
+    spec, event = group.action_spec, group.action_spec.shape[group.axes :]
+    if isinstance(spec, OneHot):
+        form = Discrete(spec, event, [spec.n] * event[:-1].numel(), is_one_hot=True)
+    elif isinstance(spec, MultiOneHot):
+        form = Discrete(spec, event, [box.n for box in spec.space.boxes], is_one_hot=True)
+    elif isinstance(spec, MultiCategorical):
+        counts = spec.nvec.reshape(-1, spec.nvec.shape[-1])[0].tolist()
+        form = Discrete(spec, event, counts, is_one_hot=False)
+    elif isinstance(spec, Categorical | Binary):
+        count = spec.n if isinstance(spec, Categorical) else 2
+        form = Discrete(spec, event, [count] * event.numel(), is_one_hot=False)
+    elif spec.dtype.is_floating_point and isinstance(spec, Bounded):
+        low, high = (bound[(0,) * group.axes].float() for bound in (spec.low, spec.high))
+        is_bounded = bool(low.isfinite().all() and high.isfinite().all())
+        if not is_bounded and bool(low.isfinite().any() or high.isfinite().any()):
+            raise ArgumentError(
+                f"the action {group.action_key} has bounds for some of its numbers alone, {low.tolist()} to {high.tolist()}. Give "
+                "the env bounds for all of them or for none."
+            )
+        form = Continuous(spec, event, (low, high) if is_bounded else None)
+    elif spec.dtype.is_floating_point:
+        form = Continuous(spec, event, None)
+    else:
+        raise ArgumentError(
+            f"the action {group.action_key} is a {type(spec).__name__} of {spec.dtype}; PPO draws floats, options and flags. "
+            "Put a transform around the env that takes one of these."
+        )
+    if isinstance(form, Discrete):
+        group.require_mask(form.outputs)
+    return form
+
+
+class Normalizer(nn.Module):
+    """Subtract the running mean and divide by the running deviation of what was observed, and clip at 10.
+
+    Source of the merge: Chan et al., "Updating Formulae and a Pairwise Algorithm for Computing Sample Variances" (1979), eq. 2.1.
+    """
+
+    count: Tensor
+    mean: Tensor
+    squares: Tensor
+
+    def __init__(self, shape: torch.Size):
+        super().__init__()
+        self.register_buffer("count", torch.tensor(1e-4))
+        self.register_buffer("mean", torch.zeros(shape))
+        self.register_buffer("squares", torch.full(shape, 1e-4))  # sum of squared deviations
+
+    def forward(self, values: Tensor) -> Tensor:
+        """Normalise, shape ``(*batch, *event)`` in and out."""
+        deviation = (self.squares / self.count).sqrt().clamp(min=1e-4)
+        return ((values - self.mean) / deviation).clamp(-10, 10)
+
+    @torch.no_grad()
+    def observe(self, values: Tensor) -> None:
+        """Add observations ``(n, *event)``."""
+        if not len(values):
+            return
+        shift, total = values.mean(0) - self.mean, self.count + len(values)
+        self.squares += values.var(0, correction=0) * len(values)
+        self.squares += shift.square() * self.count * len(values) / total
+        self.mean += shift * len(values) / total
+        self.count.copy_(total)
+
+
+class MLP(nn.Module):
+    """Two layers of 64 units with tanh, over all observations in one vector; initial weights are orthogonal.
+
+    Args:
+        event_shapes: of the observations.
+        outputs: numbers that it returns.
+        scale: of the initial weights of the last layer.
+    """
+
+    def __init__(self, event_shapes: Sequence[torch.Size], outputs: int, *, scale: float):
+        super().__init__()
+        self._event_dims = [len(shape) for shape in event_shapes]
+        inputs = sum(shape.numel() for shape in event_shapes)
+        sizes = [(inputs, 64, math.sqrt(2)), (64, 64, math.sqrt(2)), (64, outputs, scale)]
+        layers = [nn.Linear(before, after) for before, after, _ in sizes]
+        for layer, (_, _, gain) in zip(layers, sizes, strict=True):
+            nn.init.orthogonal_(layer.weight, gain)
+            nn.init.zeros_(layer.bias)
+        self.layers = nn.Sequential(layers[0], nn.Tanh(), layers[1], nn.Tanh(), layers[2])
+
+    def forward(self, *observations: Tensor) -> Tensor:
+        """Return ``(*batch, outputs)`` for observations ``(*batch, *event)``."""
+        each = zip(observations, self._event_dims, strict=True)
+        vectors = [o.flatten(-dims) if dims else o.unsqueeze(-1) for o, dims in each]
+        return self.layers(torch.cat(vectors, -1))
+
+
+def _by_group(role: str, networks: Networks, groups: Sequence[Group]) -> list[nn.Module | None]:
+    """Return the network that was passed for each group.
+
+    Raises:
+        ArgumentError: it is no network, or there are not as many as groups.
+    """
+    names = [group.name for group in groups]
+    if networks is None:
+        return [None] * len(groups)
+    if isinstance(networks, nn.Module) and len(groups) == 1:
+        return [networks]
+    if isinstance(networks, Mapping) and sorted(networks) == sorted(names):
+        return [networks[name] for name in names]
+    raise ArgumentError(
+        f"{role} is {networks!r}, but the env has the groups {names}. Pass a torch module"
+        + (" for each, in a dict by name." if len(groups) > 1 else ".")
+    )
+
+
+def _with_returns(
+    env: EnvBase, groups: Sequence[Group], gamma: float, *, normalizes: bool
+) -> EnvBase:
+    """Return the env with the return of each episode, and the reward that is learnt from, beside each reward."""
+    paths = sorted({group.reward_path for group in groups})
+    rewards = [(*path, "reward") for path in paths]
+    sums = RewardSum(rewards, [(*path, _RETURN) for path in paths])
+    transforms: list[Transform] = [sums]
+    if normalizes:
+        learnt = [(*path, _REWARD) for path in paths]
+        transforms.append(NormalizeReward(rewards, learnt, gamma=gamma, clip=10.0))
+    return TransformedEnv(env, Compose(*transforms))
+
+
+def _ended_returns(batch: EnvData, groups: Sequence[Group]) -> list[float]:
+    """Return the sum of rewards of each episode that ended in a batch, a mean over all agents; none where nothing summed them up."""
+    following = batch["next"]
+    sums = [following.get(key, None) for key in {(*group.reward_path, _RETURN) for group in groups}]
+    if any(each is None for each in sums):
+        return []
+    numbers = torch.cat([each.flatten(batch.batch_dims) for each in sums], -1)
+    return numbers.mean(-1)[following["done"].squeeze(-1)].tolist()
+
+
+def _spread(entry: Tensor, shape: torch.Size) -> Tensor:
+    """Show an entry of the env, ``(*batch, T, 1)``, to each agent."""
+    axes = (1,) * (len(shape) - entry.ndim)
+    return entry.reshape(*entry.shape[:-1], *axes, entry.shape[-1]).expand(shape)
+
+
+@contextmanager
+def _bar(
+    total: int, frames: int, progress: bool
+) -> Iterator[Callable[[int, dict[str, float]], None]]:
+    """Yield a function that shows how many frames were added, and the mean return."""
+    if not progress:
+        yield lambda count, scalars: None
+        return
+    try:
+        from tqdm.auto import tqdm
+    except ImportError as error:
+        raise MissingLibraryError(
+            f"progress=True shows a bar by tqdm, which is not installed. {install_hint('viz')}"
+        ) from error
+    with tqdm(total=total, initial=frames, unit=" frames", unit_scale=True) as bar:
+
+        def show(count: int, scalars: dict[str, float]) -> None:
+            if "return" in scalars:
+                bar.set_postfix({"return": f"{scalars['return']:.4g}"}, refresh=False)
+            bar.update(count)
+
+        yield show

@@ -1,0 +1,383 @@
+"""PPO: its arithmetic by hand, every form of action, groups of agents, and training that stops and goes on."""
+
+from __future__ import annotations
+
+import gymnasium
+import pytest
+import torch
+from gymnasium import spaces
+from tensordict import TensorDict
+from torch import nn
+
+from envkit import (
+    PPO,
+    ExplorationType,
+    GymWrapper,
+    PettingZooWrapper,
+    SerialEnv,
+    load,
+    make,
+    save,
+    set_exploration_type,
+)
+from envkit.errors import ArgumentError, MissingKeyError
+from envkit.ppo import Normalizer
+from tests.zoo.pettingzoo_games import Fading
+
+
+class Guess(gymnasium.Env):
+    """Pays 1 for each number of an action that is what the observation shows; an episode has four steps."""
+
+    def __init__(self, action_space: spaces.Space, *, truncates: bool = False):
+        self.action_space = action_space
+        self.observation_space = spaces.Box(-1.0, 1.0, (3,))
+        self.truncates, self.step_number = truncates, 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.step_number = 0
+        return self._observation(), {}
+
+    def step(self, action):
+        assert self.action_space.contains(action), action
+        self.step_number += 1
+        ends = self.step_number == 4
+        return self._observation(), 1.0, ends and not self.truncates, ends and self.truncates, {}
+
+    def _observation(self):
+        return self.np_random.uniform(-1.0, 1.0, 3).astype("float32")
+
+
+ACTIONS = {
+    "bounded": spaces.Box(-2.0, 0.5, (2, 2)),
+    "unbounded": spaces.Box(-float("inf"), float("inf"), (2,)),
+    "options": spaces.Discrete(3),
+    "several": spaces.MultiDiscrete([2, 3]),
+    "flags": spaces.MultiBinary(3),
+}
+
+
+def guesses(rows: int = 4, action: str = "options", **options):
+    return SerialEnv(rows, lambda: GymWrapper(Guess(ACTIONS[action]), **options))
+
+
+# ---------------------------------------------------------------------- what it draws
+
+
+@pytest.mark.parametrize("encoding", [False, True], ids=["one_hot", "numbers"])
+@pytest.mark.parametrize("action", ACTIONS)
+def test_every_kind_of_action_is_drawn_trained_and_in_its_space(action, encoding):
+    with guesses(action=action, categorical_action_encoding=encoding) as env:
+        ppo = PPO(env, frames_per_batch=32, seed=0)
+        before = torch.cat([p.detach().flatten().clone() for p in ppo.policy.parameters()])
+
+        ppo.fit(64, progress=False)
+        batch = env.rollout(4, ppo.policy)
+
+        after = torch.cat([p.detach().flatten() for p in ppo.policy.parameters()])
+        assert not torch.equal(before, after)
+        assert all(env.action_spec[0].is_in(one) for one in batch["action"].flatten(0, 1))
+        assert ppo.returns == [4.0] * 16
+        ppo.close()
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+def test_the_log_probability_is_that_of_what_was_drawn(action):
+    with guesses(action=action) as env:
+        ppo = PPO(env, frames_per_batch=16, seed=0)
+        actor = ppo.policy.module.actors[0]
+        with set_exploration_type(ExplorationType.RANDOM):
+            td = env.rollout(3, ppo.policy)
+        again = actor.distribution(td, actor.observations(td)).log_prob(td["ppo_sample"])
+
+        torch.testing.assert_close(td["ppo_log_prob"], again)
+        ppo.close()
+
+
+def test_evaluation_takes_the_best_action_and_training_draws():
+    with guesses(action="bounded") as env:
+        ppo = PPO(env, frames_per_batch=16, seed=0)
+        td = TensorDict({"observation": torch.ones(4, 3)}, [4])
+        with set_exploration_type(ExplorationType.RANDOM):
+            drawn = [ppo.policy.module(td.clone())["action"] for _ in range(2)]
+        with set_exploration_type(ExplorationType.DETERMINISTIC):
+            best = [ppo.policy.module(td.clone())["action"] for _ in range(2)]
+
+        assert torch.equal(*best)
+        assert not torch.equal(*drawn)
+        ppo.close()
+
+
+class Masked(Guess):
+    """Allows the options 1 and 3 of five."""
+
+    def __init__(self):
+        super().__init__(spaces.Discrete(5))
+        self.observation_space = spaces.Dict(
+            observation=self.observation_space, action_mask=spaces.MultiBinary(5)
+        )
+
+    def _observation(self):
+        mask = torch.tensor([0, 1, 0, 1, 0], dtype=torch.int8).numpy()
+        return {"observation": super()._observation(), "action_mask": mask}
+
+    def step(self, action):
+        assert action in (1, 3), action
+        return super().step(action)
+
+
+def test_options_that_a_mask_forbids_are_never_taken():
+    with SerialEnv(2, lambda: GymWrapper(Masked(), categorical_action_encoding=True)) as env:
+        ppo = PPO(env, frames_per_batch=64, seed=0).fit(128, progress=False)
+        entropy = ppo.scalars()["entropy"]
+
+        with set_exploration_type(ExplorationType.RANDOM):
+            env.rollout(4, ppo.policy)  # asserts in each step
+
+        assert 0.5 < entropy <= 0.694  # ln 2: of the two that are allowed
+        ppo.close()
+
+
+# ---------------------------------------------------------------------- its arithmetic
+
+
+class One(nn.Module):
+    """A critic that says 1 everywhere."""
+
+    def forward(self, observation):
+        return torch.ones_like(observation[..., :1]) + 0 * self.unused
+
+    def __init__(self):
+        super().__init__()
+        self.unused = nn.Parameter(torch.zeros(()))
+
+
+@pytest.mark.parametrize("truncates", [False, True])
+def test_advantages_are_cut_at_an_end_and_look_beyond_a_time_limit(truncates):
+    env = SerialEnv(1, lambda: GymWrapper(Guess(ACTIONS["options"], truncates=truncates)))
+    with env:
+        ppo = PPO(
+            env, critic=One(), frames_per_batch=4, gamma=0.5, lmbda=0.5, normalize_rewards=False
+        )
+        batch = env.rollout(4, ppo.policy)
+        (learner,) = ppo._learners
+
+        targets = ppo._samples(batch, learner)["value_target"].flatten()
+
+        # delta = 1 + 0.5 * V' - 1 with V = V' = 1, and 0 at a termination; each is carried on with 0.25.
+        last = 0.5 if truncates else 0.0
+        expected, carried = [], 0.0
+        for delta in (last, 0.5, 0.5, 0.5):
+            carried = delta + 0.25 * carried
+            expected.insert(0, 1.0 + carried)
+        assert targets.tolist() == expected
+        ppo.close()
+
+
+def test_the_normalizer_has_mean_and_deviation_of_all_that_was_observed():
+    torch.manual_seed(0)
+    batches = torch.randn(3, 50, 4) * 3 + 7
+    normalizer = Normalizer(torch.Size([4]))
+
+    for batch in batches:
+        normalizer.observe(batch)
+
+    shown = normalizer(batches.flatten(0, 1))
+    assert torch.allclose(shown.mean(0), torch.zeros(4), atol=1e-3)
+    assert torch.allclose(shown.var(0, correction=0), torch.ones(4), atol=1e-3)
+
+
+def test_each_option_changes_the_training():
+    changes = {
+        "epochs": 3,
+        "minibatch_size": 3,
+        "learning_rate": 1e-2,
+        "gamma": 0.1,
+        "lmbda": 0.1,
+        "clip": 1e-5,
+        "entropy": 5.0,
+        "max_grad_norm": 1e-3,
+        "normalize_observations": False,
+        "actor": nn.Linear(3, 3),
+        "critic": nn.Linear(3, 1),
+        "seed": 1,
+    }
+    with guesses() as env:
+        actor = PPO(env, normalize_rewards=False, seed=0).policy.module
+        with set_exploration_type(ExplorationType.RANDOM):
+            batch = env.rollout(4, actor)
+        batch["next", "reward"] = torch.randn(4, 4, 1)
+
+        def trained(**options):
+            common = {"epochs": 2, "normalize_rewards": False, "seed": 0}
+            ppo = PPO(env, **common | options)
+            for _ in range(2):
+                torch.manual_seed(5)
+                ppo.update(batch)
+            ppo.close()
+            parameters = torch.cat([p.detach().flatten() for p in ppo.policy.parameters()])
+            return ppo.scalars(), parameters
+
+        plain, again = trained(), trained()
+        changed = {name: trained(**{name: value}) for name, value in changes.items()}
+
+    assert torch.equal(plain[1], again[1])
+    for name, (_, parameters) in changed.items():
+        has_its_shape = parameters.shape == plain[1].shape
+        assert not (has_its_shape and torch.equal(parameters, plain[1])), name
+    assert changed["clip"][0]["clipped"] > plain[0]["clipped"]
+    assert changed["entropy"][0]["entropy"] > plain[0]["entropy"]
+
+
+def test_normalised_rewards_have_a_deviation_near_one():
+    with guesses() as env:
+        losses = {}
+        for normalizes in (False, True):
+            ppo = PPO(env, frames_per_batch=16, normalize_rewards=normalizes, epochs=1, seed=0)
+            ppo.fit(16, progress=False)
+            losses[normalizes] = ppo.scalars()["value_loss"]
+            ppo.close()
+
+    assert losses[True] != losses[False]
+
+
+def test_the_learning_rate_falls_to_zero_unless_it_is_kept():
+    def rates(anneal):
+        with guesses() as env:
+            found = []
+            ppo = PPO(env, frames_per_batch=16, learning_rate=0.4, anneal=anneal)
+            ppo.fit(
+                64, lambda ppo, batch: found.append(ppo.scalars()["learning_rate"]), progress=False
+            )
+            ppo.close()
+        return found
+
+    assert rates(True) == pytest.approx([0.4, 0.3, 0.2, 0.1])
+    assert rates(False) == [0.4] * 4
+
+
+# ---------------------------------------------------------------------- agents
+
+
+def test_each_group_has_networks_of_its_own_and_the_dead_are_left_out():
+    with SerialEnv(
+        2,
+        lambda: PettingZooWrapper(
+            Fading(),
+            use_mask=True,
+            group_map={"first": ["agent_0"], "rest": ["agent_1", "agent_2"]},
+        ),
+    ) as env:
+        ppo = PPO(env, frames_per_batch=24, normalize_rewards=False, seed=0)
+        batch = env.rollout(6, ppo.policy, break_when_any_done=False)
+        for learner in ppo._learners:
+            alive = batch.get(learner.actor.group.key("mask"), None)
+            samples = ppo._samples(batch, learner)
+            assert len(samples) == int(alive.sum())
+
+        ppo.fit(48, progress=False)
+
+        assert {"first/entropy", "rest/entropy"} <= ppo.scalars().keys()
+        ppo.close()
+
+
+# ---------------------------------------------------------------------- stopping and going on
+
+
+def test_a_saved_training_goes_on_as_if_it_had_not_stopped(tmp_path):
+    def stop(ppo, batch):
+        return ppo.frames == 256
+
+    with make("gymnax/CartPole-v1", 8) as env:
+        whole = PPO(env, frames_per_batch=128, seed=0)
+        whole.fit(512, progress=False)
+        whole.close()
+        first = PPO(env, frames_per_batch=128, seed=0)
+        first.fit(512, stop, progress=False)
+        save(tmp_path / "ppo.pt", ppo=first)
+        first.close()
+        second = PPO(env, frames_per_batch=128, seed=7)
+        load(tmp_path / "ppo.pt", ppo=second)
+
+        second.fit(512, progress=False)
+
+        assert second.frames == 512
+        assert second.returns == whole.returns
+        assert second.scalars() == whole.scalars()
+        for one, other in zip(second.policy.parameters(), whole.policy.parameters(), strict=True):
+            assert torch.equal(one, other)
+        second.close()
+
+
+def test_ctrl_c_in_a_callback_loses_nothing():
+    def interrupt(ppo, batch):
+        if ppo.frames == 32:
+            raise KeyboardInterrupt
+
+    with guesses() as env:
+        ppo = PPO(env, frames_per_batch=16, seed=0)
+        with pytest.raises(KeyboardInterrupt):
+            ppo.fit(64, interrupt, progress=False)
+        assert ppo.frames == 32
+
+        ppo.fit(64, progress=False)
+
+        assert (ppo.frames, len(ppo.returns)) == (64, 16)
+        ppo.close()
+
+
+def test_only_true_ends_training_early():
+    with guesses() as env:
+        ppo = PPO(env, frames_per_batch=16)
+        ppo.fit(48, lambda ppo, batch: "go on", progress=False)
+        assert ppo.frames == 48
+        ppo.fit(96, lambda ppo, batch: True, progress=False)
+        assert ppo.frames == 64
+        ppo.close()
+
+
+def test_the_bar_shows_frames_and_returns(capsys):
+    with guesses() as env:
+        ppo = PPO(env, frames_per_batch=16).fit(32)
+        ppo.close()
+
+    assert "return=4" in capsys.readouterr().err
+
+
+def test_it_learns_to_balance():
+    """In ten thousand steps of CartPole, episodes become three times as long."""
+    with make("gym/CartPole-v1", 8, backend="serial", seed=0) as env:
+        ppo = PPO(env, frames_per_batch=1024, learning_rate=2e-3, seed=0)
+        ppo.fit(12 * 1024, progress=False)
+        ppo.close()
+
+    first, last = ppo.returns[:20], ppo.returns[-20:]
+    assert sum(last) > 3 * sum(first)
+
+
+# ---------------------------------------------------------------------- what does not fit
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"observation_keys": ["position"]}, MissingKeyError, "observation_keys="),
+        ({"actor": nn.Linear(3, 7)}, ArgumentError, "expected shape (2, 3)"),
+        ({"critic": nn.Linear(3, 2)}, ArgumentError, "expected shape (2, 1)"),
+        ({"actor": {"wolves": nn.Linear(3, 3)}}, ArgumentError, "Pass a torch module"),
+        ({"gamma": 1.5}, ArgumentError, "at most 1"),
+        ({"epochs": 0}, ArgumentError, "epochs"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else None,
+)
+def test_what_does_not_fit_is_refused_with_the_line_to_write(options, error, words):
+    with guesses() as env, pytest.raises(error) as caught:
+        PPO(env, **options)
+    assert words in str(caught.value)
+
+
+def test_an_action_with_half_its_bounds_is_refused():
+    half = spaces.Box(torch.tensor([0.0, -float("inf")]).numpy(), torch.ones(2).numpy())
+    env = SerialEnv(1, lambda: GymWrapper(Guess(half)))
+    with env, pytest.raises(ArgumentError, match="bounds for all of them or for none"):
+        PPO(env)
