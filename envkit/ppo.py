@@ -103,15 +103,14 @@ class PPO:
         MissingKeyError: (a KeyError) the env has no such observation.
 
     Example:
-        >>> from envkit import PPO, GymEnv, SerialEnv, evaluate
-        >>> env = SerialEnv(4, lambda: GymEnv("CartPole-v1"))
+        >>> from envkit import PPO, GymEnv, evaluate
+        >>> env, test_env = GymEnv("CartPole-v1"), GymEnv("CartPole-v1")
         >>> ppo = PPO(env, frames_per_batch=64, seed=0)
         >>> ppo.fit(128, progress=False).frames
         128
-        >>> evaluate(env, ppo.policy, 4, seed=1).returns.shape
+        >>> evaluate(test_env, ppo.policy, 4, seed=1).returns.shape
         torch.Size([4])
         >>> ppo.close()
-        >>> env.close()
     """
 
     def __init__(
@@ -258,7 +257,7 @@ class PPO:
             >>> import tempfile
             >>> from envkit import PPO, GymEnv, load, save
             >>> env, path = GymEnv("CartPole-v1"), tempfile.mkdtemp() + "/ppo.pt"
-            >>> env.record_for_resume()
+            >>> _ = env.record_for_resume()
             >>> ppo = PPO(env, frames_per_batch=32).fit(32, progress=False)
             >>> save(path, ppo=ppo)
             >>> _ = load(path, ppo=ppo)
@@ -441,7 +440,7 @@ class Group:
 
     @property
     def read_keys(self) -> list[Path]:
-        """What networks, masks and losses read of an observation."""
+        """Entries of an observation that networks, masks and losses read."""
         return [*self.observation_keys, *(key for key in (self.mask_key, self._alive_key) if key)]
 
     def alive(self, samples: EnvData) -> EnvData:
@@ -451,7 +450,7 @@ class Group:
     def outcome(self, following: EnvData, reward: str, shape: torch.Size) -> tuple[Tensor, ...]:
         """Return reward, done and terminated of a batch's ``next``, all of ``shape``: ``(*batch, T, *agents, 1)``.
 
-        What the whole env has, each of its agents has.
+        Each agent has the reward and flags of the whole env.
         """
         paid = _spread(following[(*self.reward_path, reward)], shape)
         levels = [()] * self._game_ends + [self.path] * self._agents_end
