@@ -46,8 +46,8 @@ from envkit import (
 )
 from envkit.arrays.integers import as_int
 from envkit.data.arguments import as_bool, as_number, require_callable
-from envkit.data.paths import Path, as_path
-from envkit.errors import ArgumentError, MissingKeyError, MissingLibraryError
+from envkit.data.paths import Key, Path, as_path
+from envkit.errors import ArgumentError, MissingKeyError, MissingLibraryError, NotFiniteError
 from envkit.installing import install_hint
 from envkit.specs import Binary, Categorical, MultiCategorical, MultiOneHot, OneHot
 from envkit.specs.annotations import EnvData
@@ -71,16 +71,18 @@ class PPO:
     Actions may be continuous or discrete, one-hot or numbers, one or several; an ``action_mask`` beside the observation is
     obeyed. Agents of a group share networks, and each counts as a row; those that ``mask`` calls dead are left out.
     Each group has networks of its own. A time limit is no end: the value of the last observation stands for what
-    would follow. Training draws actions; `evaluate` and `record` take the most likely ones.
+    would follow. Training draws actions. Elsewhere, in `evaluate` and `record` too, ``policy`` takes the most likely ones unless
+    `set_exploration_type` asks for draws.
 
     Args:
         env: any env, of any batch size. It stays the caller's, who closes it.
-        actor: network that is called with observations, float32 of shape ``(*batch, *event)``, and returns outputs
-            ``(*batch, n)``: a mean for each number of a continuous action, or a logit for each option. By default two layers
-            of 64 units. A dict by group where the env has several.
-        critic: network from observations to a value, ``(*batch, 1)``, in the same way.
-        observation_keys: entries of a group with which actor and critic are called, in this order.
-        frames_per_batch: transitions between two updates. The default is 2048, or 16 of each row if that is more.
+        actor: network that is called with observations, float32 of shape ``(n, *event)``, and returns outputs ``(n, m)``: a mean for
+            each number of a continuous action, or a logit for each option. By default two layers of 64 units. A dict by
+            group where the env has several.
+        critic: network from observations to a value, ``(n, 1)``, in the same way.
+        observation_keys: entries of a group with which actor and critic are called, in this order; paths may be nested.
+        frames_per_batch: transitions between two updates, of all rows together. The default is as many as fit into 2048, but
+            at least 16 of each row.
         minibatch_size: samples of a gradient step. The default is an eighth of the batch.
         epochs: how often an update goes through its batch.
         learning_rate: of Adam.
@@ -119,7 +121,7 @@ class PPO:
         actor: Networks = None,
         critic: Networks = None,
         *,
-        observation_keys: Sequence[str] = ("observation",),
+        observation_keys: Sequence[Key] = ("observation",),
         frames_per_batch: int | None = None,
         minibatch_size: int | None = None,
         epochs: int = 10,
@@ -150,28 +152,22 @@ class PPO:
         if seed is not None:
             torch.manual_seed(seed)
         groups = [Group(env, as_path(key), observation_keys) for key in env.action_keys]
+        rows = env.batch_size.numel()
+        self._levels = [()] if () in env.done_levels else list(env.done_levels)
         normalizes = as_bool("normalize_observations", normalize_observations)
         self._reward = _REWARD if as_bool("normalize_rewards", normalize_rewards) else "reward"
-        networks = zip(
-            groups,
-            _by_group("actor", actor, groups),
-            _by_group("critic", critic, groups),
-            strict=True,
-        )
+        actors, critics = _by_group("actor", actor, groups), _by_group("critic", critic, groups)
         self._learners = [
-            Learner.of(
-                Actor(group, acting, normalizes).to(env.device),
-                group.fitting("critic", judging or MLP(group.event_shapes, 1, scale=1.0), 1).to(
-                    env.device
-                ),
-            )
-            for group, acting, judging in networks
+            Learner.of(group, acting, judging, normalizes=normalizes, device=env.device)
+            for group, acting, judging in zip(groups, actors, critics, strict=True)
         ]
         self.policy = compile_policy(Policy([learner.actor for learner in self._learners]))
         self._collector = Collector(
             _with_returns(env, groups, self.gamma, normalizes=self._reward == _REWARD),
             self.policy,
-            frames_per_batch=frames_per_batch or max(2048, 16 * env.batch_size.numel()),
+            frames_per_batch=rows * max(16, 2048 // rows)
+            if frames_per_batch is None
+            else frames_per_batch,
             seed=seed,
         )
         self.returns: list[float] = []
@@ -203,6 +199,7 @@ class PPO:
             This object.
 
         Raises:
+            NotFiniteError: (a ValueError) an observation or reward is NaN or infinite.
             ArgumentError: (a ValueError) ``frames`` is below 1.
             MissingLibraryError: (an ImportError) there is no tqdm for the bar.
 
@@ -304,6 +301,7 @@ class PPO:
 
         Raises:
             KeyError: it was collected with another policy, or has no normalised rewards.
+            NotFiniteError: (a ValueError) an observation or reward is NaN or infinite; networks stay as they are.
 
         Example:
             >>> from envkit import PPO, Collector, GymEnv
@@ -316,12 +314,14 @@ class PPO:
         """
         rate = self.learning_rate if learning_rate is None else learning_rate
         groups = [learner.actor.group for learner in self._learners]
-        self.returns += _ended_returns(batch, groups)
+        self.returns += _ended_returns(batch, groups, self._levels)
         self._losses = {"learning_rate": rate}
-        for group, learner in zip(groups, self._learners, strict=True):
+        learnt_from = [self._samples(batch, learner) for learner in self._learners]
+        for group, learner, samples in zip(groups, self._learners, learnt_from, strict=True):
+            if not len(samples):
+                continue  # no agent of this group was in the game
             for options in learner.optimizer.param_groups:
                 options["lr"] = rate
-            samples = self._samples(batch, learner)
             size = self.minibatch_size or math.ceil(len(samples) / 8)
             parts = minibatches(samples, size, epochs=self.epochs)
             means = torch.stack([self._step(part, learner) for part in parts]).mean(0).tolist()
@@ -350,8 +350,10 @@ class PPO:
         for key in group.read_keys:
             samples[key] = batch[key]
         samples = group.alive(samples.detach())
-        gain = samples["advantage"]
-        samples["advantage"] = (gain - gain.mean()) / (gain.std(correction=0) + 1e-8)
+        _require_finite(samples, group)
+        if len(samples):
+            gain = samples["advantage"]
+            samples["advantage"] = (gain - gain.mean()) / (gain.std(correction=0) + 1e-8)
         return samples
 
     def _step(self, samples: EnvData, learner: Learner) -> Tensor:
@@ -384,14 +386,25 @@ class Learner(NamedTuple):
     optimizer: torch.optim.Optimizer
 
     @classmethod
-    def of(cls, actor: Actor, critic: nn.Module) -> Self:
-        """Build an optimiser for both."""
-        parameters = [*actor.parameters(), *critic.parameters()]
-        return cls(actor, critic, torch.optim.Adam(parameters, eps=1e-5))
+    def of(
+        cls,
+        group: Group,
+        actor: nn.Module | None,
+        critic: nn.Module | None,
+        *,
+        normalizes: bool,
+        device: torch.device | None,
+    ) -> Self:
+        """Build both networks, where None was passed for one, and an optimiser for both."""
+        acting = Actor(group, actor, normalizes).to(device)
+        network = MLP(group.event_shapes, 1, scale=1.0) if critic is None else critic
+        judging = group.fitting("critic", network, 1).to(device)
+        parameters = [*acting.parameters(), *judging.parameters()]
+        return cls(acting, judging, torch.optim.Adam(parameters, eps=1e-5))
 
     def value(self, td: EnvData) -> Tensor:
         """Return the value of observations, ``(*batch, 1)``."""
-        return self.critic(*self.actor.observations(td))
+        return self.actor.group.call(self.critic, self.actor.observations(td))
 
 
 class Group:
@@ -400,13 +413,13 @@ class Group:
     Args:
         env: any env.
         action: path of the action.
-        observation_keys: names within the group of what networks are called with.
+        observation_keys: keys within the group of the entries with which networks are called.
 
     Raises:
         MissingKeyError: there is no such observation.
     """
 
-    def __init__(self, env: EnvBase, action: Path, observation_keys: Sequence[str]):
+    def __init__(self, env: EnvBase, action: Path, observation_keys: Sequence[Key]):
         self.path = action[:-1]
         self.name = ".".join(self.path)
         self.action_key = action
@@ -415,13 +428,16 @@ class Group:
         axes = env.full_action_spec[self.path].shape if self.path else env.batch_size
         self.axes = len(axes)
         """Batch axes of the entries, those of the env and those of the agents."""
-        self._agent_axes = self.axes - env.batch_dims
         leaves = [as_path(key) for key in self._observed.keys(True, True)]
-        self.observation_keys = [self.key(name) for name in observation_keys]
+        self.observation_keys = [self.key(key) for key in observation_keys]
         if missing := [key for key in self.observation_keys if key not in leaves]:
             raise MissingKeyError(
-                f"the env has no observation {missing}; it has {leaves}. Pass observation_keys=[...], names of tensors in "
-                f"the group {self.name!r}."
+                f"the env has no observation {missing}; it has {leaves}. Pass observation_keys=[...], keys of tensors "
+                + (
+                    f"within {self.name!r}, e.g. ('observation', 'position')."
+                    if self.path
+                    else "among these."
+                )
             )
         self.event_shapes = [
             self._observed[key].shape[self.axes :] for key in self.observation_keys
@@ -430,13 +446,11 @@ class Group:
         self._alive_key = self.key("mask") if self.path and self.key("mask") in leaves else None
         paid = [as_path(key) for key in env.reward_keys]
         self.reward_path = self.path if self.key("reward") in paid else ()
-        ends = [as_path(key) for key in env.done_keys]
-        self._game_ends = ("done",) in ends
-        self._agents_end = bool(self.path) and self.key("done") in ends
+        self._ends = [level for level in dict.fromkeys([(), self.path]) if level in env.done_levels]
 
-    def key(self, name: str) -> Path:
+    def key(self, key: Key) -> Path:
         """Return the path of an entry of this group."""
-        return (*self.path, name)
+        return (*self.path, *as_path(key))
 
     @property
     def read_keys(self) -> list[Path]:
@@ -450,16 +464,24 @@ class Group:
     def outcome(self, following: EnvData, reward: str, shape: torch.Size) -> tuple[Tensor, ...]:
         """Return reward, done and terminated of a batch's ``next``, all of ``shape``: ``(*batch, T, *agents, 1)``.
 
-        Each agent has the reward and flags of the whole env.
+        Each agent has the reward and flags of the whole env, unless it has its own.
         """
         paid = _spread(following[(*self.reward_path, reward)], shape)
-        levels = [()] * self._game_ends + [self.path] * self._agents_end
-        flags = [
-            [_spread(following[(*level, name)], shape) for level in levels]
-            for name in ("done", "terminated")
-        ]
-        done, terminated = (torch.stack(each).any(0) for each in flags)
+        done = terminated = torch.zeros(shape, dtype=torch.bool, device=paid.device)
+        for level in self._ends:
+            ends, dies = (
+                _spread(following[(*level, name)], shape) for name in ("done", "terminated")
+            )
+            # An agent's own flags come last: in a game that is over, its own end may have been a time limit.
+            terminated, done = dies.where(ends, terminated), done | ends
         return paid, done, terminated
+
+    def call(self, network: nn.Module, observations: Sequence[Tensor]) -> Tensor:
+        """Return outputs ``(*batch, n)`` for observations ``(*batch, *event)``, through a network that knows one batch axis."""
+        shapes = zip(observations, self.event_shapes, strict=True)
+        outputs = network(*[values.reshape(-1, *event) for values, event in shapes])
+        batch_dims = observations[0].ndim - len(self.event_shapes[0])
+        return outputs.reshape(*observations[0].shape[:batch_dims], -1)
 
     def fitting(self, role: str, network: nn.Module, outputs: int) -> nn.Module:
         """Return a network that gives ``outputs`` numbers for these observations.
@@ -521,8 +543,9 @@ class Actor(nn.Module):
         super().__init__()
         self.group = group
         self.form = form_of(group)
-        chosen = network or MLP(group.event_shapes, self.form.outputs, scale=0.01)
-        self.network = group.fitting("actor", chosen, self.form.outputs)
+        if network is None:
+            network = MLP(group.event_shapes, self.form.outputs, scale=0.01)
+        self.network = group.fitting("actor", network, self.form.outputs)
         shapes = group.event_shapes if normalizes else []
         self.normalizers: Any = nn.ModuleList(Normalizer(shape) for shape in shapes)
 
@@ -545,7 +568,8 @@ class Actor(nn.Module):
     def distribution(self, td: EnvData, observations: Sequence[Tensor]) -> Any:
         """Return the distribution of samples, with the mask of ``td``."""
         key = self.group.mask_key
-        return self.form.distribution(self.network(*observations), None if key is None else td[key])
+        outputs = self.group.call(self.network, observations)
+        return self.form.distribution(outputs, None if key is None else td[key])
 
     def observe(self, samples: EnvData) -> None:
         """Add samples ``(n,)`` to the statistics of observations."""
@@ -568,7 +592,7 @@ class Continuous(nn.Module):
         super().__init__()
         self.event, self.outputs, self.dtype = event, event.numel(), spec.dtype
         self.is_bounded = bounds is not None
-        low, high = bounds or (torch.zeros(event), torch.zeros(event))
+        low, high = bounds or (torch.zeros(event, dtype=spec.dtype),) * 2
         self.low: Tensor
         self.high: Tensor
         self.register_buffer("low", low.flatten().clone())
@@ -582,10 +606,11 @@ class Continuous(nn.Module):
 
     def action(self, sample: Tensor) -> Tensor:
         """Bring a sample to the form of the action, ``(*batch, *event)``."""
+        action = sample.to(self.dtype)
         if self.is_bounded:
-            shown = self.low + (sample.tanh() + 1) / 2 * (self.high - self.low)
-            sample = torch.minimum(torch.maximum(shown, self.low), self.high)  # sums round
-        return sample.reshape((*sample.shape[:-1], *self.event)).to(self.dtype)
+            shown = self.low + (action.tanh() + 1) / 2 * (self.high - self.low)
+            action = torch.minimum(torch.maximum(shown, self.low), self.high)  # sums round
+        return action.reshape((*action.shape[:-1], *self.event))
 
 
 class Discrete(nn.Module):
@@ -665,7 +690,7 @@ def form_of(group: Group) -> Continuous | Discrete:
         count = spec.n if isinstance(spec, Categorical) else 2
         form = Discrete(spec, event, [count] * event.numel(), is_one_hot=False)
     elif spec.dtype.is_floating_point and isinstance(spec, Bounded):
-        low, high = (bound[(0,) * group.axes].float() for bound in (spec.low, spec.high))
+        low, high = (bound[(0,) * group.axes] for bound in (spec.low, spec.high))
         is_bounded = bool(low.isfinite().all() and high.isfinite().all())
         if not is_bounded and bool(low.isfinite().any() or high.isfinite().any()):
             raise ArgumentError(
@@ -729,7 +754,6 @@ class MLP(nn.Module):
 
     def __init__(self, event_shapes: Sequence[torch.Size], outputs: int, *, scale: float):
         super().__init__()
-        self._event_dims = [len(shape) for shape in event_shapes]
         inputs = sum(shape.numel() for shape in event_shapes)
         sizes = [(inputs, 64, math.sqrt(2)), (64, 64, math.sqrt(2)), (64, outputs, scale)]
         layers = [nn.Linear(before, after) for before, after, _ in sizes]
@@ -739,9 +763,8 @@ class MLP(nn.Module):
         self.layers = nn.Sequential(layers[0], nn.Tanh(), layers[1], nn.Tanh(), layers[2])
 
     def forward(self, *observations: Tensor) -> Tensor:
-        """Return ``(*batch, outputs)`` for observations ``(*batch, *event)``."""
-        each = zip(observations, self._event_dims, strict=True)
-        vectors = [o.flatten(-dims) if dims else o.unsqueeze(-1) for o, dims in each]
+        """Return ``(n, outputs)`` for observations ``(n, *event)``."""
+        vectors = [values.reshape(len(values), -1) for values in observations]
         return self.layers(torch.cat(vectors, -1))
 
 
@@ -768,7 +791,7 @@ def _with_returns(
     env: EnvBase, groups: Sequence[Group], gamma: float, *, normalizes: bool
 ) -> EnvBase:
     """Return the env with the return of each episode, and the reward that is learnt from, beside each reward."""
-    paths = sorted({group.reward_path for group in groups})
+    paths = _reward_paths(groups)
     rewards = [(*path, "reward") for path in paths]
     sums = RewardSum(rewards, [(*path, _RETURN) for path in paths])
     transforms: list[Transform] = [sums]
@@ -778,14 +801,43 @@ def _with_returns(
     return TransformedEnv(env, Compose(*transforms))
 
 
-def _ended_returns(batch: EnvData, groups: Sequence[Group]) -> list[float]:
-    """Return the sum of rewards of each episode that ended in a batch, a mean over all agents; none where nothing summed them up."""
-    following = batch["next"]
-    sums = [following.get(key, None) for key in {(*group.reward_path, _RETURN) for group in groups}]
+def _require_finite(samples: EnvData, group: Group) -> None:
+    """Check what a group learns from, before a NaN spoils its networks.
+
+    Raises:
+        NotFiniteError: an observation or reward is NaN or infinite.
+    """
+    causes = [(samples[key], f"{key}") for key in group.observation_keys]
+    reward = (*group.reward_path, "reward")
+    causes.append((samples["advantage"], f"{reward}, or an observation that follows a step,"))
+    for values, cause in causes:
+        if not values.isfinite().all():
+            raise NotFiniteError(
+                f"{cause} holds NaN or infinite numbers; expected finite numbers. "
+                "Put a FiniteTensorDictCheck around the env to find the step."
+            )
+
+
+def _reward_paths(groups: Sequence[Group]) -> list[Path]:
+    """Return where rewards are: at the root, or in groups of agents."""
+    return sorted({group.reward_path for group in groups})
+
+
+def _ended_returns(batch: EnvData, groups: Sequence[Group], levels: Sequence[Path]) -> list[float]:
+    """Return the sum of rewards of each episode that ended in a batch, a mean over all agents; none where nothing summed them up.
+
+    Args:
+        batch: of a collector.
+        groups: whose rewards are meant.
+        levels: where flags say that an episode ended, the root if it has some; all of them must say so.
+    """
+    following, dims = batch["next"], batch.batch_dims
+    sums = [following.get((*path, _RETURN), None) for path in _reward_paths(groups)]
     if any(each is None for each in sums):
         return []
-    numbers = torch.cat([each.flatten(batch.batch_dims) for each in sums], -1)
-    return numbers.mean(-1)[following["done"].squeeze(-1)].tolist()
+    numbers = torch.cat([each.flatten(dims) for each in sums], -1)
+    flags = [following[(*level, "done")].flatten(dims).any(-1) for level in levels]
+    return numbers.mean(-1)[torch.stack(flags).all(0)].tolist()
 
 
 def _spread(entry: Tensor, shape: torch.Size) -> Tensor:

@@ -11,25 +11,30 @@ from torch import nn
 
 from envkit import (
     PPO,
+    Bounded,
+    Categorical,
+    Composite,
+    EnvBase,
     ExplorationType,
     GymWrapper,
     PettingZooWrapper,
     SerialEnv,
+    Unbounded,
     load,
     make,
     save,
     set_exploration_type,
 )
-from envkit.errors import ArgumentError, MissingKeyError
+from envkit.errors import ArgumentError, MissingKeyError, NotFiniteError
 from envkit.ppo import Normalizer
 from tests.zoo.pettingzoo_games import Fading
 
 
 class Guess(gymnasium.Env):
-    """Pays 1 for each number of an action that is what the observation shows; an episode has four steps."""
+    """Pays the same for any action that is in its space; an episode has four steps."""
 
-    def __init__(self, action_space: spaces.Space, *, truncates: bool = False):
-        self.action_space = action_space
+    def __init__(self, action_space: spaces.Space, *, truncates: bool = False, reward: float = 1.0):
+        self.action_space, self.reward = action_space, reward
         self.observation_space = spaces.Box(-1.0, 1.0, (3,))
         self.truncates, self.step_number = truncates, 0
 
@@ -42,7 +47,13 @@ class Guess(gymnasium.Env):
         assert self.action_space.contains(action), action
         self.step_number += 1
         ends = self.step_number == 4
-        return self._observation(), 1.0, ends and not self.truncates, ends and self.truncates, {}
+        return (
+            self._observation(),
+            self.reward,
+            ends and not self.truncates,
+            ends and self.truncates,
+            {},
+        )
 
     def _observation(self):
         return self.np_random.uniform(-1.0, 1.0, 3).astype("float32")
@@ -57,8 +68,8 @@ ACTIONS = {
 }
 
 
-def guesses(rows: int = 4, action: str = "options", **options):
-    return SerialEnv(rows, lambda: GymWrapper(Guess(ACTIONS[action]), **options))
+def guesses(rows: int = 4, action: str = "options", reward: float = 1.0, **options):
+    return SerialEnv(rows, lambda: GymWrapper(Guess(ACTIONS[action], reward=reward), **options))
 
 
 # ---------------------------------------------------------------------- what it draws
@@ -108,6 +119,56 @@ def test_evaluation_takes_the_best_action_and_training_draws():
         ppo.close()
 
 
+def test_actions_of_float64_keep_bounds_that_float32_does_not_have():
+    space = spaces.Box(-0.1, 0.1, (2,), "float64")  # 0.1 is more in float32
+    with SerialEnv(2, lambda: GymWrapper(Guess(space))) as env:
+        ppo = PPO(env, frames_per_batch=16, seed=0)
+        actor = ppo.policy.module.actors[0]
+        largest = actor.form.action(torch.tensor([[20.0, -20.0]]))
+
+        assert largest.tolist() == [[0.1, -0.1]]
+        ppo.close()
+
+
+class Seen(Guess):
+    """Shows a picture and, deeper in the data, a number."""
+
+    def __init__(self):
+        super().__init__(spaces.Discrete(2))
+        number = spaces.Box(-1.0, 1.0, (1,))
+        self.observation_space = spaces.Dict(
+            picture=spaces.Box(0, 255, (1, 6, 6), "uint8"), sensors=spaces.Dict(number=number)
+        )
+
+    def _observation(self):
+        space = self.observation_space
+        space.seed(int(self.np_random.integers(1000)))
+        return space.sample()
+
+
+class Eye(nn.Module):
+    """Convolves pictures, as layers do that know one batch axis."""
+
+    def __init__(self, outputs):
+        super().__init__()
+        self.see = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten())
+        self.last = nn.Linear(4 * 16 + 1, outputs)
+
+    def forward(self, picture, number):
+        return self.last(torch.cat([self.see(picture / 255), number], -1))
+
+
+def test_networks_of_your_own_see_pictures_and_nested_entries():
+    with SerialEnv(3, lambda: GymWrapper(Seen())) as env:
+        keys = ["picture", ("sensors", "number")]
+        ppo = PPO(env, Eye(2), Eye(1), observation_keys=keys, frames_per_batch=24, seed=0)
+
+        ppo.fit(24, progress=False)
+
+        assert ppo.returns == [4.0] * 6
+        ppo.close()
+
+
 class Masked(Guess):
     """Allows the options 1 and 3 of five."""
 
@@ -150,6 +211,21 @@ class One(nn.Module):
     def __init__(self):
         super().__init__()
         self.unused = nn.Parameter(torch.zeros(()))
+
+
+@pytest.mark.parametrize("key", ["observation", ("next", "observation"), ("next", "reward")])
+def test_numbers_that_are_not_finite_are_reported_before_they_spoil_networks(key):
+    with guesses() as env:
+        ppo = PPO(env, normalize_rewards=False, seed=0)
+        with set_exploration_type(ExplorationType.RANDOM):
+            batch = env.rollout(4, ppo.policy)
+        batch[key][1, -1] = float("nan")
+
+        with pytest.raises(NotFiniteError, match=key if isinstance(key, str) else key[-1]):
+            ppo.update(batch)
+
+        assert all(entry.isfinite().all() for entry in ppo.policy.state_dict().values())
+        ppo.close()
 
 
 @pytest.mark.parametrize("truncates", [False, True])
@@ -229,16 +305,17 @@ def test_each_option_changes_the_training():
     assert changed["entropy"][0]["entropy"] > plain[0]["entropy"]
 
 
-def test_normalised_rewards_have_a_deviation_near_one():
-    with guesses() as env:
-        losses = {}
-        for normalizes in (False, True):
-            ppo = PPO(env, frames_per_batch=16, normalize_rewards=normalizes, epochs=1, seed=0)
-            ppo.fit(16, progress=False)
+def test_large_rewards_are_normalised_for_learning_and_not_in_returns():
+    losses = {}
+    for normalizes in (False, True):
+        with guesses(reward=1000.0) as env:
+            ppo = PPO(env, frames_per_batch=32, normalize_rewards=normalizes, epochs=1, seed=0)
+            ppo.fit(32, progress=False)
             losses[normalizes] = ppo.scalars()["value_loss"]
+            assert ppo.returns == [4000.0] * 8
             ppo.close()
 
-    assert losses[True] != losses[False]
+    assert losses[True] < 100 < 1e5 < losses[False]
 
 
 def test_the_learning_rate_falls_to_zero_unless_it_is_kept():
@@ -278,6 +355,86 @@ def test_each_group_has_networks_of_its_own_and_the_dead_are_left_out():
         ppo.fit(48, progress=False)
 
         assert {"first/entropy", "rest/entropy"} <= ppo.scalars().keys()
+        ppo.close()
+
+
+class Pair(EnvBase):
+    """Two agents, whose episode of two steps ends in a time limit for the second one alone."""
+
+    def __init__(self, *, game_ends: bool):
+        super().__init__()
+        self.game_ends = game_ends
+        flag = Categorical(2, (2, 1), dtype=torch.bool)
+        self.observation_spec = Composite(
+            agents=Composite(observation=Unbounded((2, 3)), shape=(2,))
+        )
+        self.action_spec = Composite(
+            agents=Composite(action=Bounded(-1.0, 1.0, (2, 1)), shape=(2,))
+        )
+        self.reward_spec = Composite(agents=Composite(reward=Unbounded((2, 1)), shape=(2,)))
+        flags = {name: flag.clone() for name in ("done", "terminated", "truncated")}
+        of_game = {name: Categorical(2, (1,), dtype=torch.bool) for name in flags}
+        self.done_spec = Composite(
+            agents=Composite(flags, shape=(2,)), **(of_game if game_ends else {})
+        )
+        self.step_number = 0
+
+    def _set_seed(self, seed):
+        pass
+
+    def _reset(self, td):
+        self.step_number = 0
+        return self._shown(self._flags(False))
+
+    def _step(self, td):
+        self.step_number += 1
+        shown = self._shown(self._flags(self.step_number == 2))
+        shown["agents", "reward"] = torch.tensor([[1.0], [3.0]])
+        return shown
+
+    def _flags(self, ends):
+        first, second = torch.tensor([[ends], [False]]), torch.tensor([[False], [ends]])
+        return {"done": first | second, "terminated": first, "truncated": second}
+
+    def _shown(self, flags):
+        shown = TensorDict({"agents": TensorDict({"observation": torch.zeros(2, 3), **flags}, [2])})
+        if self.game_ends:
+            shown.update({name: flag.any(0) for name, flag in flags.items()})
+        return shown
+
+
+@pytest.mark.parametrize("game_ends", [False, True])
+def test_each_agent_has_its_own_end_also_where_the_game_has_one(game_ends):
+    with Pair(game_ends=game_ends) as env:
+        ppo = PPO(
+            env, critic=One(), frames_per_batch=2, gamma=0.5, lmbda=0.5, normalize_rewards=False
+        )
+        batch = env.rollout(2, ppo.policy)
+        (learner,) = ppo._learners
+
+        targets = ppo._samples(batch, learner)["value_target"].reshape(2, 2)
+
+        # The value is 1, and 0 behind the end of the first agent.
+        assert targets[1].tolist() == [1.0, 3.5]
+        assert targets[0].tolist() == [1 + 0.5 * 1 + 0.25 * 0.0, 3 + 0.5 + 0.25 * 2.5]
+        assert ppo.fit(4, progress=False).returns == [4.0] * 2  # a mean of 2 and 6
+        ppo.close()
+
+
+def test_a_group_whose_agents_are_all_dead_learns_nothing_from_that_batch():
+    with PettingZooWrapper(
+        Fading((1, 40)),
+        use_mask=True,
+        done_on_any=False,
+        group_map={"first": ["agent_0"], "rest": ["agent_1"]},
+    ) as env:
+        ppo = PPO(env, frames_per_batch=4, normalize_rewards=False, seed=0).fit(4, progress=False)
+        assert "first/entropy" in ppo.scalars()
+
+        ppo.fit(8, progress=False)
+
+        assert "first/entropy" not in ppo.scalars()
+        assert "rest/entropy" in ppo.scalars()
         ppo.close()
 
 
@@ -326,6 +483,41 @@ def test_ctrl_c_in_a_callback_loses_nothing():
         ppo.close()
 
 
+class Stopped(Guess):
+    """Is stopped by Ctrl-C in its tenth step."""
+
+    steps = 0
+
+    def step(self, action):
+        self.steps += 1
+        if self.steps == 10:
+            raise KeyboardInterrupt
+        return super().step(action)
+
+
+def test_ctrl_c_in_the_middle_of_a_batch_leaves_a_training_that_continues():
+    with SerialEnv(1, lambda: GymWrapper(Stopped(spaces.Discrete(3)))) as env:
+        ppo = PPO(env, frames_per_batch=8, seed=0)
+        with pytest.raises(KeyboardInterrupt):
+            ppo.fit(32, progress=False)
+        assert ppo.frames == 8
+
+        ppo.fit(32, progress=False)
+
+        assert (ppo.frames, ppo.returns) == (32, [4.0] * 8)
+        ppo.close()
+
+
+def test_a_batch_has_by_default_as_many_frames_as_all_rows_make_together():
+    def frames(rows):
+        with guesses(rows) as env:
+            ppo = PPO(env)
+            ppo.close()
+            return ppo._collector.frames_per_batch
+
+    assert [frames(rows) for rows in (1, 3, 200)] == [2048, 2046, 3200]
+
+
 def test_only_true_ends_training_early():
     with guesses() as env:
         ppo = PPO(env, frames_per_batch=16)
@@ -367,6 +559,7 @@ def test_it_learns_to_balance():
         ({"actor": {"wolves": nn.Linear(3, 3)}}, ArgumentError, "Pass a torch module"),
         ({"gamma": 1.5}, ArgumentError, "at most 1"),
         ({"epochs": 0}, ArgumentError, "epochs"),
+        ({"frames_per_batch": 0}, ArgumentError, "frames_per_batch"),
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )
