@@ -8,7 +8,8 @@ Conventions
     rows     the envs of the simulator; masks over them are bool tensors of shape (num_envs,) on its device.
     ended    rows whose last step ended an episode.
     stale    rows whose simulator is no longer where the data is: it has begun another episode by itself, or the row was
-             left out of a step that the simulator made. They must be reset before they are stepped.
+             left out of a step that the simulator made. They must be reset before they are stepped. Where the simulator
+             refuses to step rows that have ended, these are stale too.
     first    observations of the episodes that a simulator has begun by itself in its last step, and of which rows. They
              are what the reset of these rows gives.
     frozen   rows that are left out of a step. The simulator steps them all the same, so they must have ended.
@@ -65,8 +66,9 @@ class TorchRowsEnv(GymLikeEnv):
 
     _fast_path_bypasses = GymLikeEnv._fast_path_bypasses | {"_step", "_reset"}
     _frozen: torch.Tensor | None = None
-    _restarts_itself = False
-    """The simulator begins a new episode in a row by itself, in the step that ends one or in the next one."""
+    _needs_reset = False
+    """Rows that have ended must be reset before the next step: the simulator begins an episode in them by itself, in the step
+    that ends one or in the next one, or it refuses to step them."""
 
     def __init__(
         self,
@@ -144,11 +146,11 @@ class TorchRowsEnv(GymLikeEnv):
         made = self._advance(td)
         over = self._rows_done(made).to(self._simulator_device)
         if frozen is None:
-            self._ended, self._stale = over, over if self._restarts_itself else None
+            self._ended, self._stale = over, over if self._needs_reset else None
             return made
         stepped = over & ~frozen
         self._ended = stepped | frozen
-        self._stale = self._ended if self._restarts_itself else frozen
+        self._stale = self._ended if self._needs_reset else frozen
         if self._first is not None:
             self._first = self._first._replace(rows=stepped)
         return made
@@ -192,7 +194,7 @@ class TorchRowsEnv(GymLikeEnv):
         waiting = stale if frozen is None else stale & ~frozen
         if bool(waiting.any()):
             raise StepMaskError(
-                f"rows {_numbers(waiting)} have ended, and {self._env} is no longer where they were. Reset them first, e.g. "
+                f"rows {_numbers(waiting)} have ended, and {self._env} does not go on from where they were. Reset them first, e.g. "
                 "with env.step_and_maybe_reset or env.maybe_reset."
             )
 

@@ -26,6 +26,7 @@ from envkit.data.arguments import as_bool, require_option
 from envkit.data.paths import Key, as_key, leaf_paths, nest
 from envkit.env.facts import Facts
 from envkit.env.options import EnvOptions
+from envkit.env.wrapper_hints import known_wrapping_of
 from envkit.errors import ArgumentError, ArgumentTypeError, EncodingError
 from envkit.specs import (
     Categorical,
@@ -68,7 +69,7 @@ class TorchVectorWrapper(TorchRowsEnv):
 
     Args:
         env: a ``gymnasium.vector.VectorEnv``, or an env with ``num_envs``, ``single_observation_space`` and
-            ``single_action_space``, as those of Isaac Lab. Observations, rewards and flags are tensors with the rows in front.
+            ``single_action_space``. Observations, rewards and flags are tensors with the rows in front.
         categorical_action_encoding: integers for discrete actions and observations, not one-hot.
         autoreset_mode: what the simulator does with rows that have ended, "SameStep", "NextStep" or "Disabled", or Gymnasium's
             ``AutoresetMode``. None reads ``metadata["autoreset_mode"]``.
@@ -134,6 +135,8 @@ class TorchVectorWrapper(TorchRowsEnv):
         **options: Unpack[EnvOptions],
     ):
         own = _require_rows(env)
+        if type(self) is TorchVectorWrapper:
+            _require_gymnasium(own)
         categorical = as_bool("categorical_action_encoding", categorical_action_encoding)
         require_option("final", final, ["missing", None])
         require_option("partial_reset", partial_reset, [*_WAYS, None])
@@ -151,15 +154,22 @@ class TorchVectorWrapper(TorchRowsEnv):
         self._modes = library_of(own).vector.AutoresetMode
         self.autoreset_mode = self._mode_of(own, autoreset_mode)
         self.partial_reset = partial_reset or self._known_way(own)
-        self._restarts_itself = self.autoreset_mode != self._modes.DISABLED
+        if self.autoreset_mode != self._modes.DISABLED:
+            self._needs_reset = True
         self._require_sense()
-        observed, acted = (_space(simulator, own, name) for name in ("observation", "action"))
+        observed, acted = (self._space_of(name) for name in ("observation", "action"))
         observation, action = codecs_of(observed, acted, categorical=categorical)
         assert observation is not None
         self._observed, self._acted = TorchLeaves(observation), TorchLeaves(action)
         self._declare()
         if info:
             self.set_info_dict_reader()
+
+    def _space_of(self, name: Literal["observation", "action"]) -> GymSpace:
+        """Return a space of one row, as wrappers of vector envs show it."""
+        name_of_row = f"single_{name}_space"
+        inner = getattr(self._env, "unwrapped", self._env)
+        return getattr(self._env, name_of_row, getattr(inner, name_of_row))
 
     def _mode_of(self, simulator: Any, mode: Any) -> Any:
         """Read what the simulator does with rows that have ended.
@@ -390,6 +400,19 @@ def _require_rows(env: Any) -> Any:
     return own
 
 
+def _require_gymnasium(env: Any) -> None:
+    """Check that no other class wraps the env objects of a library.
+
+    Raises:
+        ArgumentTypeError: (a TypeError) one does.
+    """
+    wrapping = known_wrapping_of(env)
+    if wrapping not in (None, "GymWrapper(env)"):
+        raise ArgumentTypeError(
+            f"env is {env}, but TorchVectorWrapper takes envs with spaces of Gymnasium. Wrap it by the class of its library: {wrapping}."
+        )
+
+
 _ROWS = ("num_envs", "single_observation_space", "single_action_space")
 
 
@@ -398,12 +421,6 @@ def _without_checkers(env: Any) -> Any:
     while type(env).__name__ in _CHECKERS and type(env).__module__.startswith("gymnasium."):
         env = env.env
     return env
-
-
-def _space(env: Any, inner: Any, name: str) -> GymSpace:
-    """Return a space of one row, as wrappers of vector envs show it."""
-    name = f"single_{name}_space"
-    return getattr(env, name, getattr(inner, name))
 
 
 def _device_of(inner: Any, env: Any) -> torch.device:

@@ -5,13 +5,11 @@ decides about steps and resets of rows.
 
 Conventions
     agents   by name, in the library's order; those of a group are alike, and lie along the axis behind the rows.
-    numbers  states of the three generators that the library draws from (torch's of the CPU, NumPy's, Python's), and of
-             torch's of the device. The library keeps one set for all of its envs; here each env has its own.
+    numbers  as in `envkit_bridges.gym.global_numbers`. The library keeps one set for all of its envs; here each env has its own.
 """
 
 from __future__ import annotations
 
-import random
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -34,6 +32,13 @@ from envkit.specs import Composite, Unbounded
 from envkit.specs.annotations import Device, as_device
 from envkit.specs.stacks import stack
 from envkit_bridges.gym.codecs import codec_at
+from envkit_bridges.gym.global_numbers import (
+    Numbers,
+    device_numbers,
+    numbers_now,
+    set_device_numbers,
+    set_numbers,
+)
 from envkit_bridges.gym.torch_leaves import TorchLeaves
 from envkit_bridges.gym.torch_rows import TorchRowsEnv
 from envkit_bridges.libraries import (
@@ -44,8 +49,6 @@ from envkit_bridges.libraries import (
     require_name,
     require_quietly,
 )
-
-Numbers = list[Any]
 
 
 class _Group(NamedTuple):
@@ -118,7 +121,7 @@ class VmasWrapper(TorchRowsEnv):
     ):
         _require_bare(env)
         env.terminated_truncated = True
-        self._numbers = _numbers_now(env.device)
+        self._numbers = numbers_now(env.device)
         super().__init__(
             env, num_envs=env.num_envs, simulator_device=env.device, device=device, **options
         )
@@ -208,18 +211,18 @@ class VmasWrapper(TorchRowsEnv):
     def _own_numbers(self) -> Iterator[None]:
         """Let the library draw from this env's numbers; all others are as they were afterwards, also where it raises."""
         shared: Numbers = type(self._env).vmas_random_state
-        theirs, outside = list(shared), _numbers_now(self._env.device)
+        theirs, outside = list(shared), numbers_now(self._env.device)
         shared[:] = self._numbers[:3]
-        _set_device_numbers(self._env.device, self._numbers[3])
+        set_device_numbers(self._env.device, self._numbers[3])
         try:
             yield
-            self._numbers = [*shared, _device_numbers(self._env.device)]
+            self._numbers = [*shared, device_numbers(self._env.device)]
         except BaseException:  # the library puts those of the CPU back where it does not raise
-            _set_numbers(outside, self._env.device)
+            set_numbers(outside, self._env.device)
             raise
         finally:
             shared[:] = theirs
-            _set_device_numbers(self._env.device, outside[3])
+            set_device_numbers(self._env.device, outside[3])
 
     def _seed_simulator(self, seed: int | None) -> None:
         with self._own_numbers():
@@ -393,33 +396,6 @@ def _listed(by_agent: Any) -> Sequence[Any]:
     return list(by_agent.values()) if isinstance(by_agent, Mapping) else by_agent
 
 
-# ----------------------------------------------------------------------------------- random numbers
-
-
-def _numbers_now(device: torch.device) -> Numbers:
-    """Return where the global generators are that the library draws from."""
-    state = torch.random.get_rng_state(), np.random.get_state(), random.getstate()
-    return [*state, _device_numbers(device)]
-
-
-def _set_numbers(numbers: Numbers, device: torch.device) -> None:
-    torch.random.set_rng_state(numbers[0])
-    np.random.set_state(numbers[1])
-    random.setstate(numbers[2])
-    _set_device_numbers(device, numbers[3])
-
-
-def _device_numbers(device: torch.device) -> torch.Tensor | None:
-    if device.type == "cpu":
-        return None
-    return torch.get_device_module(device).get_rng_state(device)
-
-
-def _set_device_numbers(device: torch.device, numbers: torch.Tensor | None) -> None:
-    if numbers is not None:
-        torch.get_device_module(device).set_rng_state(numbers, device)
-
-
 def _require_bare(env: Any) -> None:
     bare = require_quietly("vmas.simulator.environment").Environment
     if not isinstance(env, bare):
@@ -524,7 +500,7 @@ def _build(scenario: Any, **kwargs: Any) -> Simulator:
     """Make an env of the library; the numbers that all of its envs share are as they were."""
     library = require_quietly("vmas")
     shared: Numbers = library.simulator.environment.Environment.vmas_random_state
-    theirs, outside = list(shared), _numbers_now(kwargs["device"])
+    theirs, outside = list(shared), numbers_now(kwargs["device"])
     try:
         with quietly():
             warnings.filterwarnings("error", "Scenario kwargs")
@@ -533,7 +509,7 @@ def _build(scenario: Any, **kwargs: Any) -> Simulator:
         raise OptionError(f"{unused} Leave them out, or correct their names.") from unused
     finally:
         shared[:] = theirs
-        _set_numbers(outside, kwargs["device"])
+        set_numbers(outside, kwargs["device"])
 
 
 def build(name: str, *, num_workers: int, **kwargs: Any) -> VmasEnv:
