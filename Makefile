@@ -7,6 +7,7 @@
 # make demo-matrix  repeat the demo's training with 4 seeds and 3 instruction sets
 # make matrix  run the core tests with the Python of a Debian release and the newest libraries (as root; RELEASE=trixie, ROOT=folder)
 # make floors  run the core tests with the lowest versions that pyproject.toml allows (VENV_OF_FLOORS=folder, a new one)
+# make torch-sims  run the tests of simulators that need another MuJoCo, in .cache/torch-sims
 # make mutate  count how many one-line changes of the core the tests notice (half an hour)
 # make coverage  print the share of branches of the core's packages that the quick tests run
 # make picture  train the policy of README's animated picture, and draw it (2 minutes)
@@ -22,7 +23,7 @@ STAMP := $(VENV)/.installed
 export JAX_COMPILATION_CACHE_DIR ?= $(CURDIR)/.cache/jax
 export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS ?= 0
 
-.PHONY: demo demo-matrix test isa slow check matrix floors mutate coverage picture gallery docs bench report format clean
+.PHONY: demo demo-matrix test isa slow check matrix floors torch-sims mutate coverage picture gallery docs bench report format clean
 
 $(DEMO): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -79,6 +80,15 @@ floors: $(STAMP)
 mutate: $(STAMP)
 	$(BIN)/python -m pip install -q -c constraints.txt -e '.[mutate]'
 	$(BIN)/python -m bench.mutate
+
+# These simulators pin another MuJoCo than constraints.txt; of the other versions, theirs are those of constraints.txt too.
+SIMS := .cache/torch-sims
+torch-sims: export MJLAB_WARP_QUIET = 1
+torch-sims:
+	$(PYTHON) -m venv $(SIMS)
+	grep -v mujoco constraints.txt > $(SIMS)/constraints.txt
+	$(SIMS)/bin/python -m pip install -q -c $(SIMS)/constraints.txt -e '.[mjlab]' hypothesis psutil pytest pytest-timeout
+	$(SIMS)/bin/python -m pytest tests/torch_sims
 
 MEASURED := rules data specs functional env transforms
 coverage: export OMP_NUM_THREADS = 1

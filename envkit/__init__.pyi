@@ -234,10 +234,13 @@ from envkit_bridges.worlds.envpool.multithreaded_env import (
 )
 from envkit_bridges.worlds.gymnax import GymnaxEnv as GymnaxEnv
 from envkit_bridges.worlds.gymnax import GymnaxWrapper as GymnaxWrapper
+from envkit_bridges.worlds.isaaclab import IsaacLabWrapper as IsaacLabWrapper
 from envkit_bridges.worlds.jaxmarl import JaxMARLEnv as JaxMARLEnv
 from envkit_bridges.worlds.jaxmarl import JaxMARLWrapper as JaxMARLWrapper
 from envkit_bridges.worlds.jumanji import JumanjiEnv as JumanjiEnv
 from envkit_bridges.worlds.jumanji import JumanjiWrapper as JumanjiWrapper
+from envkit_bridges.worlds.mjlab import MJLabEnv as MJLabEnv
+from envkit_bridges.worlds.mjlab import MJLabWrapper as MJLabWrapper
 from envkit_bridges.worlds.native.chess import ChessEnv as ChessEnv
 from envkit_bridges.worlds.native.llm_hashing import LLMHashingEnv as LLMHashingEnv
 from envkit_bridges.worlds.native.pendulum import PendulumJaxEnv as PendulumJaxEnv

@@ -106,6 +106,16 @@ LIBRARIES = {
             limit="max_episode_steps",
         ),
         Library(
+            "mjlab",
+            "mjlab",
+            "mjlab",
+            wrapper="MJLabWrapper",
+            world="mjlab",
+            kind="batched",
+            adapter="mjlab",
+            limit="max_steps",
+        ),
+        Library(
             "pettingzoo",
             "pettingzoo",
             "pettingzoo",

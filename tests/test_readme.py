@@ -40,6 +40,10 @@ GUIDES = [
     for page in sorted(DOCS.glob("*.md"))
     if page not in (*COMING_FROM, ON_RAY) and page.name not in ELSEWHERE
 ]
+BY_HAND = {
+    ("torch_simulators", "mjlab"),
+    ("torch_simulators", "Isaac Lab"),
+}  # make torch-sims runs the first
 LONG = {  # load the library of other environments, compile, train
     *("brax", "builtin", "craftax", "dm_control", "evaluate", "gymnax", "interop", "jax_libraries"),
     *("jaxmarl", "jumanji", "models", "pettingzoo", "pgx", "playground", "record", "xminigrid"),
@@ -111,6 +115,7 @@ def is_long(guide: Path, heading: str) -> bool:
         pytest.param(guide, heading, marks=pytest.mark.slow if is_long(guide, heading) else ())
         for guide in GUIDES
         for heading in blocks(guide)
+        if (guide.stem, heading) not in BY_HAND
     ],
 )
 def test_a_block_of_a_guide_runs_as_printed(guide, heading):

@@ -577,7 +577,7 @@ CORE = {"envkit-rl", "array-api-compat", "cloudpickle", "numpy", "packaging", "r
 GONE = {
     *("brax", "chess", "dm_control", "envpool", "gymnasium", "gymnax", "h5py", "imageio", "imageio_ffmpeg", "jax"),
     *("jaxlib", "jumanji", "matplotlib", "minari", "mujoco", "mujoco_playground", "pettingzoo", "pyarrow", "ray"),
-    *("craftax", "jaxmarl", "navix", "pgx", "sb3_contrib", "stable_baselines3", "torchrl", "tqdm", "vmas", "xminigrid"),
+    *("craftax", "jaxmarl", "mjlab", "navix", "pgx", "sb3_contrib", "stable_baselines3", "torchrl", "tqdm", "vmas", "xminigrid"),
 }
 find, version = importlib.machinery.PathFinder.find_spec, importlib.metadata.version
 

@@ -44,7 +44,8 @@ def make(
         id: "library/name", as "brax/ant" or "gym/CartPole-v1", see `list_envs`. The library may be left out where
             one that is installed alone has the env.
         num_envs: None for one env, batch size ``()``; n for n of them, batch size ``(n,)``. For a stateless library
-            it is one env that steps them as one program; for a stateful one a pool; for EnvPool and VMAS the library's own.
+            it is one env that steps them as one program; for a stateful one a pool; for EnvPool, VMAS and mjlab
+            the library's own.
         backend: the kind of pool for a stateful library. "process", also the meaning of None, is a `ParallelEnv`.
             "serial" is a `SerialEnv`. "async" is an `AsyncEnvPool` of processes (for EnvPool, of its threads). "ray"
             is a `ParallelEnv` on a Ray cluster. "vector" is Gymnasium's own vector env, for the library "gym". Stateless
