@@ -11,6 +11,7 @@
 # make mutate  count how many one-line changes of the core the tests notice (half an hour)
 # make coverage  print the share of branches of the core's packages that the quick tests run
 # make picture  train the policy of README's animated picture, and draw it (2 minutes)
+# make picture  train the policies of README's two pictures, and draw these (3 minutes)
 # make gallery  draw an environment of each library into the picture of docs/worlds.md
 # make docs   build the site into .cache/docs, offline; warnings are errors
 # make bench  measure beside the peers in half an hour, and renew the pages that show it (make report: only the pages)
@@ -99,6 +100,7 @@ coverage: $(STAMP)
 
 picture: $(STAMP)
 	$(BIN)/python -m bench.picture
+	$(BIN)/python -m bench.learning_curve
 
 gallery: $(STAMP)
 	$(BIN)/python -m bench.gallery

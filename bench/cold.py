@@ -2,7 +2,7 @@
 
 Run: ``python -m bench.cold [--first]``
 
-Without ``--first``, each statement of the README's first example is timed, and each program that JAX compiles
+Without ``--first``, each statement of the README's mixed batch is timed, and each program that JAX compiles
 for it. With it, a rollout and a first step of Brax's envs in new processes, without and with `envkit.cache_dir`.
 CPU seconds (of all threads of this process, its workers left out) hold on a busy machine too.
 
@@ -109,9 +109,8 @@ def measure_first_calls() -> None:
 def run_readme() -> None:
     """Print a line for each statement and, below it, for each kind of work on a program."""
     os.environ.pop("JAX_COMPILATION_CACHE_DIR", None)
-    found = re.search(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
-    assert found, "the README has no example"
-    source = found[1]
+    blocks = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+    (source,) = (block for block in blocks if "MixedEnv" in block)
     spent: defaultdict[tuple[str, str], float] = defaultdict(float)
     scope: dict[str, Any] = {"__name__": "example"}
     began = time.perf_counter()

@@ -69,7 +69,7 @@ def blocks(document: Path) -> dict[str, str]:
     return by_heading
 
 
-(FIRST,) = blocks(README).values()
+ROLLOUT, TRAINING, MIXED = blocks(README).values()
 
 
 def execute(code: str) -> dict:
@@ -170,15 +170,35 @@ def test_what_is_written_for_a_card_runs_without_one():
     assert done.returncode == 0, done.stderr
 
 
+def test_the_first_block_of_the_readme_prints_what_it_shows_in_five_lines(capsys):
+    execute(ROLLOUT)
+
+    assert len(ROLLOUT.splitlines()) == 5
+    assert capsys.readouterr().out.strip() == ROLLOUT.rpartition("# ")[2].strip()
+
+
+@pytest.mark.slow  # trains for a minute
+@pytest.mark.timeout(600)
+def test_the_training_of_the_readme_balances_for_500_steps(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    names = execute(TRAINING)
+
+    names["ppo"].close()
+    assert len(TRAINING.splitlines()) <= 15
+    assert names["result"].mean >= 475  # solved, by Gymnasium's table
+    assert (tmp_path / "learning_curve.png").stat().st_size
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)  # compiles inverted_pendulum unless the compile cache has it
-def test_the_first_example_gives_one_layout_for_both_worlds():
+def test_the_mixed_batch_has_one_layout_for_both_worlds():
     each = "".join(
         f"{name}_td = {name}.rollout(32, policy, break_when_any_done=False)\n"
         for name in ("brax", "gym")
     )
 
-    names = execute(FIRST.replace("# Both as one batch", f"{each}# Both as one batch", 1))
+    names = execute(MIXED.replace("# Both as one batch", f"{each}# Both as one batch", 1))
 
     assert len(drawn_layout()) == 8
     assert drawn_layout() == layout_of(names["td"])
@@ -195,13 +215,15 @@ def test_the_first_example_gives_one_layout_for_both_worlds():
 @pytest.mark.slow  # compiles inverted_pendulum unless the compile cache has it
 @pytest.mark.filterwarnings("ignore:.*precision lowered:UserWarning")  # of the wrappers' bounds
 def test_both_simulators_of_the_readme_take_as_many_actions_a_second():
-    names = execute(FIRST.partition("gym = ParallelEnv")[0])
+    names = execute(MIXED.partition("gym = ParallelEnv")[0])
 
     assert names["make"]()._env.unwrapped.dt == pytest.approx(float(names["brax"].dt))
 
 
 def test_the_code_of_the_readme_fits_the_width_of_the_site():
-    assert max(map(len, FIRST.splitlines())) <= WIDEST
+    lines = [line for code in blocks(README).values() for line in code.splitlines()]
+
+    assert max(map(len, lines)) <= WIDEST
 
 
 def test_both_commands_are_on_the_first_screen_of_the_readme():
