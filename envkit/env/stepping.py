@@ -531,14 +531,18 @@ class Stepping(SpecNames, ABC):
         """Refuse a step that would lead from the root of one episode into another one; None: of all rows."""
         assert self._unshown is not None
         waiting = self._unshown if self._to_truncate is None else self._unshown & ~self._to_truncate
-        if not bool((waiting if mask is None else waiting & mask.cpu()).any()):
-            return
+        waiting = waiting if mask is None else waiting & mask.cpu()
+        if bool(waiting.any()):
+            raise NotResetError(self._why_unshown(waiting))
+
+    def _why_unshown(self, rows: torch.Tensor) -> str:
+        """Return why some rows, bool, cannot be stepped before a reset, and what to do."""
         if self._left_by == LOADED:
-            raise NotResetError(
+            return (
                 f"the episode of {type(self).__name__} was not restored by {LOADED}, and an earlier step has reported "
                 "it truncated. Call reset(), or maybe_reset() with the data of that step, and step from the result."
             )
-        raise NotResetError(
+        return (
             f"{type(self).__name__} is in another episode since {self._left_by}, and is stepped before a reset. "
             f"Call reset() after {self._left_by}, and step from what it returns."
         )

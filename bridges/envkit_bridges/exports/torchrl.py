@@ -148,6 +148,10 @@ def _primer(theirs: Any) -> TensorDictPrimer:
     )
 
 
+_IGNORED = "a step whose '_step' mask was ignored"
+"""What leads rows of a `TorchRLWrapper` away from their data."""
+
+
 class TorchRLWrapper(EnvBase):
     """Give an env of TorchRL the interface of envkit, for its batched envs, transforms and collectors.
 
@@ -262,12 +266,22 @@ class TorchRLWrapper(EnvBase):
         if self._ignores_masks:
             before = self._unshown
             self._unshown = left_out.cpu() if before is None else before | left_out.cpu()
-            self._left_by = f"a step whose '_step' mask {type(self.torchrl_env).__name__} ignored"
+            self._left_by = _IGNORED
         following = following.copy()
         for path, value in leaves(kept):
             key = as_key(path)
             following.set(key, choose(mask, following.get(key), value))
         return following
+
+    def _why_unshown(self, rows: torch.Tensor) -> str:
+        if self._left_by != _IGNORED:
+            return super()._why_unshown(rows)
+        theirs = type(self.torchrl_env).__name__
+        return (
+            f"rows {rows.nonzero().squeeze(-1).tolist()} are to be stepped, but {theirs} is one step ahead of their data: it "
+            "stepped them although a '_step' mask left them out. Reset these rows, env.reset(td.set('_reset', rows)), or "
+            "leave them out of all steps until they are reset."
+        )
 
     def _reset(self, td: TensorDictBase | None, **kwargs: Any) -> TensorDictBase:
         return self.torchrl_env.reset(None if td is None else td.copy(), **kwargs)
