@@ -135,7 +135,7 @@ class AgentRows(BatchView):
         games: dict[int, Any] = {}
         for row, value in by_row.items():
             game = self.env_of(row)
-            if games.setdefault(game, value) != value:
+            if not _are_equal(games.setdefault(game, value), value):
                 raise ArgumentError(
                     f"agents of game {game} are given {games[game]!r} and {value!r}, but a game is reset as a whole. Pass "
                     f"the same for its rows, {game * self._agents} to {(game + 1) * self._agents - 1}."
@@ -247,3 +247,14 @@ def _difference(spec: Composite, other: Composite) -> str:
         options = f" of {leaf.n} options" if isinstance(leaf, Categorical) else ""
         told.append(f"{as_key(path)!r} of shape {tuple(leaf.shape)}, {leaf.dtype}{options}")
     return "; ".join(told) or f"nothing but {sorted(map(str, map(as_key, leaf_paths(spec))))}"
+
+
+def _are_equal(one: Any, other: Any) -> bool:
+    """Compare seeds or options, in which arrays may be."""
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return one.keys() == other.keys() and all(
+            _are_equal(value, other[name]) for name, value in one.items()
+        )
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(map(_are_equal, one, other))
+    return np.array_equal(one, other) if hasattr(one, "shape") else bool(one == other)

@@ -196,6 +196,20 @@ def test_the_callers_resets_choose_whole_games(opened):
         envs.reset(seed=[5, 6] * AGENTS)
 
 
+def test_options_of_the_agents_of_a_game_are_compared_also_where_they_hold_arrays(opened):
+    pytest.importorskip("stable_baselines3")
+    envs = to_sb3(opened(SerialEnv(1, game)), agents="rows")
+    alike = [{"start": np.arange(2), "names": ["a", {"b": 1}]} for _ in range(AGENTS)]
+    unlike = [{**alike[0], "start": np.arange(2) + row} for row in range(AGENTS)]
+
+    envs.set_options(alike)
+    assert len(envs.reset()) == AGENTS
+
+    envs.set_options(unlike)
+    with pytest.raises(ArgumentError, match="Pass the same for its rows, 0 to 3"):
+        envs.reset()
+
+
 def test_the_game_ends_for_all_rows_where_its_first_death_ends_it(opened):
     env = SerialEnv(1, lambda: PettingZooWrapper(Fading(LIVES), use_mask=True))
     envs = opened(to_gym_vector(env, agents="rows"))
