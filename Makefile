@@ -10,7 +10,6 @@
 # make torch-sims  run the tests of simulators that need another MuJoCo, in .cache/torch-sims
 # make mutate  count how many one-line changes of the core the tests notice (half an hour)
 # make coverage  print the share of branches of the core's packages that the quick tests run
-# make picture  train the policy of README's animated picture, and draw it (2 minutes)
 # make picture  train the policies of README's two pictures, and draw these (3 minutes)
 # make gallery  draw an environment of each library into the picture of docs/worlds.md
 # make docs   build the site into .cache/docs, offline; warnings are errors
