@@ -9,13 +9,18 @@ import contextlib
 import re
 import time
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import torch
 
 ROOT = Path(__file__).parents[1]
 FIGURES = ROOT / "docs" / "figures"
-LOOKS = {"figure.dpi": 120, "savefig.dpi": 120, "font.size": 14}  # letters for 400 pixels
+LOOKS: dict[Any, Any] = {
+    "figure.dpi": 120,
+    "savefig.dpi": 120,
+    "font.size": 14,
+}  # letters for 400 pixels
 
 
 def training(text: str) -> str:

@@ -339,18 +339,32 @@ def envkit_pendulum(seed: int, iterations: int, hidden: Hidden) -> tuple[EnvkitL
 
 
 class PlainLoop:
-    """PPO over Gymnasium's own vector env, as in a script of one file: steps are written into tensors one by one."""
+    """PPO over Gymnasium's own vector env, as in a script of one file: steps are written into tensors one by one.
 
-    def __init__(self, seed: int, iterations: int):
+    Args:
+        seed: of networks, envs and draws.
+        iterations: how many there will be at most, for the schedule.
+        settings: hyperparameters.
+        make_agent: what acts and learns.
+        make_env: one env of a row.
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        iterations: int,
+        settings: Settings = CART_POLE,
+        make_agent: Callable[[], Any] = CartPoleAgent,
+        make_env: Callable[[], gymnasium.Env] = lambda: gymnasium.make("CartPole-v1"),
+    ):
         torch.manual_seed(seed)
-        self.agent, self.settings = CartPoleAgent(), CART_POLE
-        self.learner = Learner(self.agent, CART_POLE, iterations)
+        self.agent, self.settings = make_agent(), settings
+        self.learner = Learner(self.agent, settings, iterations)
         self.envs = SyncVectorEnv(
-            [partial(gymnasium.make, "CartPole-v1")] * CART_POLE.rows,
-            autoreset_mode=AutoresetMode.SAME_STEP,
+            [make_env] * settings.rows, autoreset_mode=AutoresetMode.SAME_STEP
         )
-        self.observation = torch.as_tensor(self.envs.reset(seed=seed)[0])
-        self.done = torch.zeros(CART_POLE.rows)
+        self.observation = torch.as_tensor(self.envs.reset(seed=seed)[0], dtype=torch.float32)
+        self.done = torch.zeros(settings.rows)
 
     def iterate(self, clock: Clock) -> Paid:
         """Collect a batch and learn from it; gives what was paid."""
@@ -359,8 +373,9 @@ class PlainLoop:
         stored = {
             name: torch.zeros(shape) for name in ("log_prob", "state_value", "reward", "done")
         }
-        stored["observation"] = torch.zeros(*shape, 4)
-        stored["action"] = torch.zeros(shape, dtype=torch.int64)
+        stored["observation"] = torch.zeros(*shape, *self.observation.shape[1:])
+        drawn = agent.distribution(self.observation).sample()
+        stored["action"] = torch.zeros(*shape, *drawn.shape[1:], dtype=drawn.dtype)
         with clock("collecting"), torch.no_grad():
             for t in range(settings.steps):
                 distribution = agent.distribution(self.observation)
@@ -372,7 +387,7 @@ class PlainLoop:
                 stored["state_value"][t] = agent.value(self.observation).flatten()
                 observation, reward, terminated, truncated, _ = self.envs.step(action.numpy())
                 stored["reward"][t] = torch.as_tensor(reward)
-                self.observation = torch.as_tensor(observation)
+                self.observation = torch.as_tensor(observation, dtype=torch.float32)
                 self.done = torch.as_tensor(terminated | truncated).float()
         with clock("learning"), torch.no_grad():
             value = agent.value(self.observation).flatten()
@@ -416,7 +431,14 @@ class BraxRun:
     curve: list[Returns]
 
 
-def brax_training(seed: int, iterations: int, hidden: Hidden, *, evaluates: bool) -> BraxRun:
+def brax_training(
+    seed: int,
+    iterations: int,
+    hidden: Hidden,
+    *,
+    evaluates: bool,
+    name: str = "inverted_pendulum",
+) -> BraxRun:
     """Run brax.training's PPO."""
     from brax.training.agents.ppo import networks, train
 
@@ -430,7 +452,7 @@ def brax_training(seed: int, iterations: int, hidden: Hidden, *, evaluates: bool
     curve: list[Returns] = []
     sizes = {"policy_hidden_layer_sizes": POLICY, "value_hidden_layer_sizes": hidden}
     train.train(
-        environment=import_brax().get_environment("inverted_pendulum", backend="spring"),
+        environment=import_brax().get_environment(name, backend="spring"),
         num_timesteps=iterations * PENDULUM.frames,
         num_evals=iterations + 1,
         episode_length=1000,
