@@ -9,7 +9,7 @@ Run: ``make picture``, or ``python -m bench.picture [--out FILE] [--seed 0]``; t
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,7 +53,7 @@ class Stage:
     returns: dict[str, float]
 
 
-def stages(train_on: EnvBase, play_on: dict[str, EnvBase], seed: int) -> Iterator[Stage]:
+def stages(train_on: EnvBase, play_on: Mapping[str, EnvBase], seed: int) -> Iterator[Stage]:
     """Train a policy, and have it play whole episodes on the way."""
     ppo = PPO(
         train_on,

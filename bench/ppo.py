@@ -82,7 +82,7 @@ class ContinuousAgent(Agent):
 
     def __init__(self, env: gymnasium.Env):
         super().__init__()
-        (inputs,), (outputs,) = env.observation_space.shape or (), env.action_space.shape or ()
+        inputs, outputs = map(gymnasium.spaces.flatdim, (env.observation_space, env.action_space))
         begun = partial(partial, nn.init.orthogonal_)
         hidden = begun(gain=2**0.5)
         self.policy = dense((inputs, 64, 64, outputs), nn.Tanh, hidden, begun(gain=0.01))
@@ -129,7 +129,7 @@ def cleanrl_env(name: str, returns: list[float], gamma: float) -> gymnasium.Env:
         env, lambda values: np.clip(values, -10, 10), env.observation_space
     )
     env = wrappers.NormalizeReward(env, gamma=gamma)
-    return wrappers.TransformReward(env, lambda reward: float(np.clip(reward, -10, 10)))
+    return wrappers.TransformReward(env, lambda reward: float(np.clip(float(reward), -10, 10)))
 
 
 def cleanrl(name: str, seed: int, frames: int) -> Run:

@@ -257,4 +257,6 @@ def _are_equal(one: Any, other: Any) -> bool:
         )
     if isinstance(one, list | tuple) and isinstance(other, list | tuple):
         return len(one) == len(other) and all(map(_are_equal, one, other))
-    return np.array_equal(one, other) if hasattr(one, "shape") else bool(one == other)
+    if hasattr(one, "shape") or hasattr(other, "shape"):
+        return np.array_equal(one, other)  # type: ignore[arg-type]  # it makes arrays of both
+    return bool(one == other)

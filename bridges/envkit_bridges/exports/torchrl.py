@@ -149,7 +149,7 @@ def _primer(theirs: Any) -> TensorDictPrimer:
 
 
 _IGNORED = "a step whose '_step' mask was ignored"
-"""What leads rows of a `TorchRLWrapper` away from their data."""
+"""Reason why rows of a `TorchRLWrapper` are no longer where their data is."""
 
 
 class TorchRLWrapper(EnvBase):
