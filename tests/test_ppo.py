@@ -511,9 +511,9 @@ def test_ctrl_c_in_the_middle_of_a_batch_leaves_a_training_that_continues():
 def test_a_batch_has_by_default_as_many_frames_as_all_rows_make_together():
     def frames(rows):
         with guesses(rows) as env:
-            ppo = PPO(env)
+            ppo = PPO(env, epochs=1).fit(1, progress=False)
             ppo.close()
-            return ppo._collector.frames_per_batch
+            return ppo.frames
 
     assert [frames(rows) for rows in (1, 3, 200)] == [2048, 2046, 3200]
 
