@@ -104,6 +104,7 @@ EXAMPLE = Facts(
     keeps_state="A",
     unsaved_state="B",
     no_start_at_state="C",
+    steps_all_rows="D",
 )
 
 
