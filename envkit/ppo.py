@@ -408,7 +408,7 @@ class Learner(NamedTuple):
 
 
 class Group:
-    """Name the entries that belong to one action of an env.
+    """Find the entries that belong to one action of an env.
 
     Args:
         env: any env.

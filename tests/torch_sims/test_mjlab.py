@@ -245,7 +245,7 @@ def test_rows_that_have_ended_may_be_left_out_and_begin_when_they_are_reset(env)
 
 
 def test_other_rows_go_on_as_if_none_had_been_left_out(env, opened):
-    """A row that steps beside one that is left out has the physics that it has beside one that begins anew."""
+    """A row that is left out does not change the physics of the others: it counts as one that was reset."""
     other = opened(MJLabEnv(settings(), ROWS, seed=3))
     step, over = ended(env)
     root = by_actor(env.step_mdp(step))
