@@ -623,5 +623,17 @@ def test_another_thread_may_update_weights_or_shut_down_while_a_batch_is_waited_
     thread.join()
 
     assert ended == [f"this {cls.__name__} was shut down. Build a new one."]
+
+
+@pytest.mark.parametrize("cls", [MultiSyncDataCollector, MultiaSyncDataCollector])
+def test_a_shutdown_while_a_batch_is_begun_is_reported_as_one(built, cls):
+    collector = built(
+        cls, [Count], frames_per_batch=4, pre_collect_hook=lambda: collector.shutdown()
+    )
+
+    with pytest.raises(
+        ClosedEnvError, match=rf"this {cls.__name__} was shut down. Build a new one"
+    ):
+        collector.next()
     for batch in batches:
         assert torch.equal(batch["action"].flatten(), batch["policy_version"].flatten())
