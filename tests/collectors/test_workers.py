@@ -623,6 +623,8 @@ def test_another_thread_may_update_weights_or_shut_down_while_a_batch_is_waited_
     thread.join()
 
     assert ended == [f"this {cls.__name__} was shut down. Build a new one."]
+    for batch in batches:
+        assert torch.equal(batch["action"].flatten(), batch["policy_version"].flatten())
 
 
 @pytest.mark.parametrize("cls", [MultiSyncDataCollector, MultiaSyncDataCollector])
@@ -635,5 +637,3 @@ def test_a_shutdown_while_a_batch_is_begun_is_reported_as_one(built, cls):
         ClosedEnvError, match=rf"this {cls.__name__} was shut down. Build a new one"
     ):
         collector.next()
-    for batch in batches:
-        assert torch.equal(batch["action"].flatten(), batch["policy_version"].flatten())
