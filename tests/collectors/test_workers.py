@@ -628,10 +628,12 @@ def test_another_thread_may_update_weights_or_shut_down_while_a_batch_is_waited_
 
 
 @pytest.mark.parametrize("cls", [MultiSyncDataCollector, MultiaSyncDataCollector])
-def test_a_shutdown_while_a_batch_is_begun_is_reported_as_one(built, cls):
-    collector = built(
-        cls, [Count], frames_per_batch=4, pre_collect_hook=lambda: collector.shutdown()
-    )
+def test_whatever_a_shutdown_causes_is_reported_as_the_shutdown(built, cls):
+    def shut_down():
+        collector.shutdown()
+        raise ClosedEnvError("this pool of workers is closed; start a new one.")
+
+    collector = built(cls, [Count], frames_per_batch=4, pre_collect_hook=shut_down)
 
     with pytest.raises(
         ClosedEnvError, match=rf"this {cls.__name__} was shut down. Build a new one"
