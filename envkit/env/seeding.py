@@ -103,6 +103,13 @@ def drawn_seed() -> int:
     return int(torch.randint(2**63 - 1, (), device="cpu"))
 
 
+def seed_of_32_bits(seed: int) -> int:
+    """Return a seed for a library that takes those below ``2**32``: these as they are, of others the first word of their
+    `numpy.random.SeedSequence`.
+    """
+    return seed if seed < 2**32 else int(np.random.SeedSequence(seed).generate_state(1)[0])
+
+
 def restart_seed(seed: int, row: int, count: int) -> int:
     """Return the seed of row ``row`` of a batch seeded with ``seed`` after its ``count``-th restart.
 

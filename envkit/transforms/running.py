@@ -12,7 +12,6 @@ Conventions
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
@@ -37,6 +36,7 @@ from envkit.errors import (
     StatisticsError,
     UnsupportedError,
 )
+from envkit.process_wide import warn
 from envkit.specs import Composite, TensorSpec, Unbounded
 from envkit.specs.lasting import lasting
 from envkit.transforms.core.compose import Compose
@@ -107,12 +107,11 @@ class _Running(SkipsRows):
         if not centred or self._has_told:
             return
         self._has_told = True
-        warnings.warn(
+        warn(
             f"{type(self).__name__} subtracts the running mean of {centred}, so that a reward loses its sign, and one that is always "
             "the same becomes 0. NormalizeReward() only divides. Pass in_keys=['observation'], and put a "
             "NormalizeReward() behind it.",
             CentredRewardWarning,
-            stacklevel=2,
         )
 
     def freeze(self) -> Self:

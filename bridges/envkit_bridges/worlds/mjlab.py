@@ -22,7 +22,7 @@ from tensordict import TensorDict, TensorDictBase
 from envkit.arrays.integers import as_int
 from envkit.data.plain import from_plain, plain
 from envkit.env.options import EnvOptions
-from envkit.env.seeding import checked_seed
+from envkit.env.seeding import checked_seed, drawn_seed, seed_of_32_bits
 from envkit.errors import ArgumentError, ArgumentTypeError
 from envkit.specs.annotations import Device, as_device
 from envkit_bridges.gym.backend import GymSpace, gym_backend
@@ -125,9 +125,9 @@ class MJLabWrapper(TorchVectorWrapper):
     def _set_seed(self, seed: int | None) -> None:
         """Seed the numbers of the env; the simulator stays where it is."""
         if seed is None:
-            seed = int(torch.randint(2**31, ()))
+            seed = drawn_seed()
         with self._own_numbers(), quietly():
-            self._env.unwrapped.seed(seed % _SEEDS)
+            self._env.unwrapped.seed(seed_of_32_bits(seed))
 
     def _simulator_state(self) -> dict[str, Any]:
         return {**super()._simulator_state(), "numbers": plain(self._numbers, "random numbers")}
@@ -147,9 +147,6 @@ class MJLabWrapper(TorchVectorWrapper):
     def _begin(self, rows: torch.Tensor | None, **kwargs: Any) -> TensorDict:
         with self._own_numbers():
             return super()._begin(rows, **kwargs)
-
-
-_SEEDS = 2**32  # as many as NumPy takes, which the library seeds too
 
 
 def _require_env(env: Any) -> None:
@@ -219,7 +216,7 @@ class MJLabEnv(MJLabWrapper):
         cfg.scene.num_envs, cfg.auto_reset = count, False
         if max_steps is not None:
             _limit(cfg, as_int("max_steps", max_steps, least=1, meaning="the limit of episodes"))
-        cfg.seed = int(torch.randint(2**31, ())) if seed is None else checked_seed(seed) % _SEEDS
+        cfg.seed = seed_of_32_bits(drawn_seed() if seed is None else checked_seed(seed))
         super().__init__(_build(cfg, as_device(device)), seed=seed, **options)
 
     def _repr_arguments(self) -> list[str]:

@@ -26,7 +26,7 @@ from envkit.data.paths import Key
 from envkit.data.plain import from_plain, plain
 from envkit.env.groups import GroupMap, MarlGroupMapType, complete_group_map
 from envkit.env.options import TAKEN_HERE, EnvOptions
-from envkit.env.seeding import checked_seed
+from envkit.env.seeding import checked_seed, drawn_seed, seed_of_32_bits
 from envkit.errors import ArgumentError, ArgumentTypeError, InputError, OptionError, SpecError
 from envkit.specs import Composite, Unbounded
 from envkit.specs.annotations import Device, as_device
@@ -134,7 +134,7 @@ class VmasWrapper(TorchRowsEnv):
         )
         self._declare(names)
         if seed is None:
-            seed = int(torch.randint(2**31, ()))
+            seed = drawn_seed()
         else:
             self._seed_actions(checked_seed(seed))
         self._seed_simulator(seed)  # last: a look at observations may draw
@@ -226,7 +226,7 @@ class VmasWrapper(TorchRowsEnv):
 
     def _seed_simulator(self, seed: int | None) -> None:
         with self._own_numbers():
-            self._env.seed(seed)
+            self._env.seed(None if seed is None else seed_of_32_bits(seed))
 
     def _simulator_state(self) -> dict[str, Any]:
         return {**super()._simulator_state(), "numbers": plain(self._numbers, "random numbers")}

@@ -12,7 +12,6 @@ Conventions
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
@@ -25,6 +24,7 @@ from envkit import rules
 from envkit.arrays.leaves import Leaves
 from envkit.data.paths import Key, as_path
 from envkit.env.own_state import loads_strictly
+from envkit.process_wide import warn
 from envkit.specs.annotations import reading_waits
 from envkit.specs.lasting import lasting
 from envkit.transforms.episodes import EpisodeTransform
@@ -207,11 +207,10 @@ class SkipsRows(nn.Module):
         if self._has_warned or reading_waits(self.skipped_rows) or not self.skipped_rows:
             return
         self._has_warned = True
-        warnings.warn(
+        warn(
             f"{type(self).__name__} of {self.in_keys} was given a row that holds NaN or an infinite number. Such rows are left out of its "
             "statistics and shown as they are. Read skipped_rows for their number, and put a "
             "FiniteTensorDictCheck before this transform to find where they come from.",
-            stacklevel=2,
         )
 
     def _load_from_state_dict(

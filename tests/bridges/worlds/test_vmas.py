@@ -209,6 +209,15 @@ def test_without_a_seed_envs_differ_and_follow_the_global_generator():
     assert not is_same(roots[0], roots[1])
 
 
+def test_seeds_too_large_for_the_library_are_told_apart():
+    roots = [VmasEnv("balance", 2, seed=seed).reset() for seed in (1, 2**32 + 1, 2**63 + 1)]
+
+    assert not is_same(roots[0], roots[1]) and not is_same(roots[1], roots[2])
+    env = VmasEnv("balance", 2)
+    env.set_seed(2**32 + 1)
+    assert is_same(env.reset(), roots[1])
+
+
 def test_a_state_dict_holds_the_random_numbers():
     env, other = (VmasEnv("balance", 2, max_steps=2, seed=seed) for seed in (0, 1))
     env.rollout(3, break_when_any_done=False)

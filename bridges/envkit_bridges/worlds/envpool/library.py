@@ -23,7 +23,7 @@ import torch
 
 from envkit.data.keywords import refuse_unknown
 from envkit.data.paths import Path
-from envkit.env.seeding import drawn_seed, seed_chain
+from envkit.env.seeding import drawn_seed, seed_chain, seed_of_32_bits
 from envkit.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -169,8 +169,7 @@ def _as_int32(seed: int) -> int:
     """Return what the library takes as a seed: from -(2**31) to 2**31 - 1 itself, up to 2**32 - 1 no two are the same."""
     if seed < -(2**31):
         seed = 2**64 - seed  # SeedSequence takes no negative number
-    if seed >= 2**32:
-        seed = int(np.random.SeedSequence(seed).generate_state(1)[0])
+    seed = seed_of_32_bits(seed)
     return seed - 2**32 if seed >= 2**31 else seed
 
 
