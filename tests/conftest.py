@@ -31,7 +31,7 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
 FOREIGN = ("sem.mp-", "torch_", "plasma", "ViZDoom")
 
 CASES = 2  # of one test, among the quick ones
-CASES_IN_CI = 10  # of one test; what further ones were worth is in docs/decisions.md
+CASES_IN_CI = 4  # of one test; what further ones were worth is in docs/decisions.md
 
 _frozen = {"blocks": 0}  # of memory, when objects were last taken out of garbage collection
 
@@ -55,7 +55,7 @@ def pytest_collection_modifyitems(
 def mark_further_cases(items: list[pytest.Item]) -> None:
     """Mark the quick cases of a test as further ones, but for two that a hash of their names chooses.
 
-    Those beyond ten are sweeps. Rows of a table of refusals ask different questions: all of them stay quick.
+    Those beyond four are sweeps. Rows of a table of refusals ask different questions: all of them stay quick.
     """
     cases = defaultdict[str, list[pytest.Item]](list)
     for item in items:
