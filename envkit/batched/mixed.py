@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 import torch
 from tensordict import TensorDictBase
@@ -37,6 +37,7 @@ from envkit.batched.members import (
 )
 from envkit.batched.shared_simulators import SimulatorOwners
 from envkit.data.arguments import require_state_dict
+from envkit.data.keywords import known_to, refuse_unknown
 from envkit.data.paths import Key, Path, as_path, take_out
 from envkit.data.plain import from_plain, plain
 from envkit.data.resets import collect_reset_masks
@@ -45,6 +46,7 @@ from envkit.env.declared import OUTPUTS
 from envkit.env.facts import Facts
 from envkit.env.html import EnvReport
 from envkit.env.learning import ALL
+from envkit.env.options import CallOptions
 from envkit.env.own_state import OWN, loading
 from envkit.env.runs import Record, Run, Runs
 from envkit.env.seeding import reset_keywords
@@ -75,6 +77,7 @@ class MixedEnv(EnvBase):
     Args:
         members: envs with one batch axis each, of equal keys (state apart), shapes and dtypes.
         device: where data is delivered; None takes the device that members name.
+        **options: see `EnvBase`.
 
     Raises:
         ArgumentTypeError: (a TypeError) a member is no env.
@@ -95,7 +98,14 @@ class MixedEnv(EnvBase):
         >>> env.close()
     """
 
-    def __init__(self, members: Sequence[EnvBase], *, device: Device | None = None):
+    def __init__(
+        self,
+        members: Sequence[EnvBase],
+        *,
+        device: Device | None = None,
+        **options: Unpack[CallOptions],
+    ):
+        refuse_unknown("MixedEnv", options, known_to(MixedEnv) or ())
         members = list(members)
         _require_members(members)
         placed = members_of(members)

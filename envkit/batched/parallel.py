@@ -81,7 +81,7 @@ class ParallelEnv(Indexable):
             the same, which keep the autograd graph; the attribute says True there too.
         allow_done_after_reset: accept done flags right after a reset; those of sub-envs that do so
             are accepted anyway.
-        spec_locked, auto_reset, policy: see `EnvBase`.
+        spec_locked, auto_reset, policy, seed: see `EnvBase`.
 
     Raises:
         ArgumentError: ``use_buffers=True`` without memory that processes share, or an unknown

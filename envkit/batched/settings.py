@@ -15,6 +15,7 @@ from envkit.arrays.integers import as_int
 from envkit.data.arguments import Check, checked
 from envkit.data.keywords import known_to, refuse_unknown
 from envkit.data.torchrl_names import FALSE_ONLY, as_false
+from envkit.env.options import CallOptions
 from envkit.errors import ArgumentError, ArgumentTypeError, MemoryKindError, OptionError
 from envkit.specs.annotations import Device
 
@@ -41,7 +42,7 @@ class RayOptions(TypedDict, total=False):
     runtime_env: dict[str, Any]
 
 
-class AsyncOptions(TypedDict, total=False):
+class AsyncOptions(CallOptions, total=False):
     """Keywords of every pool of sub-envs, which `envkit.ParallelEnv` describes."""
 
     device: Device | None

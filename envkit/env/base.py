@@ -50,7 +50,7 @@ class EnvBase(Stepping, metaclass=EnvMeta):
 
     Args:
         device: where inputs are expected and outputs delivered; None sets no constraint.
-        **options: see `envkit.env.options.EnvOptions`. Every subclass takes ``spec_locked``, ``auto_reset`` and ``policy``,
+        **options: see `envkit.env.options.EnvOptions`. Every subclass takes ``spec_locked``, ``auto_reset``, ``policy`` and ``seed``,
             whatever its own ``__init__`` takes.
 
     Any thread may use an env, one at a time: a call while another thread's runs raises `BusyError`.

@@ -14,13 +14,25 @@ from torch import nn
 
 from envkit.data.arguments import as_bool
 from envkit.data.keywords import signature_of
+from envkit.env.seeding import checked_seed
 from envkit.lazy_imports import late
 from envkit.specs.annotations import BatchSize
 
 T = TypeVar("T")
 
 
-class EnvOptions(TypedDict, total=False):
+class EnvOptionsWithoutSeed(TypedDict, total=False):
+    """Keywords of every env but ``seed``, for constructors that name it themselves; see `EnvOptions`."""
+
+    batch_size: BatchSize | None
+    run_type_checks: bool
+    allow_done_after_reset: bool
+    spec_locked: bool
+    auto_reset: bool
+    policy: nn.Module | None
+
+
+class EnvOptions(EnvOptionsWithoutSeed, total=False):
     """Keywords of every env.
 
     Args:
@@ -33,14 +45,20 @@ class EnvOptions(TypedDict, total=False):
             `AutoResetEnv`.
         policy: a module; what its recurrent parts need is appended, and the result then is a
             `TransformedEnv`.
+        seed: given to `set_seed` of the finished env, which starts the workers of a pool. None, the default, seeds
+            nothing.
     """
 
-    batch_size: BatchSize | None
-    run_type_checks: bool
-    allow_done_after_reset: bool
+    seed: int | None
+
+
+class CallOptions(TypedDict, total=False):
+    """Those of `EnvOptions` that the class of every env takes when it is called, for constructors that take no others."""
+
     spec_locked: bool
     auto_reset: bool
     policy: nn.Module | None
+    seed: int | None
 
 
 TAKEN_HERE = ("batch_size", "run_type_checks", "allow_done_after_reset")
@@ -50,7 +68,8 @@ TAKEN_HERE = ("batch_size", "run_type_checks", "allow_done_after_reset")
 class EnvMeta(ABCMeta):
     """Finish an env after ``__init__``.
 
-    Three keywords of `EnvOptions` are about a finished env, so they are taken here, whatever ``__init__`` takes.
+    Four keywords of `EnvOptions` are about a finished env, so they are taken here, whatever ``__init__`` takes. A ``seed``
+    that ``__init__`` names is left to it.
     """
 
     def __call__(
@@ -63,6 +82,11 @@ class EnvMeta(ABCMeta):
     ) -> T:
         spec_locked = as_bool("spec_locked", spec_locked)
         auto_reset = as_bool("auto_reset", auto_reset)
+        seed = None
+        if "seed" in kwargs and "seed" not in inspect.signature(cls.__init__).parameters:
+            seed = kwargs.pop("seed")
+        if seed is not None:
+            checked_seed(seed)
         env: Any = super().__call__(*args, **kwargs)
         if not isinstance(type(env), EnvMeta):  # __new__ may return something else
             return env
@@ -71,6 +95,8 @@ class EnvMeta(ABCMeta):
             env = late("AutoResetEnv")(env)
         if policy is not None:
             env = late("with_policy_transforms")(env, policy)
+        if seed is not None:
+            env.set_seed(seed)
         return env
 
     @property
@@ -79,5 +105,6 @@ class EnvMeta(ABCMeta):
         shown = signature_of(cls).parameters
         of_every_env = inspect.signature(EnvMeta.__call__).parameters
         more = {name: one for name, one in of_every_env.items() if one.kind is one.KEYWORD_ONLY}
+        more["seed"] = inspect.Parameter("seed", inspect.Parameter.KEYWORD_ONLY, default=None)
         both = {**shown, **{name: more[name] for name in more if name not in shown}}
         return inspect.Signature(sorted(both.values(), key=lambda parameter: parameter.kind))

@@ -18,7 +18,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 from envkit.data.arguments import as_batch_size, as_number
-from envkit.env.options import EnvOptions
+from envkit.env.options import EnvOptionsWithoutSeed
 from envkit.env.seeding import drawn_seed
 from envkit.envs.seeded_env import SeededEnv, default_parameters, parameter_specs, parameters_in
 from envkit.errors import InputError
@@ -68,7 +68,7 @@ class PendulumEnv(SeededEnv):
         td_params: TensorDictBase | None = None,
         seed: int | None = None,
         device: Device | None = None,
-        **options: Unpack[EnvOptions],
+        **options: Unpack[EnvOptionsWithoutSeed],
     ):
         super().__init__(device=device, **options)
         require_memory(self.device, type(self).__name__)

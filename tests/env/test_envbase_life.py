@@ -355,6 +355,30 @@ def test_every_kind_of_env_takes_the_common_keywords(built):
     assert root["is_init"].all()
 
 
+@pytest.mark.parametrize("kind", CLASSES)
+def test_the_keyword_seed_does_as_set_seed(kind):
+    seeded, other = CLASSES[kind](seed=3), CLASSES[kind]()
+    other.set_seed(3)
+
+    found, expected = (env.rollout(5, break_when_any_done=False) for env in (seeded, other))
+
+    assert bool((found == expected).all())
+    for env in (seeded, other):
+        env.close(raise_if_closed=False)
+
+
+def test_a_constructor_that_names_seed_gets_it_and_a_wrong_one_is_refused():
+    class Own(Quiet):
+        def __init__(self, seed):
+            super().__init__(3)
+            self.own_seed = seed
+
+    assert Own(seed=4).own_seed == 4
+    assert Own(None).own_seed is None
+    with pytest.raises(ArgumentError, match="seed is -1"):
+        Count(5, seed=-1)
+
+
 def test_every_class_takes_the_common_keywords():
     class Bare(Quiet):
         def __init__(self):

@@ -21,7 +21,7 @@ from tensordict import TensorDict, TensorDictBase
 
 from envkit.arrays.integers import as_int
 from envkit.data.plain import from_plain, plain
-from envkit.env.options import EnvOptions
+from envkit.env.options import EnvOptionsWithoutSeed
 from envkit.env.seeding import checked_seed, drawn_seed, seed_of_32_bits
 from envkit.errors import ArgumentError, ArgumentTypeError
 from envkit.specs.annotations import Device, as_device
@@ -84,7 +84,7 @@ class MJLabWrapper(TorchVectorWrapper):
         final: Literal["missing"] | None = None,
         seed: int | None = None,
         device: Device | None = None,
-        **options: Unpack[EnvOptions],
+        **options: Unpack[EnvOptionsWithoutSeed],
     ):
         _require_env(env)
         is_automatic = env.unwrapped.cfg.auto_reset
@@ -209,7 +209,7 @@ class MJLabEnv(MJLabWrapper):
         max_steps: int | None = None,
         seed: int | None = None,
         device: Device | None = None,
-        **options: Unpack[EnvOptions],
+        **options: Unpack[EnvOptionsWithoutSeed],
     ):
         count = as_int("num_envs", num_envs, least=1, meaning="the number of rows")
         cfg, self.task_id = _cfg_of(task_id, play=play)

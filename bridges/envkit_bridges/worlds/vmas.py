@@ -25,7 +25,7 @@ from envkit.data.arguments import as_bool
 from envkit.data.paths import Key
 from envkit.data.plain import from_plain, plain
 from envkit.env.groups import GroupMap, MarlGroupMapType, complete_group_map
-from envkit.env.options import TAKEN_HERE, EnvOptions
+from envkit.env.options import TAKEN_HERE, EnvOptionsWithoutSeed
 from envkit.env.seeding import checked_seed, drawn_seed, seed_of_32_bits
 from envkit.errors import ArgumentError, ArgumentTypeError, InputError, OptionError, SpecError
 from envkit.specs import Composite, Unbounded
@@ -117,7 +117,7 @@ class VmasWrapper(TorchRowsEnv):
         from_pixels: bool = False,
         pixels_only: bool = False,
         device: Device | None = None,
-        **options: Unpack[EnvOptions],
+        **options: Unpack[EnvOptionsWithoutSeed],
     ):
         _require_bare(env)
         env.terminated_truncated = True

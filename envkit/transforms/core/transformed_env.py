@@ -9,12 +9,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Set
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 import torch
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 
 from envkit.data.arguments import as_bool, require_state_dict
+from envkit.data.keywords import known_to, refuse_unknown
 from envkit.data.paths import Path
 from envkit.env.base import EnvBase
 from envkit.env.declared import OUTPUTS, require_names
@@ -24,6 +25,7 @@ from envkit.env.html import EnvReport
 from envkit.env.input_checks import in_functorch
 from envkit.env.learning import ALL
 from envkit.env.on_row import OnRow, Row
+from envkit.env.options import CallOptions
 from envkit.env.own_state import OWN, loading, put_back_on_failure
 from envkit.env.wrapper_hints import require_env
 from envkit.errors import ResumeError, SpecError
@@ -56,6 +58,7 @@ class TransformedEnv(OnRow, TransformStepping):
             transforms before ``transform``, instead of standing around it.
         device: move ``base_env`` there.
         cache_specs: False: read the specs at every use.
+        **options: see `EnvBase`.
 
     A step runs the inverse pass from the last transform to the first, the base env, and the forward
     pass from the first to the last. Specs are those of the base env seen through the transforms; they
@@ -65,6 +68,7 @@ class TransformedEnv(OnRow, TransformStepping):
     Raises:
         TransformOwnerError: (an AttributeError) the transform belongs to another env already.
         ArgumentTypeError: ``base_env`` is no environment.
+        OptionError: (a TypeError) a keyword is unknown.
 
     Example:
         >>> from envkit import GymEnv, RewardSum, TransformedEnv
@@ -89,7 +93,9 @@ class TransformedEnv(OnRow, TransformStepping):
         auto_unwrap: bool = False,
         device: Destination | None = None,
         cache_specs: bool = True,
+        **options: Unpack[CallOptions],
     ):
+        refuse_unknown("TransformedEnv", options, known_to(TransformedEnv) or ())
         fix = "Pass one that is built, e.g. TransformedEnv(GymEnv('Pendulum-v1'), ...)."
         require_env("base_env", base_env, fix)
         inner = []

@@ -19,7 +19,7 @@ from tensordict import TensorDict, TensorDictBase
 
 from envkit.arrays.integers import as_int
 from envkit.data.arguments import as_batch_size, as_number
-from envkit.env.options import EnvOptions
+from envkit.env.options import EnvOptionsWithoutSeed
 from envkit.envs.seeded_env import SeededEnv, default_parameters, parameter_specs, parameters_in
 from envkit.errors import InputError
 from envkit.rules import DONE_LEAVES
@@ -68,7 +68,7 @@ class FinancialRegimeEnv(SeededEnv):
         seed: int | None = None,
         device: Device | None = None,
         window_size: int | None = None,
-        **options: Unpack[EnvOptions],
+        **options: Unpack[EnvOptionsWithoutSeed],
     ):
         super().__init__(device=device, **options)
         require_memory(self.device, type(self).__name__)

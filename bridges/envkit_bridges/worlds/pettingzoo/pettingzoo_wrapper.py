@@ -24,7 +24,7 @@ from envkit.data.paths import Key, Path, as_key, as_path
 from envkit.env.base import EnvBase
 from envkit.env.facts import Facts
 from envkit.env.groups import GroupMap, complete_group_map
-from envkit.env.options import EnvOptions
+from envkit.env.options import EnvOptionsWithoutSeed
 from envkit.errors import (
     ArgumentError,
     BatchSizeError,
@@ -123,7 +123,7 @@ class PettingZooWrapper(GymLikeEnv):
         done_on_any: bool | None = None,
         *,
         device: Device | None = "cpu",
-        **options: Unpack[EnvOptions],
+        **options: Unpack[EnvOptionsWithoutSeed],
     ):
         game = game_of(env)
         _require_no_batch(options.pop("batch_size", None))
