@@ -116,12 +116,14 @@ def run(task: StatelessEnv) -> None:
     mine = JaxEnv(
         task, batch_size=[4], reset_mode="pool", requires_grad=True, allow_done_after_reset=True
     )
-    serial = SerialEnv(2, make)
+    serial = SerialEnv(2, make, seed=0)
     parallel = ParallelEnv(2, [make, make], num_processes=2, timeout=30.0, create_env_kwargs={})
     counting = Counting(3)
-    env = TransformedEnv(make(), Compose(StepCounter(max_steps=100), RewardSum(), CatFrames(4, -1)))
+    env = TransformedEnv(
+        make(), Compose(StepCounter(max_steps=100), RewardSum(), CatFrames(4, -1)), seed=1
+    )
     norm = ObservationNorm(0.0, 1.0, in_keys=["observation"])
-    both = MixedEnv([serial, parallel])
+    both = MixedEnv([serial, parallel], seed=2)
     threads = MultiThreadedEnv(
         4, "CartPole-v1", create_env_kwargs={"max_episode_steps": 9}, frame_skip=2
     )
