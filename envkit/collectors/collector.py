@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Literal, Self, Unpack
 
 from tensordict import TensorDictBase
+from torch import nn
 
 from envkit.batched.attributes import attribute_of, call_attribute, set_attribute
 from envkit.batched.settings import RayOptions
@@ -38,9 +39,10 @@ from envkit.data.keywords import ShownSignature
 from envkit.data.plain import from_plain, plain
 from envkit.env.base import EnvBase
 from envkit.env.own_state import loading
-from envkit.env.policy import PolicyLike
+from envkit.env.policy import BindsToEnv, PolicyLike
 from envkit.errors import (
     ArgumentError,
+    ArgumentTypeError,
     BatchCountError,
     MissingKeyError,
     NoBufferError,
@@ -57,6 +59,25 @@ Backend = Literal["direct", "process", "ray"]
 
 _EPISODE_STEPS = 32
 """Steps of each row between two looks for whole episodes."""
+
+
+def _require_order(create_env_fn: Any, policy: Any) -> None:
+    """Check that env and policy were not exchanged.
+
+    Raises:
+        ArgumentTypeError: (a TypeError) the policy is an env, or a policy is to make envs.
+    """
+    makers = create_env_fn if isinstance(create_env_fn, list | tuple) else [create_env_fn]
+    if isinstance(policy, EnvBase):
+        raise ArgumentTypeError(
+            f"policy is a {type(policy).__name__}, which is an env. Pass the env first: Collector(env, policy, ...)."
+        )
+    for make in makers:
+        if isinstance(make, nn.Module | BindsToEnv) and not isinstance(make, EnvBase):
+            raise ArgumentTypeError(
+                f"create_env_fn is of type {type(make).__name__}, which is a policy, but must be an env or make one. Pass "
+                "the env first: Collector(env, policy, ...)."
+            )
 
 
 class ShownSetting:
@@ -262,9 +283,10 @@ class Collector:
         return f"{type(self).__name__}({', '.join([*facts, state])})"
 
     def _take(
-        self, policy: PolicyLike, table: type, options: Mapping[str, Any]
+        self, create_env_fn: Any, policy: PolicyLike, table: type, options: Mapping[str, Any]
     ) -> CollectorSettings:
         """Check all options, store those that every kind has, and return all of them."""
+        _require_order(create_env_fn, policy)
         self._settings = settings = parsed_options(type(self), table, policy, options)
         self.frames = self.iter = 0
         self.policy_version = 0

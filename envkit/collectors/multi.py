@@ -110,7 +110,7 @@ class MultiCollector(Collector):
             raise OptionError(
                 f"sync={sync}, but a {type(self).__name__} collects {self._kind}. Use {other}."
             )
-        settings = self._take(policy, WorkerOptions, options)
+        settings = self._take(create_env_fn, policy, WorkerOptions, options)
         if settings.interruptor is not None:
             raise OptionError(
                 "interruptor ends batches of collectors in this process. Workers are stopped by "

@@ -61,7 +61,7 @@ class SyncDataCollector(Collector):
                 f"backend={backend!r} and sync={sync} ask for workers, but a SyncDataCollector collects "
                 f"{self._kind}. Leave them out, or use Collector(backend='process')."
             )
-        settings = self._take(policy, CollectorOptions, options)
+        settings = self._take(create_env_fn, policy, CollectorOptions, options)
         if not callable(create_env_fn) and not hasattr(create_env_fn, "rollout"):
             raise ArgumentTypeError(
                 f"create_env_fn is of type {type(create_env_fn).__name__}, but must be an env or make one. Pass lambda: "

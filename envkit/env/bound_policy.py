@@ -184,11 +184,20 @@ def _require_room(policy: Callable[..., Any], inputs: list[Key]) -> None:
         signature.bind(*inputs)
     except TypeError as error:
         name = getattr(policy, "__name__", type(policy).__name__)
+        if len(inputs) == 1 and len(signature.parameters) == len(_OF_JAX):
+            raise PolicyError(
+                f"the policy would be called with the observations {inputs}, but {name}{signature} takes three arguments, as "
+                f"functions of JAX do: ({', '.join(_OF_JAX)}). Pass JaxPolicy(policy, params)."
+            ) from error
         raise PolicyError(
             f"the policy would be called with the observations {inputs}, but {name}{signature} does not take "
             f"{len(inputs)} arguments: {error}. {HOW_CALLED} To name the entries that it reads, pass "
             'TensorDictModule(policy, in_keys=["observation"], out_keys=["action"]), from tensordict.nn.'
         ) from error
+
+
+_OF_JAX = ("params", "observation", "key")
+"""The arguments that a `JaxPolicy` passes to its function."""
 
 
 def on_device(
@@ -225,7 +234,7 @@ class _OnTensorDict(BoundPolicy):
             work = self._work * tensordict.batch_size.numel()
             acted = act_with_fitting_threads(work, self._act, tensordict)
         except Exception as error:
-            _add_advice(error, tensordict.values(True, True))
+            _advise(error, tensordict.values(True, True))
             is_sure = isinstance(self._act, TensorDictModuleBase) or isinstance(error, KeyError)
             if isinstance(error, WRONG_FORM) and not is_sure:
                 error.add_note(
@@ -394,7 +403,7 @@ def _called(
     try:
         out = act_with_fitting_threads(work, function, *inputs)
     except Exception as error:
-        _add_advice(error, inputs)
+        _advise(error, inputs)
         raise
     if versions_of(inputs) != versions:
         raise changed_in_place(keys, inputs, versions)
@@ -403,8 +412,21 @@ def _called(
     return out
 
 
-def _add_advice(error: Exception, inputs: Iterable[Any]) -> None:
-    """Add to an error of a policy how to cast what it was given, where float64 met a network of another dtype."""
+def _advise(error: Exception, inputs: Iterable[Any]) -> None:
+    """Add to an error of a policy how to cast what it was given, where float64 met a network of another dtype.
+
+    Raises:
+        PolicyError: (a TypeError) JAX refused the tensors.
+    """
+    if (
+        isinstance(error, TypeError)
+        and "torch.Tensor" in str(error)
+        and "abstract array" in str(error)
+    ):
+        raise PolicyError(
+            f"the policy computes in JAX, but was called with tensors of torch: {str(error).splitlines()[0]} Write it as "
+            f"act({', '.join(_OF_JAX)}), and pass JaxPolicy(act, params)."
+        ) from error
     is_double = any(isinstance(one, Tensor) and one.dtype == torch.float64 for one in inputs)
     if is_double and isinstance(error, RuntimeError) and "dtype" in str(error):
         error.add_note(

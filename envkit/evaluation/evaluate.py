@@ -40,6 +40,7 @@ from envkit.transforms.core.compose import Compose
 from envkit.transforms.core.transform import Transform
 from envkit.transforms.devices import DeviceCastTransform
 from envkit.transforms.keys import RenameTransform
+from envkit.transforms.running import VecNorm, VecNormV2
 from envkit.transforms.shapes import FlattenObservation, PermuteTransform, UnsqueezeTransform
 from envkit.transforms.values import DTypeCastTransform
 
@@ -239,6 +240,8 @@ def evaluate(
     seed = drawn_seed() if seed is None else checked_seed(seed)
     if isinstance(policy, Mapping) and not policy:
         raise ArgumentError("policy is an empty dict. Pass one policy, or several by name.")
+    if policy is not None and not update_stats:
+        _warn_of_unseen(env)
     acts_at_its_best = as_bool("deterministic", deterministic)
     kind = ExplorationType.DETERMINISTIC if acts_at_its_best else ExplorationType.RANDOM
     learns = as_bool("update_stats", update_stats)
@@ -348,15 +351,16 @@ _KEEP_NUMBERS = (
 
 def _changes_of(env: EnvBase, reward: Key) -> dict[str, bool]:
     """Return the names of the transforms that change a reward, the innermost first, and which of them learn."""
+    return dict(_listed(env._visit_transforms(partial(_changing, reward), ALL)))
 
-    def listed(answer: Any) -> Iterator[tuple[str, bool]]:
-        if isinstance(answer, Mapping):
-            for name, value in answer.items():
-                yield from [(name, value)] if isinstance(value, bool) else listed(value)
-        for part in reversed(answer) if isinstance(answer, list | tuple) else ():
-            yield from listed(part)
 
-    return dict(listed(env._visit_transforms(partial(_changing, reward), ALL)))
+def _listed(answer: Any) -> Iterator[tuple[str, bool]]:
+    """Yield what visits of transforms have answered by name, the innermost first."""
+    if isinstance(answer, Mapping):
+        for name, value in answer.items():
+            yield from [(name, value)] if isinstance(value, bool) else _listed(value)
+    for part in reversed(answer) if isinstance(answer, list | tuple) else ():
+        yield from _listed(part)
 
 
 def _changing(reward: Key, transform: Any, earlier: Any) -> dict[str, bool]:
@@ -378,6 +382,26 @@ def _warn_of_learnt(reward: Key, changes: Mapping[str, bool]) -> None:
             "before. For the reward of the env, let the transform write another entry, "
             f"{learnt[0]}(..., out_keys=['normal_reward']), and pass reward_key={reward!r}.",
         )
+
+
+def _warn_of_unseen(env: EnvBase) -> None:
+    """Warn of transforms that are to normalise observations and have seen none."""
+    seen = dict(_listed(env._visit_transforms(_seeing, ALL)))
+    if unseen := [name for name, has_seen in seen.items() if not has_seen]:
+        warn(
+            f"evaluate() passes the policy observations that {', '.join(unseen)} has not normalised, because it has seen no "
+            "data. Load what it has seen in training: env.transform.load_state_dict(train_env.transform.state_dict()).",
+        )
+
+
+def _seeing(transform: Any, earlier: Any) -> dict[str, bool]:
+    """Return which transforms of a chain that normalise observations have seen some."""
+    return {
+        f"{type(one).__name__}({one.in_keys})": one.has_seen_data
+        for one in transform.modules()
+        if isinstance(one, VecNorm | VecNormV2)
+        and any(as_path(key)[-1] != "reward" for key in one.in_keys)
+    }
 
 
 def _reward(env: EnvBase, key: Key | None, agents: Agents) -> Key:

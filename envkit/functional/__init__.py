@@ -37,7 +37,14 @@ from envkit.functional.rollout import (
     unroll,
     unroll_until,
 )
-from envkit.functional.spaces import AgentsDiscrete, Box, Discrete, MultiDiscrete, sample_space
+from envkit.functional.spaces import (
+    AgentsDiscrete,
+    Box,
+    Discrete,
+    MultiDiscrete,
+    require_action_masks,
+    sample_space,
+)
 from envkit.functional.structure import conform, name_of
 from envkit.functional.wrappers import (
     FrameSkip,
@@ -85,6 +92,7 @@ __all__ = [
     "name_of",
     "normalize",
     "random_policy",
+    "require_action_masks",
     "restart_where",
     "reward_shape_of",
     "row_keys",

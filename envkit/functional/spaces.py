@@ -255,6 +255,49 @@ def choose_allowed(
     return jax.tree_util.tree_map_with_path(chosen, space, drawn, is_leaf=_is_space)
 
 
+def require_action_masks(
+    declared: Any, space: SpaceTree, observed: Mapping[tuple[str, ...], Any], owner: str
+) -> None:
+    """Check that masks are declared as pairs of paths, each of an action with an observation.
+
+    Args:
+        declared: ``action_masks`` of an env.
+        space: its action space.
+        observed: what it observes, infos included: leaves with a dtype by path.
+        owner: the env, for messages.
+
+    Raises:
+        StateStructureError: they are of another form, a path names none, or a mask holds floats.
+    """
+    found = jax.tree_util.tree_flatten_with_path(space, is_leaf=_is_space)[0]
+    actions = [name_of(path) for path, _ in found]
+    line = f"action_masks = (({actions[0]!r}, ('action_mask',)),)"
+    is_listed = isinstance(declared, tuple | list)
+    for pair in declared if is_listed else [declared]:
+        is_pair = is_listed and isinstance(pair, tuple | list) and len(pair) == 2
+        if not is_pair or not all(isinstance(path, tuple) for path in pair):
+            raise StateStructureError(
+                f"action_masks of {owner} is {declared!r}, but must be pairs of paths, which are tuples of names: an action "
+                f"and the observation that is its mask. Write {line}, for example."
+            )
+        action, mask = pair
+        if action not in actions:
+            raise StateStructureError(
+                f"action_masks of {owner} names the action {action!r}, but its action space has {actions}. Name one of "
+                f"these: {line}, for example."
+            )
+        if mask not in observed:
+            raise StateStructureError(
+                f"action_masks of {owner} names the mask {mask!r}, but its observations are {sorted(observed)}. Name one "
+                "of these, or return a Timestep that observes the mask."
+            )
+        if jnp.issubdtype(observed[mask].dtype, jnp.inexact):
+            raise StateStructureError(
+                f"the mask {mask!r} of {owner} has dtype {observed[mask].dtype}, but must hold bools or integers. Return "
+                "mask != 0."
+            )
+
+
 def _is_space(node: object) -> bool:
     return hasattr(node, "sample")
 

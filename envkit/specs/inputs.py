@@ -31,6 +31,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 import torch
+from tensordict import NonTensorData
 from torch import Tensor
 
 from envkit.errors import InputError, MissingKeyError
@@ -243,15 +244,21 @@ def require_input(key: Any, value: Any, shape: Sequence[int], dtype: torch.dtype
             f"the TensorDict has no {key!r}, which the env takes. "
             "Write it first, e.g. with env.rand_action(td)."
         )
+    if not isinstance(value, Tensor):
+        if isinstance(value, NonTensorData):
+            value = value.data
+        library = type(value).__module__.partition(".")[0]
+        fix = "env.rand_action() shows what it takes."
+        if hasattr(value, "__dlpack__"):
+            fix = "Convert it: torch.from_dlpack(value)."
+        raise InputError(
+            f"{key!r} is of type {type(value).__name__}, of {library}, but the env takes a tensor of shape "
+            f"{tuple(shape)}. {fix}"
+        )
     if value.shape != shape:
         raise InputError(
             f"{key!r} has shape {tuple(value.shape)}, but the env takes {tuple(shape)}. "
             "env.rand_action() shows what it takes."
-        )
-    if not isinstance(value, Tensor):
-        raise InputError(
-            f"{key!r} is of type {type(value).__name__}, but the env takes a tensor of shape "
-            f"{tuple(shape)}. env.rand_action() shows what it takes."
         )
     if dtype is not None and value.dtype != dtype:
         raise InputError(

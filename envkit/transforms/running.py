@@ -478,6 +478,12 @@ class VecNormV2(_Running, EpisodeTransform, FusableTransform):
             )
 
     @property
+    def has_seen_data(self) -> bool:
+        """Whether averages are of data; those that are carried in the data begin with each episode."""
+        kept = [self._kept(key) for key in self._own_keys]
+        return all(one.exist and bool((one.count > 0).any()) for one in kept)
+
+    @property
     def statistics(self) -> TensorDict:
         """The averages themselves below ``loc``, ``var`` and ``count``, to be shared."""
         self._require_kept("statistics")
@@ -782,6 +788,12 @@ class RunningMoments(_Running, FusableTransform):
         return constants
 
     # ---------------------------------------------------------------------------- the statistics
+
+    @property
+    def has_seen_data(self) -> bool:
+        """Whether statistics are of data, and not those that they begin with."""
+        moments = [self._moments_of(key) for key in self.in_keys]
+        return all(one.exist and float(one.weight) > one.prior for one in moments)
 
     @property
     def statistics(self) -> TensorDict:

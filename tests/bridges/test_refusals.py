@@ -35,7 +35,7 @@ from envkit.errors import (
     OptionError,
     SpecError,
 )
-from envkit.functional import Box, Timestep
+from envkit.functional import Box, Discrete, Timestep
 from envkit.specs import OneHot
 from envkit_bridges.dlpack import jax_device_of, to_jax, to_torch, torch_dtype_of
 from envkit_bridges.exports.gym_registry import gym_env_of
@@ -87,6 +87,28 @@ def rows() -> SerialEnv:
     env = SerialEnv(2, Count)
     env.reset()
     return env
+
+
+@cache
+def pendulums() -> JaxEnv:
+    return JaxEnv(Pendulum(), batch_size=[2])
+
+
+def masked(declared) -> JaxEnv:
+    """Make an env of two entries, whose declaration of masks is given."""
+
+    class Masked:
+        action_space = Discrete(3)
+        action_masks = declared
+
+        def reset(self, key):
+            seen = {"observation": jnp.zeros(2), "action_mask": jnp.ones(3, bool)}
+            return jnp.int32(0), Timestep(seen)
+
+        def step(self, state, action):
+            return state, self.reset(None)[1]
+
+    return JaxEnv(Masked(), batch_size=[2])
 
 
 REFUSALS = [
@@ -447,6 +469,68 @@ REFUSALS = [
         ),
         RuntimeError,
         "Pass use_mask=True",
+    ),
+    # -- what a newcomer writes in JAX, or for another call
+    (
+        "an array of JAX as action",
+        lambda: rows().step(rows().reset().set("action", jnp.zeros((2, 1)))),
+        SpecError,
+        r"'action' is of type ArrayImpl, of jaxlib, but the env takes a tensor.*torch\.from_dlpack",
+    ),
+    (
+        "a function of JAX that takes params is no policy",
+        lambda: pendulums().rollout(2, lambda params, observation, key: observation),
+        TypeError,
+        r"takes three arguments, as functions of JAX do.*Pass JaxPolicy\(policy, params\)",
+    ),
+    (
+        "a function of JAX that takes observations is no policy",
+        lambda: pendulums().rollout(2, lambda observation: jnp.tanh(observation)),
+        TypeError,
+        r"computes in JAX, but was called with tensors.*pass JaxPolicy\(act, params\)",
+    ),
+    (
+        "a compiled function of JAX is no policy",
+        lambda: pendulums().rollout(2, jax.jit(lambda observation: observation)),
+        TypeError,
+        r"computes in JAX.*pass JaxPolicy\(act, params\)",
+    ),
+    (
+        "make with transform=",
+        lambda: make("gym/CartPole-v1", 2, transform=None),
+        TypeError,
+        "make takes no keyword 'transform'. Did you mean 'transforms'",
+    ),
+    *(
+        (
+            f"action masks that are {declared!r}",
+            partial(masked, declared),
+            RuntimeError,
+            rf"{words}.*action_masks = \(\(\(\), \('action_mask',\)\),\)",
+        )
+        for declared, words in (
+            ("action_mask", "must be pairs of paths"),
+            (("action_mask",), "must be pairs of paths"),
+            ((((), "action_mask"),), "must be pairs of paths"),
+            ({"action": "action_mask"}, "must be pairs of paths"),
+            (3, "is 3, but must be pairs of paths"),
+            (
+                ((("action",), ("action_mask",)),),
+                r"names the action .*, but its action space has \[\(\)\]",
+            ),
+        )
+    ),
+    (
+        "an action mask that is not observed",
+        lambda: masked((((), ("mask",)),)),
+        RuntimeError,
+        r"names the mask \('mask',\), but its observations are \[\('action_mask',\), \('observation',\)\]",
+    ),
+    (
+        "an action mask of floats",
+        lambda: masked((((), ("observation",)),)),
+        RuntimeError,
+        "has dtype float32, but must hold bools or integers. Return mask != 0",
     ),
 ]
 

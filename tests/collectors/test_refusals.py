@@ -791,6 +791,28 @@ REFUSALS = [
         DoneError,
         "add_truncated_keys",
     ),
+    *(
+        (f"env and policy exchanged, {name}", call, TypeError, words)
+        for name, call, words in (
+            (
+                "an env as policy",
+                lambda: Collector(lambda observation: observation, Count(), frames_per_batch=3),
+                r"policy is a Count, which is an env.*Collector\(env, policy",
+            ),
+            (
+                "a module that is to make envs",
+                lambda: Collector(torch.nn.Linear(1, 1), Count, frames_per_batch=3),
+                r"create_env_fn is of type Linear, which is a policy.*Collector\(env, policy",
+            ),
+            (
+                "in workers",
+                lambda: MultiSyncDataCollector(
+                    [RandomPolicy(Count().action_spec)], Count, frames_per_batch=3
+                ),
+                "create_env_fn is of type RandomPolicy, which is a policy",
+            ),
+        )
+    ),
 ]
 
 

@@ -360,3 +360,22 @@ def test_a_result_is_not_lost_where_the_env_does_not_get_back(rows):
     with pytest.raises(NotResetError, match=r"since evaluate\(\)"):
         env.step(env.rand_action(root))
     assert not env.rand_step(env.reset())["next", "done"].any()
+
+
+@pytest.mark.parametrize("kind", [VecNorm, VecNormV2])
+@pytest.mark.parametrize("around", [True, False], ids=["around", "inside"])
+def test_statistics_of_no_data_are_warned_of_where_a_policy_acts(kind, around):
+    def normed(env):
+        return TransformedEnv(env, kind(["observation"]))
+
+    env = normed(SerialEnv(2, pendulum)) if around else SerialEnv(2, lambda: normed(pendulum()))
+
+    with pytest.warns(
+        UserWarning, match=r"\['observation'\]\) has not normalised.*load_state_dict"
+    ):
+        evaluate(env, lambda observation: observation[..., :1], 2, seed=0)
+
+    evaluate(env, None, 2, seed=0)
+    evaluate(env, lambda observation: observation[..., :1], 2, seed=0, update_stats=True)
+    evaluate(env, lambda observation: observation[..., :1], 2, seed=0)
+    env.close()

@@ -335,7 +335,11 @@ def test_rows_that_are_not_stepped_are_not_looked_at():
             r"complex64.*value.to\(torch.float32\)",
         ),
         (torch.zeros(2, device="meta"), InputError, r"meta device"),
-        (np.zeros(2, np.float32), InputError, r"type ndarray, but the env takes a tensor"),
+        (
+            np.zeros(2, np.float32),
+            InputError,
+            r"type ndarray, of numpy, but the env takes a tensor.*from_dlpack",
+        ),
     ],
 )
 def test_values_of_another_form_are_refused(value, error, message):

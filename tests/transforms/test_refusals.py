@@ -664,6 +664,12 @@ REFUSALS = [
         OptionError,
         r"takes no keyword .*Did you mean 'eps'\?",
     ),
+    (
+        "a function of observations is no transform",
+        lambda: TransformedEnv(Count(), lambda obs: obs / 2).reset(),
+        ArgumentError,
+        r"<lambda> that is used as a transform changed 'done' from torch.bool to torch.float32.*td\.set\('observation'",
+    ),
 ]
 
 

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from functools import partial
+from inspect import signature
 from typing import Any
 
 from envkit.arrays.integers import as_int
@@ -15,7 +17,7 @@ from envkit.batched.async_pool import AsyncEnvPool, ProcessorAsyncEnvPool
 from envkit.batched.parallel import ParallelEnv
 from envkit.batched.serial import SerialEnv
 from envkit.data.arguments import require_option
-from envkit.data.keywords import known_to
+from envkit.data.keywords import known_to, refuse_unknown
 from envkit.env.base import EnvBase
 from envkit.errors import ArgumentError, ArgumentTypeError, OptionError
 from envkit.specs.annotations import Device
@@ -101,7 +103,12 @@ def make(
             # EnvPool takes -1 for a limit
             is_endless = limit == -1 and entry.kind == "batched"
             kwargs[entry.limit] = 2**31 - 1 if is_endless else limit
-    env = _build(_Request(entry, num_envs, backend, device, kwargs))
+    try:
+        env = _build(_Request(entry, num_envs, backend, device, kwargs))
+    except OptionError:
+        misspelt = [name for name in kwargs if get_close_matches(name, _OWN_KEYWORDS, 1, 0.8)]
+        refuse_unknown("make", misspelt, _OWN_KEYWORDS)
+        raise
     if counted is not None:
         # a look at the keys of stateful envs would start their workers; those keep no state in the data
         is_taken = entry.kind == "stateless" and "step_count" in env.state_keys
@@ -116,6 +123,9 @@ def make(
             recipe["backend"] = backend
         vars(env)["_made_by"] = recipe
     return env
+
+
+_OWN_KEYWORDS = [name for name in signature(make).parameters if name != "kwargs"]
 
 
 def made_by(env: EnvBase) -> dict[str, Any] | None:

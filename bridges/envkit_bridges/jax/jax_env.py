@@ -49,10 +49,18 @@ from envkit.errors import (
     MissingKeyError,
     ResetMaskError,
 )
-from envkit.functional import BatchedEnv, StatelessEnv
+from envkit.functional import BatchedEnv, StatelessEnv, name_of, require_action_masks
+from envkit.process_wide import warn
 from envkit.rules import DONE_LEAVES
 from envkit.specs import Composite
-from envkit.specs.annotations import Destination, Device, EnvData, as_device, destination
+from envkit.specs.annotations import (
+    Destination,
+    Device,
+    EnvData,
+    as_device,
+    destination,
+    reading_waits,
+)
 from envkit.transforms.core.fusable import FusableTransform
 from envkit.transforms.core.kept_memory import memory_of, places_of
 from envkit.transforms.core.spec_hooks import books_of, infos_behind
@@ -139,6 +147,7 @@ class JaxEnv(EnvBase):
     _batch_locked = False
     _fast_path_bypasses = EnvBase._fast_path_bypasses | {"_step", "_reset"}
     _steps_since_clear = 0
+    _has_warned_of_ended = False
     _key: np.ndarray | None = None  # where keys for new rows come from; None is not seeded yet
     _engine: ProgramEngine
 
@@ -174,6 +183,10 @@ class JaxEnv(EnvBase):
             self.batch_size, settings.requires_grad, settings.categorical_action_encoding
         )
         shown = observation_leaves(rows.template[1])
+        infos = jax.tree_util.tree_flatten_with_path(rows.template[1].info)[0]
+        observed = {**shown, **{name_of(path): leaf for path, leaf in infos}}
+        masks = getattr(env, "action_masks", ())
+        require_action_masks(masks, rows.action_space, observed, simulator_name(rows))
         self._engine = ProgramEngine(programs, of_steps, device, shown)
         jax_device_of(device)  # or say now that JAX does not see it
         warn_if_full(device)
@@ -322,6 +335,7 @@ class JaxEnv(EnvBase):
 
     def _prepare_step(self, ticket: Ticket, *, is_ahead: bool) -> None:
         td, mask = ticket.td, ticket.mask
+        self._warn_of_ended(td, mask)
         if self._overrides(_PROGRAM) or not (mask is None or bool(mask.any())):
             super()._prepare_step(ticket, is_ahead=is_ahead)
             return
@@ -329,6 +343,21 @@ class JaxEnv(EnvBase):
             require_actions(td, self.full_action_spec)
         work = ticket.work = self._engine.prepare(td, mask)
         ticket.restarts = not work.has_graph and self._may_restart(ticket)
+
+    def _warn_of_ended(self, td: TensorDictBase, mask: torch.Tensor | None) -> None:
+        """Warn once of rows that are stepped beyond the end of their episode; a GPU is not waited for."""
+        ended = td.get("done", None)
+        if self._has_warned_of_ended or ended is None or reading_waits(ended):
+            return
+        ended = ended.reshape(*td.batch_size, -1).all(-1)
+        ended = ended if mask is None else ended & mask
+        if bool(ended.any()):
+            self._has_warned_of_ended = True
+            place = tuple(ended.nonzero()[0].tolist())
+            warn(
+                f"row {place} of {type(self).__name__} is stepped after its episode has ended, and its flags stay set. Begin "
+                "a new one: write data, td = env.step_and_maybe_reset(td), or td = env.maybe_reset(env.step_mdp(data))."
+            )
 
     def _begin_step(self, ticket: Ticket) -> None:
         if ticket.work is None:

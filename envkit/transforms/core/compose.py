@@ -14,6 +14,8 @@ import torch
 from tensordict import TensorDictBase
 from torch import nn
 
+from envkit import rules
+from envkit.data.paths import Key, as_path
 from envkit.errors import ArgumentError, ArgumentTypeError, TransformIndexError, TransformOwnerError
 from envkit.lazy_imports import late
 from envkit.specs import Composite
@@ -36,12 +38,23 @@ class CallableTransform(Transform):
         self.function = function
 
     def _call(self, next_td: TensorDictBase) -> TensorDictBase:
-        out = self.function(next_td)
+        flags = {key: leaf.dtype for key, leaf in next_td.items(True, True) if _is_flag(key)}
+        try:
+            out = self.function(next_td)
+        except Exception as error:
+            error.add_note(f"{_name_of(self.function)} was called as a transform: {_HOW_CALLED}")
+            raise
         if not isinstance(out, TensorDictBase):
             raise ArgumentError(
                 f"the function {_name_of(self.function)} that is used as a transform returned "
                 f"{type(out).__name__}, but must return a TensorDict. Return the one that it was called with, or a new one."
             )
+        for key, dtype in flags.items():
+            if (leaf := out.get(key, None)) is not None and leaf.dtype != dtype:
+                raise ArgumentError(
+                    f"the function {_name_of(self.function)} that is used as a transform changed {key!r} from {dtype} to "
+                    f"{leaf.dtype}. {_HOW_CALLED}"
+                )
         return out
 
     _reset = Transform._reset_like_step
@@ -49,6 +62,16 @@ class CallableTransform(Transform):
     def extra_repr(self) -> str:
         """Show the function."""
         return _name_of(self.function)
+
+
+_HOW_CALLED = (
+    "A function is called with the TensorDict of the new moment, done flags and reward included. Return it with an "
+    "entry changed: td.set('observation', td['observation'] / 2)."
+)
+
+
+def _is_flag(key: Key) -> bool:
+    return as_path(key)[-1] in rules.DONE_LEAVES
 
 
 def _name_of(function: Any) -> str:

@@ -787,6 +787,22 @@ def trajectory(env, *, spoil):
     return seen
 
 
+def test_a_row_that_is_stepped_beyond_its_end_is_warned_of_once():
+    env = JaxEnv(Pendulum(), batch_size=[2], episode_length=1)
+    data = env.rand_step(env.reset())
+    assert data["next", "truncated"].all()
+    ended = env.rand_action(env.step_mdp(data))
+    only_first = torch.tensor([True, False])
+
+    with pytest.warns(
+        UserWarning, match=r"row \(0,\) of JaxEnv is stepped after.*step_and_maybe_reset"
+    ):
+        following = env.step(ended.copy().set("_step", only_first))
+    env.step(ended)  # no second warning
+
+    assert following["next", "truncated"].all()
+
+
 @pytest.mark.parametrize("layout", ["packed", "nested"])
 def test_writing_into_results_changes_nothing_that_follows(walker, nested_walker, layout):
     env = walker if layout == "packed" else nested_walker
