@@ -36,9 +36,10 @@ class CallableTransform(Transform):
     def __init__(self, function: Callable[[TensorDictBase], TensorDictBase]):
         super().__init__()
         self.function = function
+        self._keeps_flags = False  # as its first call has shown
 
     def _call(self, next_td: TensorDictBase) -> TensorDictBase:
-        flags = {key: leaf.dtype for key, leaf in next_td.items(True, True) if _is_flag(key)}
+        flags = {} if self._keeps_flags else _flags_of(next_td)
         try:
             out = self.function(next_td)
         except Exception as error:
@@ -55,6 +56,7 @@ class CallableTransform(Transform):
                     f"the function {_name_of(self.function)} that is used as a transform changed {key!r} from {dtype} to "
                     f"{leaf.dtype}. {_HOW_CALLED}"
                 )
+        self._keeps_flags = True
         return out
 
     _reset = Transform._reset_like_step
@@ -70,8 +72,10 @@ _HOW_CALLED = (
 )
 
 
-def _is_flag(key: Key) -> bool:
-    return as_path(key)[-1] in rules.DONE_LEAVES
+def _flags_of(td: TensorDictBase) -> dict[Key, torch.dtype]:
+    """Return the dtypes of done flags by key."""
+    leaves = td.items(True, True)
+    return {key: leaf.dtype for key, leaf in leaves if as_path(key)[-1] in rules.DONE_LEAVES}
 
 
 def _name_of(function: Any) -> str:
