@@ -343,16 +343,18 @@ def _unseeded(env: EnvBase, start: TensorDictBase | None, seed: int) -> Iterator
         runs.append(
             [td.exclude(*env._facts.bookkeeping).apply(torch.clone) for td in (root, following)]
         )
-    if any(_differ(*pair) for pair in zip(*runs, strict=True)):
+    changed = {as_key(path) for pair in zip(*runs, strict=True) for path in _unlike(*pair)}
+    if changed:
         yield (
-            f"a reset and a step after set_seed({seed}) give other data than the ones after set_seed({seed}) before: seed "
-            "in _set_seed whatever the env draws from"
+            f"a reset and a step after set_seed({seed}) give other data than the ones after set_seed({seed}) before, in "
+            f"{', '.join(sorted(map(repr, changed)))}: seed in _set_seed whatever the env draws from"
         )
 
 
-def _differ(one: TensorDictBase, other: TensorDictBase) -> bool:
+def _unlike(one: TensorDictBase, other: TensorDictBase) -> set[Path]:
+    """Return the paths of the entries that one of the two does not have, or with other values."""
     known, now = ({path for path, _ in leaves(td)} for td in (one, other))
-    return known != now or bool(list(changed_paths(one, other)))
+    return known ^ now or set(changed_paths(one, other))
 
 
 def _of_reset_masks(env: EnvBase, start: TensorDictBase | None, seed: int) -> Iterator[str]:
@@ -380,7 +382,7 @@ def _of_reset_masks(env: EnvBase, start: TensorDictBase | None, seed: int) -> It
 
     try:
         one, other = (next_of_others(resets=False, reseed=seed + more) for more in (1, 2))
-        if one is None or other is None or _differ(one, other):
+        if one is None or other is None or _unlike(one, other):
             return
         kept, after = next_of_others(resets=False), next_of_others(resets=True)
     except EnvkitError:

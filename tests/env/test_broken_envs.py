@@ -475,6 +475,9 @@ class Draws_from_a_hidden_generator(Sound):
         return self.out()
 
 
+SEEDED_IN_VAIN = "a reset and a step after set_seed(3) give other data than the ones after set_seed(3) before, in 'count': seed"
+
+
 class Pays_in_float64(Sound):
     def declare(self):
         self.reward_spec = Unbounded((1,), dtype=torch.float64)
@@ -488,7 +491,7 @@ class Pays_in_float64(Sound):
     ("kind", "lines"),
     [
         (Draws_that_no_seed_decides, [*map(global_draws, ("torch", "NumPy", "Python"))]),
-        (Draws_from_a_hidden_generator, ["a reset and a step after set_seed(3) give other data"]),
+        (Draws_from_a_hidden_generator, [SEEDED_IN_VAIN]),
         (Pays_in_float64, ["the reward 'reward' is float64, and most losses take float32"]),
     ],
 )
