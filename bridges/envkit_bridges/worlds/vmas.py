@@ -87,6 +87,7 @@ class VmasWrapper(TorchRowsEnv):
 
     Attributes:
         group_map: the names of agents by group.
+        agent_names: all of them, in the library's order.
 
     Random numbers are the env's own, so that envs which are stepped in turns give what each gives alone. A `state_dict`
     holds them. Unknown public attributes are looked up on the VMAS env.
@@ -128,19 +129,19 @@ class VmasWrapper(TorchRowsEnv):
         self.categorical_actions = as_bool("categorical_actions", categorical_actions)
         self.from_pixels = as_bool("from_pixels", from_pixels)
         self.pixels_only = as_bool("pixels_only", pixels_only) and self.from_pixels
-        names = [agent.name for agent in env.agents]
+        self.agent_names = names = [agent.name for agent in env.agents]
         self.group_map = complete_group_map(
             names, _groups_by_name(names) if group_map is None else group_map
         )
-        self._declare(names)
+        self._declare()
         if seed is None:
             seed = drawn_seed()
         else:
             self._seed_actions(checked_seed(seed))
         self._seed_simulator(seed)  # last: a look at observations may draw
 
-    def _declare(self, names: Sequence[str]) -> None:
-        env, device = self._env, self.device
+    def _declare(self) -> None:
+        env, device, names = self._env, self.device, self.agent_names
         with self._own_numbers():
             observed = env.get_from_scenario(
                 get_observations=True,

@@ -23,7 +23,7 @@ def test_every_name_is_provided_or_in_the_table():
     assert missing == names_out("classes of environments")
 
 
-CLASSES = ("EnvBase", "TransformedEnv", "GymEnv", "GymWrapper")
+CLASSES = ("EnvBase", "TransformedEnv", "GymEnv", "GymWrapper", "VmasEnv")
 
 
 def members_of(name: str) -> set[str]:

@@ -67,6 +67,7 @@ def test_specs_and_data_are_the_same(options):
     check_same(lambda library: env(library, name, **kwargs).full_action_spec)
     check_same(lambda library: env(library, name, **kwargs).full_reward_spec)
     check_same(lambda library: env(library, name, **kwargs).group_map)
+    check_same(lambda library: env(library, name, **kwargs).agent_names)
     check_same(lambda library: set(env(library, name, **kwargs).full_observation_spec.keys(True)))
 
     def first(library: Library) -> Any:
