@@ -147,6 +147,7 @@ class Tally:
 
 _CHUNK = 64
 _ENDLESS = 100_000
+_SEEDS = 2**32  # as many as NumPy's older generators take, which simulators seed
 """Steps of an episode after which it is taken for one without an end."""
 
 
@@ -237,7 +238,7 @@ def evaluate(
     reward = _reward(env, reward_key, agents)
     played = _Playing(env, math.ceil(wanted / env.numel()), max_steps, reward, agents)
     _warn_of_learnt(reward, played.changes)
-    seed = drawn_seed() if seed is None else checked_seed(seed)
+    seed = drawn_seed() % _SEEDS if seed is None else checked_seed(seed)
     if isinstance(policy, Mapping) and not policy:
         raise ArgumentError("policy is an empty dict. Pass one policy, or several by name.")
     if policy is not None and not update_stats:

@@ -6,8 +6,11 @@ import math
 from functools import partial
 
 import jax.numpy as jnp
+import numpy as np
 import pytest
 import torch
+from gymnasium.envs.classic_control import CartPoleEnv
+from gymnasium.wrappers import TimeLimit
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 from torchrl.record.loggers.csv import CSVLogger
@@ -19,6 +22,7 @@ from envkit import (
     ExcludeTransform,
     ExplorationType,
     GymEnv,
+    GymWrapper,
     JaxPolicy,
     LineariseRewards,
     MixedEnv,
@@ -319,6 +323,21 @@ def test_a_seed_gives_the_same_episodes_and_no_seed_gives_others_and_says_which(
     assert torch.equal(other.returns, again.returns)
     assert not torch.equal(other.returns, one.returns)
     env.close()
+
+
+class SeedsNumpy(CartPoleEnv):
+    """Draws from a generator of NumPy's older kind."""
+
+    def reset(self, *, seed=None, options=None):
+        if seed is not None:
+            self.older = np.random.RandomState(seed)
+        return super().reset(seed=int(self.older.randint(9)), options=options)
+
+
+def test_a_seed_that_is_drawn_is_one_that_numpy_takes():
+    env = GymWrapper(TimeLimit(SeedsNumpy(), 3))
+
+    assert len(evaluate(env, None, 2).returns) == 2
 
 
 def test_an_env_goes_on_where_it_was_and_so_do_the_generators():
