@@ -7,7 +7,7 @@
 # make demo-matrix  repeat the demo's training with 4 seeds and 3 instruction sets
 # make matrix  run the core tests with the Python of a Debian release and the newest libraries (as root; RELEASE=trixie, ROOT=folder)
 # make floors  run the core tests with the lowest versions that pyproject.toml allows (VENV_OF_FLOORS=folder, a new one)
-# make torch-sims  run the tests of simulators that need another MuJoCo, in .cache/torch-sims
+# make torch-sims  run the tests of simulators that need another MuJoCo, and of ManiSkill3, in .cache/torch-sims
 # make mutate  count how many one-line changes of the core the tests notice (half an hour)
 # make coverage  print the share of branches of the core's packages that the quick tests run
 # make picture  train the policies of README's two pictures, and draw these (3 minutes)
@@ -87,7 +87,7 @@ torch-sims: export MJLAB_WARP_QUIET = 1
 torch-sims:
 	$(PYTHON) -m venv $(SIMS)
 	grep -v mujoco constraints.txt > $(SIMS)/constraints.txt
-	$(SIMS)/bin/python -m pip install -q -c $(SIMS)/constraints.txt -e '.[mjlab]' hypothesis psutil pytest pytest-timeout
+	$(SIMS)/bin/python -m pip install -q -c $(SIMS)/constraints.txt -e '.[mjlab]' mani-skill hypothesis psutil pytest pytest-timeout
 	$(SIMS)/bin/python -m pytest tests/torch_sims
 
 MEASURED := rules data specs functional env transforms

@@ -42,8 +42,9 @@ GUIDES = [
 ]
 BY_HAND = {
     ("torch_simulators", "mjlab"),
+    ("torch_simulators", "ManiSkill3"),
     ("torch_simulators", "Isaac Lab"),
-}  # make torch-sims runs the first
+}  # make torch-sims runs the first two
 LONG = {  # load the library of other environments, compile, train
     *("brax", "builtin", "craftax", "dm_control", "evaluate", "gymnax", "interop", "jax_libraries"),
     *("jaxmarl", "jumanji", "models", "pettingzoo", "pgx", "playground", "record", "xminigrid"),
