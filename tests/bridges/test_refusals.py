@@ -347,6 +347,66 @@ REFUSALS = [
         r"of type function, but must be .*JaxPolicy",
     ),
     (
+        "a population of nothing",
+        lambda: compile_policy([]),
+        TypeError,
+        r"list of modules is empty.*Pass \[module\]",
+    ),
+    (
+        "a population with a function",
+        lambda: compile_policy([torch.nn.Linear(1, 1), print]),
+        TypeError,
+        "module 1 is <built-in.*Pass a list of modules",
+    ),
+    (
+        "a population of different layers",
+        lambda: compile_policy([torch.nn.Linear(1, 1), torch.nn.Conv1d(1, 1, 1)]),
+        ValueError,
+        "module 1 has Conv1d as module '', but module 0 has Linear.*one architecture",
+    ),
+    (
+        "a population of different sizes",
+        lambda: compile_policy([torch.nn.Linear(1, 1), torch.nn.Linear(2, 1, bias=False)]),
+        ValueError,
+        "module 1 has 2 as attribute 'in_features', but module 0 has 1",
+    ),
+    (
+        "a population whose members differ in a number",
+        lambda: compile_policy(
+            [torch.nn.Sequential(torch.nn.Linear(1, 1), torch.nn.Dropout(p)) for p in (0.1, 0.2)]
+        ),
+        ValueError,
+        "module 1 has 0.2 as attribute '1.p', but module 0 has 0.1.*as a buffer",
+    ),
+    (
+        "a population without parameters",
+        lambda: compile_policy([torch.nn.Tanh(), torch.nn.Tanh()]),
+        ValueError,
+        "no parameters and no buffers",
+    ),
+    (
+        "the state of another population",
+        lambda: compile_policy(torch.nn.Linear(1, 1), ({"bias": torch.zeros(2, 1)}, {})),
+        ValueError,
+        r"parameters \['bias'\], but the module has \['bias', 'weight'\].*stack_module_state",
+    ),
+    (
+        "state that is not stacked",
+        lambda: compile_policy(
+            torch.nn.Linear(1, 1), (dict(torch.nn.Linear(1, 1).named_parameters()), {})
+        ),
+        ValueError,
+        r"'weight' of the state has shape \(1, 1\); expected \(policies, 1, 1\)",
+    ),
+    (
+        "state of two and of three policies",
+        lambda: compile_policy(
+            torch.nn.Linear(1, 1), ({"weight": torch.zeros(2, 1, 1), "bias": torch.zeros(3, 1)}, {})
+        ),
+        ValueError,
+        r"tensors of \[2, 3\] policies",
+    ),
+    (
         "what names no folder is refused",
         lambda: cache_dir(3),
         ArgumentError,

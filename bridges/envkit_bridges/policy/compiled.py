@@ -10,7 +10,7 @@ values of these belong to the live module.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -23,6 +23,7 @@ from envkit_bridges.policy.cache_key import key_of
 from envkit_bridges.policy.exporting import Exported, Signature, export
 from envkit_bridges.policy.numpy_policy import Stepwise
 from envkit_bridges.policy.side_effects import tensors_by_name
+from envkit_bridges.policy.stacked import State, on_state, stacked
 
 _T = TypeVar("_T")
 
@@ -30,18 +31,30 @@ Make = Callable[[Exported, Signature, torch.nn.Module], _T]
 """Makes a translation of what was exported."""
 
 
-def compile_policy(module: torch.nn.Module) -> CompiledPolicy:
+def compile_policy(
+    module: torch.nn.Module | Sequence[torch.nn.Module], state: State | None = None
+) -> CompiledPolicy:
     """Translate a torch policy to JAX, so that `unroll` and `rollout` run it inside their program.
 
     Nothing is translated yet: that happens when an env first asks, since its specs say what the module
     is called with.
 
+    A list of modules of one architecture makes a population: one policy, in which each module acts on its own rows. With 8
+    modules in an env of batch size ``[8, n]``, or in a pool of ``8 * n`` envs, the first ``n`` rows belong to the first
+    module. ``policy.parameters()`` are those of one module, with the modules as a new first axis. An optimiser trains all of
+    them at once, and ``policy.module.unstacked(i)`` returns one of them as a plain module.
+
     Args:
         module: a TensorDictModule, or a module that is called as ``module(observation)`` and returns the action. One
-            whose argument is named ``td`` or ``tensordict``, or is annotated as a TensorDict, is called with that.
+            whose argument is named ``td`` or ``tensordict``, or is annotated as a TensorDict, is called with that. Or a list
+            of modules, which are copied.
+        state: parameters and buffers of a population, as `torch.func.stack_module_state` returns them. ``module`` is one of
+            the population then. The policy uses the memory of these tensors.
 
     Raises:
-        PolicyError: (a TypeError) ``module`` is no `torch.nn.Module`.
+        PolicyError: (a TypeError) ``module`` is no `torch.nn.Module` and no list of these.
+        ArgumentError: (a ValueError) modules of a population differ in more than the values of parameters and buffers, or
+            ``state`` is not that of ``module``.
 
     Example:
         >>> import torch
@@ -51,15 +64,23 @@ def compile_policy(module: torch.nn.Module) -> CompiledPolicy:
         >>> env.rollout(3, policy)["action"].shape
         torch.Size([3, 1])
         >>> env.close()
+        >>> from envkit import SerialEnv
+        >>> population = compile_policy([torch.nn.Linear(3, 1) for _ in range(2)])
+        >>> pool = SerialEnv(6, lambda: GymEnv("Pendulum-v1"))
+        >>> pool.rollout(5, population)["action"].shape
+        torch.Size([6, 5, 1])
+        >>> pool.close()
     """
     if isinstance(module, CompiledPolicy):
         return module
+    if isinstance(module, list | tuple):
+        return CompiledPolicy(stacked(module))
     if not isinstance(module, torch.nn.Module):
         raise PolicyError(
             f"module is {module!r}, of type {type(module).__name__}, but must be a torch.nn.Module, whose parameters have "
-            "names. Pass the module itself, or JaxPolicy(function) for a function in JAX."
+            "names. Pass the module itself, a list of modules, or JaxPolicy(function) for a function in JAX."
         )
-    return CompiledPolicy(module)
+    return CompiledPolicy(module if state is None else on_state(module, state))
 
 
 class CompiledPolicy(torch.nn.Module):

@@ -247,21 +247,30 @@ def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
 def _tracing() -> Iterator[None]:
     """Make torch traceable while a module is exported, and put everything back after it.
 
-    Distributions check their arguments by looking at values, which a trace has none of. Fused attention
-    has no decomposition on every device. The log of torch about a failure is raised, and so not printed too,
+    Fused attention has no decomposition on every device. The log of torch about a failure is raised, and so not printed too,
     unless TORCH_LOGS asks for it.
     """
     with ExitStack() as stack:
-        stack.enter_context(alone())
-        checked = Distribution._validate_args
+        stack.enter_context(values_unread())
         stack.enter_context(no_warnings())
         stack.enter_context(torch.no_grad())
         stack.enter_context(sdpa_kernel([SDPBackend.MATH]))
-        stack.enter_context(_Answering())
-        stack.enter_context(_without_refusal_of_safe_tanh())
-        stack.callback(Distribution.set_default_validate_args, checked)
         if "TORCH_LOGS" not in os.environ:
             stack.enter_context(_without_logs())
+        yield
+
+
+@contextmanager
+def values_unread() -> Iterator[None]:
+    """Let modules run where tensors have no values to look at, in a trace and under `torch.func.vmap`.
+
+    Distributions check their arguments by looking at values.
+    """
+    with ExitStack() as stack:
+        stack.enter_context(alone())
+        stack.callback(Distribution.set_default_validate_args, Distribution._validate_args)
+        stack.enter_context(_Answering())
+        stack.enter_context(_without_refusal_of_safe_tanh())
         Distribution.set_default_validate_args(False)
         yield
 

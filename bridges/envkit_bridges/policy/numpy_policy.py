@@ -43,6 +43,7 @@ from envkit_bridges.policy.cache_key import few_values, own_classes
 from envkit_bridges.policy.core_aten import RULES, STORAGE, Library, Op, bound, in_range, namespace
 from envkit_bridges.policy.exporting import Exported, Graph, Signature, Step, filled, signature_for
 from envkit_bridges.policy.side_effects import tensors_by_name
+from envkit_bridges.policy.stacked import StackedPolicies
 
 
 @dataclass(frozen=True, eq=False)
@@ -351,9 +352,11 @@ class Stepwise(BoundPolicy):
     def _obstacle(self, td: TensorDictBase, unchanged: Unchanged) -> str:
         if unchanged.obstacle:
             return unchanged.obstacle
-        rows = td.numel()
-        if not rows or rows * unchanged.largest >= LARGE_PRODUCT:
-            return f"{rows} rows times {unchanged.largest} elements of the largest parameter"
+        rows, largest, module = td.numel(), unchanged.largest, self._policy.module
+        if isinstance(module, StackedPolicies):  # a product of matrices for each policy
+            rows, largest = rows // module.num_policies, largest // module.num_policies
+        if not rows or rows * largest >= LARGE_PRODUCT:
+            return f"{rows} rows times {largest} elements of the largest parameter"
         if isinstance(td, LazyStackedTensorDict):
             return "the data is a lazy stack"
         for path, value in leaves(td):

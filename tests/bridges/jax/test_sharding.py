@@ -15,12 +15,13 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from envkit import Box, Timestep
 from envkit.env.checks import check_env_specs
-from envkit.errors import ArgumentError, ArgumentTypeError, HandoffError
+from envkit.errors import ArgumentError, ArgumentTypeError, HandoffError, PolicyError
 from envkit.transforms.core.transformed_env import TransformedEnv
 from envkit.transforms.episodes import StepCounter
 from envkit_bridges.dlpack import to_torch
 from envkit_bridges.jax.jax_env import JaxEnv
 from envkit_bridges.jax.policy.jax_policy import JaxPolicy
+from envkit_bridges.policy.compiled import compile_policy
 from envkit_bridges.worlds.gymnax import GymnaxEnv
 from tests.bridges.compare import assert_close, assert_same
 from tests.zoo.jax_envs import Nim
@@ -287,6 +288,9 @@ def test_what_cannot_be_spread_is_refused():
         JaxEnv(Pendulum(), batch_size=[8], devices=devices, requires_grad=True)
     with pytest.raises(ArgumentError, match="cannot move"):
         JaxEnv(Pendulum(), batch_size=[8], devices=devices).to("meta")
+    population = compile_policy([torch.nn.Linear(3, 1) for _ in range(2)])
+    with pytest.raises(PolicyError, match=r"population of 2 policies.*on one device"):
+        JaxEnv(Pendulum(), batch_size=[8], devices=devices).rollout(2, population)
 
 
 @pytest.mark.parametrize("devices", [[], [jax.devices()[0]] * 2])

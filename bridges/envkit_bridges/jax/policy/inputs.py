@@ -26,6 +26,7 @@ from envkit.env.base import EnvBase
 from envkit.env.policy import observation_inputs
 from envkit.errors import (
     ArgumentError,
+    BatchSizeError,
     InputError,
     MissingKeyError,
     PolicyError,
@@ -41,6 +42,7 @@ from envkit_bridges.jax.policy.translated import WIDE, Translation, has_64_bits,
 from envkit_bridges.policy.compiled import CompiledPolicy
 from envkit_bridges.policy.errors import STEPWISE
 from envkit_bridges.policy.exporting import signature_for
+from envkit_bridges.policy.stacked import StackedPolicies
 
 if TYPE_CHECKING:
     import numpy as np
@@ -115,6 +117,8 @@ def _translated(
     td: TensorDictBase,
     free: Mapping[Path, torch.Tensor],
 ) -> Actor:
+    if isinstance(policy.module, StackedPolicies):
+        _require_whole_groups(policy.module, engine, td)
     specs = PolicySpecs.of(env, engine)
     shown, actions = specs.shown, specs.actions
     free_shapes = {path: (value.shape[td.ndim :], value.dtype) for path, value in free.items()}
@@ -134,6 +138,29 @@ def _translated(
     function = _Translated(translation, actions, lasting)
     tensors = translation.tensors(policy, env.device or torch.device("cpu"))
     return Actor(function, tensors, carries, remembers, translation.writes)
+
+
+def _require_whole_groups(
+    population: StackedPolicies, engine: ProgramEngine, td: TensorDictBase
+) -> None:
+    """Check that the rows of a program are those of the data, all of them, so that each policy acts on its own.
+
+    Raises:
+        BatchSizeError: (a RuntimeError) they are no multiple of the policies, or are padded.
+        PolicyError: (a TypeError) they are spread over devices.
+    """
+    population.require_groups(td.batch_size[0] if td.batch_dims else 1)
+    shards = engine.programs.shards
+    if shards is not None and len(shards.devices) > 1:
+        raise PolicyError(
+            f"a population of {population.num_policies} policies does not act in an env over {len(shards.devices)} devices, "
+            "each of which sees its own rows alone. Build the env on one device."
+        )
+    if engine.size(td.numel()) != td.numel():
+        raise BatchSizeError(
+            f"the data has batch size {tuple(td.batch_size)} and the env {tuple(engine.settings.batch_size)}; a population "
+            f"acts on the batch of its env alone. Build the env with batch_size={list(td.batch_size)}."
+        )
 
 
 def _refuse_wide_memory(writes: Mapping[Path, torch.dtype], lasting: Collection[Path]) -> None:
