@@ -51,8 +51,8 @@ def generalized_advantage_estimate(
     Source: Schulman et al., "High-Dimensional Continuous Control Using Generalized Advantage Estimation" (2016), eq. 16.
 
     Args:
-        gamma: discount of a step; a number, or a tensor of the shape of ``reward``.
-        lmbda: weight of longer returns, from 0 to 1.
+        gamma: discount of a step; a number, or a tensor that broadcasts to the shape of ``reward``.
+        lmbda: weight of longer returns, from 0 to 1, in the same form.
         state_value: value of each observation, floats.
         next_state_value: value of each next observation, floats.
         reward: of each step.
@@ -132,8 +132,8 @@ def gae(
     batch: TensorDictBase,
     value: Callable[[TensorDictBase], Any] | None = None,
     *,
-    gamma: float,
-    lmbda: float,
+    gamma: float | torch.Tensor,
+    lmbda: float | torch.Tensor,
     time_dim: int | None = None,
 ) -> EnvData:
     """Add ``advantage`` and ``value_target`` to a batch, by generalised advantage estimation.
@@ -151,8 +151,9 @@ def gae(
         value: gives the value of each observation. It is called with the batch and with its ``next``, and returns the
             values, in the shape of the reward, or writes them as ``state_value``, as a TensorDictModule does.
             None takes ``state_value`` and ``("next", "state_value")`` from the batch.
-        gamma: discount of a step.
-        lmbda: weight of longer returns, from 0 to 1.
+        gamma: discount of a step; a number, or a tensor of the first batch axes, as ``(policies,)`` for a batch of
+            ``(policies, n, T)``.
+        lmbda: weight of longer returns, from 0 to 1, in the same form.
         time_dim: batch axis of time; None takes the axis that is named ``"time"``, otherwise the last one.
 
     Returns:
@@ -163,7 +164,7 @@ def gae(
         DataTypeError: (a TypeError) ``batch`` is no TensorDict.
         MissingKeyError: (a KeyError) an entry is absent.
         ArgumentError: (a ValueError) the batch has no axis of time, its steps are not in the order of time, or a value has
-            another shape than the reward.
+            another shape than the reward. Or ``gamma`` or ``lmbda`` is a tensor of other axes.
 
     Example:
         >>> import torch
@@ -183,10 +184,13 @@ def gae(
     done, terminated = _flags(following, reward)
     ended = _entry(following, "done").reshape(*data.batch_size, -1).any(-1)
     done = done | _over(seams(data, ended, time, is_time=time_dim is not None), data, reward)
-    discount: Any = gamma
+    discount, weight = (
+        _of_leading_axes(name, number, data, reward)
+        for name, number in (("gamma", gamma), ("lmbda", lmbda))
+    )
     steps = data.get("steps_to_next_obs", None)
     if steps is not None:
-        discount = gamma ** _over(steps, data, reward).to(now.dtype)
+        discount = discount ** _over(steps, data, reward).to(now.dtype)
     mask = step_entry(data, "mask")
     shown, beyond = now, after
     if mask is not None:
@@ -198,7 +202,7 @@ def gae(
         beyond = beyond.where(~is_unknown, 0)
         reward = reward.where(~is_unknown | terminated, shown)
     advantage, target = generalized_advantage_estimate(
-        discount, lmbda, shown, beyond, reward, done, terminated, time_dim=time
+        discount, weight, shown, beyond, reward, done, terminated, time_dim=time
     )
     return data.update({"advantage": advantage, "value_target": target})
 
@@ -251,12 +255,27 @@ def _over(steps: torch.Tensor, data: TensorDictBase, reward: torch.Tensor) -> to
     return steps.reshape(*data.batch_size, *axes).expand_as(reward)
 
 
+def _of_leading_axes(
+    name: str, number: float | torch.Tensor, data: TensorDictBase, reward: torch.Tensor
+) -> Any:
+    """Show a number of each entry along the first batch axes in the axes of the reward."""
+    if not isinstance(number, torch.Tensor) or not number.ndim:
+        return number
+    if number.shape != data.batch_size[: number.ndim]:
+        raise ArgumentError(
+            f"{name} has shape {tuple(number.shape)}, but the batch has batch size {tuple(data.batch_size)}. Pass a number, or a "
+            f"tensor of its first axes, e.g. of shape {tuple(data.batch_size[:1])}."
+        )
+    return number.reshape(*number.shape, *(1,) * (reward.ndim - number.ndim)).to(reward.device)
+
+
 def minibatches(
     batch: TensorDictBase,
     batch_size: int,
     *,
     epochs: int = 1,
     drop_last: bool = False,
+    keep_dims: int = 0,
     generator: torch.Generator | None = None,
 ) -> Iterator[EnvData]:
     """Return the steps of a batch in random order, in parts of ``batch_size``, each step once in each epoch.
@@ -269,15 +288,17 @@ def minibatches(
         batch_size: steps of a part.
         epochs: how many times to go through the data, in another order each time.
         drop_last: leave out the rest of an epoch that fills no part; by default it is a smaller part.
+        keep_dims: how many of the first batch axes stay as they are, 1 for a batch of ``(policies, n, T)``. Only the steps
+            behind them are shuffled, all in one order.
         generator: of the order, on the device of the data; torch's own by default.
 
     Returns:
-        An iterator over parts, TensorDicts of batch size ``(batch_size,)``.
+        An iterator over parts, TensorDicts of batch size ``(batch_size,)``, behind the axes that are kept.
 
     Raises:
         DataTypeError: (a TypeError) ``batch`` is no TensorDict.
-        ArgumentError: (a ValueError) ``batch_size`` or ``epochs`` is below 1, the batch has no axis, or it has fewer steps
-            than ``batch_size`` and ``drop_last`` would leave out all.
+        ArgumentError: (a ValueError) ``batch_size`` or ``epochs`` is below 1, the batch has no axis to shuffle, or it has
+            fewer steps than ``batch_size`` and ``drop_last`` would leave out all. Or axes are kept, and there is padding.
 
     Example:
         >>> import torch
@@ -286,19 +307,30 @@ def minibatches(
         >>> batch = TensorDict({"observation": torch.arange(12.0).reshape(3, 4, 1)}, [3, 4])
         >>> [tuple(part.batch_size) for part in minibatches(batch, 5)]
         [(5,), (5,), (2,)]
+        >>> [tuple(part.batch_size) for part in minibatches(batch, 2, keep_dims=1)]
+        [(3, 2), (3, 2)]
     """
     require_tensordict("batch", batch, "what rollout or a collector gives")
     size = as_int("batch_size", batch_size, least=1, meaning="the number of steps of a part")
     count = as_int("epochs", epochs, least=1, meaning="how many times to go through the data")
-    if not batch.batch_dims:
+    kept_axes = as_int("keep_dims", keep_dims, least=0, meaning="the number of axes to keep")
+    if batch.batch_dims <= kept_axes:
         raise ArgumentError(
-            "the batch has batch size (); expected at least one batch axis. Pass data of a rollout."
+            f"the batch has batch size {tuple(batch.batch_size)} and keep_dims is {kept_axes}; expected at least one batch axis "
+            "behind those that are kept. Pass data of a rollout."
         )
     mask = step_entry(batch, "mask")
-    steps: Any = batch.reshape(-1) if mask is None else batch[mask]
-    if drop_last and len(steps) < size:
+    if kept_axes and mask is not None and not bool(mask.all()):
         raise ArgumentError(
-            f"the batch has {len(steps)} steps, fewer than batch_size={size}, so drop_last=True leaves out all of them. "
+            f"the batch has padding, so its entries along the first {kept_axes} axes have different numbers of steps. Pass "
+            "keep_dims=0, or a batch without padding."
+        )
+    is_whole = mask is None or kept_axes
+    steps: Any = batch.flatten(kept_axes, -1) if is_whole else batch[mask]
+    number = steps.batch_size[-1]
+    if drop_last and number < size:
+        raise ArgumentError(
+            f"the batch has {number} steps, fewer than batch_size={size}, so drop_last=True leaves out all of them. "
             "Pass a smaller batch_size."
         )
     return _shuffled(steps, size, count, drop_last, generator)
@@ -308,8 +340,8 @@ def _shuffled(
     steps: Any, size: int, epochs: int, drop_last: bool, generator: torch.Generator | None
 ) -> Iterator[EnvData]:
     tensors = (leaf for leaf in steps.values(True, True) if isinstance(leaf, torch.Tensor))
-    device = next((leaf.device for leaf in tensors), None)
-    kept = len(steps) - len(steps) % size if drop_last else len(steps)
+    device, number = next((leaf.device for leaf in tensors), None), steps.batch_size[-1]
+    kept = number - number % size if drop_last else number
     for _ in range(epochs):
-        order = torch.randperm(len(steps), generator=generator, device=device)
-        yield from steps[order[:kept]].split(size)
+        order = torch.randperm(number, generator=generator, device=device)
+        yield from steps[..., order[:kept]].split(size, -1)

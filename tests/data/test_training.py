@@ -207,6 +207,22 @@ def test_a_batch_of_a_collector_goes_through_both():
     assert set(parts[0].keys()) == {"observation", "action", "advantage"}
 
 
+def test_gamma_and_lmbda_of_each_entry_are_those_of_its_advantages():
+    batch, gammas, lmbdas = recorded((3, 2, 5, 1), seed=12), [0.9, 0.5, 1.0], [0.2, 1.0, 0.7]
+    batch["steps_to_next_obs"] = torch.randint(1, 4, (3, 2, 5, 1))
+
+    together = gae(batch, gamma=torch.tensor(gammas), lmbda=torch.tensor(lmbdas))
+
+    for part, whole, gamma, lmbda in zip(batch, together, gammas, lmbdas, strict=True):
+        alone = gae(part, gamma=gamma, lmbda=lmbda)
+        torch.testing.assert_close(whole["advantage"], alone["advantage"])
+    rows = batch.flatten(0, 1)
+    by_row = gae(rows, gamma=torch.tensor(gammas).repeat_interleave(2), lmbda=LMBDA)
+    assert by_row["advantage"].shape == (6, 5, 1)
+    with pytest.raises(ArgumentError, match=r"gamma has shape \(2,\).*e.g. of shape \(3,\)"):
+        gae(batch, gamma=torch.tensor([0.9, 0.8]), lmbda=LMBDA)
+
+
 # -------------------------------------------------------------------------------------- minibatches
 
 
@@ -255,6 +271,30 @@ def test_minibatches_leave_padding_out():
     (part,) = minibatches(batch, 6)
 
     assert part["number"].sort().values.tolist() == [0, 3, 4]
+
+
+def test_axes_that_are_kept_are_shuffled_as_each_entry_would_be_alone():
+    batch = TensorDict({"number": torch.arange(24).reshape(3, 2, 4)}, [3, 2, 4])
+
+    def parts(batch, **options):
+        generator = torch.Generator().manual_seed(0)
+        return list(minibatches(batch, 3, epochs=2, generator=generator, **options))
+
+    together = parts(batch, keep_dims=1)
+
+    for part, *alone in zip(together, *map(parts, batch), strict=True):
+        assert torch.equal(part["number"], torch.stack([one["number"] for one in alone]))
+    assert [tuple(part.batch_size) for part in parts(batch, keep_dims=2)] == [
+        (3, 2, 3),
+        (3, 2, 1),
+    ] * 2
+    batch["mask"] = torch.ones(3, 2, 4, dtype=torch.bool)
+    assert len(parts(batch, keep_dims=1)) == len(together)
+    batch["mask"][0, 0, 0] = False
+    with pytest.raises(ArgumentError, match=r"has padding.*Pass keep_dims=0"):
+        parts(batch, keep_dims=1)
+    with pytest.raises(ArgumentError, match="keep_dims is 3"):
+        parts(batch, keep_dims=3)
 
 
 # ------------------------------------------------------------------------------------ bad arguments

@@ -12,7 +12,7 @@ from tensordict.nn import TensorDictModule
 from torch import nn
 from torch.distributions import Categorical
 
-from envkit import GymEnv, ParallelEnv, SerialEnv, compile_policy
+from envkit import Collector, GymEnv, ParallelEnv, SerialEnv, compile_policy, evaluate
 from envkit.errors import BatchSizeError, TranslationError
 from envkit.specs import Unbounded
 from envkit.transforms.core.transformed_env import TransformedEnv
@@ -240,6 +240,29 @@ def test_a_population_saves_and_loads_as_any_module_does():
 
     observations = torch.randn(POLICIES * ROWS, 4)
     assert torch.equal(other(observations), population(observations))
+
+
+def test_a_collector_and_an_evaluation_have_the_policies_along_the_first_axis():
+    modules = different(steering())
+    population, single = compile_policy(modules), compile_policy(steering())
+    env = walkers()
+
+    def collected(policy):
+        collector = Collector(env, policy, frames_per_batch=POLICIES * ROWS * STEPS, seed=0)
+        batch = collector.next()
+        collector.shutdown()
+        return batch.exclude("collector")
+
+    batch = collected(population)
+    result = evaluate(env, population, POLICIES * ROWS * 2, seed=1, max_steps=STEPS)
+
+    assert batch.batch_size == (POLICIES, ROWS, STEPS)
+    for number, module in enumerate(modules):
+        single.module.load_state_dict(module.state_dict())
+        assert_close(batch[number], collected(single)[number])
+        alone = evaluate(env, single, POLICIES * ROWS * 2, seed=1, max_steps=STEPS)
+        returns = (each.returns.reshape(POLICIES, ROWS * 2)[number] for each in (result, alone))
+        torch.testing.assert_close(*returns)
 
 
 def test_rows_that_do_not_fit_are_refused_in_every_way_of_acting():
