@@ -31,7 +31,7 @@ from envkit.env.bound_policy import bind_policy
 from envkit.env.fragments import Fragment, begin_fragment
 from envkit.env.learning import ALL, left_as_it_was
 from envkit.env.policy import ExplorationType, PolicyLike, set_exploration_type
-from envkit.env.seeding import checked_seed, drawn_seed
+from envkit.env.seeding import checked_seed, drawn_seed, seed_of_32_bits
 from envkit.env.wrapper_hints import require_env
 from envkit.errors import ArgumentError, MissingKeyError, RolloutError
 from envkit.evaluation.outcome import Agents, Comparison, Evaluation, checked_agents, one_number
@@ -147,7 +147,6 @@ class Tally:
 
 _CHUNK = 64
 _ENDLESS = 100_000
-_SEEDS = 2**32  # as many as NumPy's older generators take, which simulators seed
 """Steps of an episode after which it is taken for one without an end."""
 
 
@@ -238,7 +237,7 @@ def evaluate(
     reward = _reward(env, reward_key, agents)
     played = _Playing(env, math.ceil(wanted / env.numel()), max_steps, reward, agents)
     _warn_of_learnt(reward, played.changes)
-    seed = drawn_seed() % _SEEDS if seed is None else checked_seed(seed)
+    seed = seed_of_32_bits(drawn_seed()) if seed is None else checked_seed(seed)
     if isinstance(policy, Mapping) and not policy:
         raise ArgumentError("policy is an empty dict. Pass one policy, or several by name.")
     if policy is not None and not update_stats:
