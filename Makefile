@@ -95,7 +95,7 @@ coverage: export OMP_NUM_THREADS = 1
 coverage: $(STAMP)
 	$(BIN)/python -m pip install -q -c constraints.txt -e '.[coverage]'
 	$(BIN)/python -m pytest -m 'not slow and not more' -n 2 --dist loadfile --cov-branch --cov-report= --cov=envkit
-	@for package in $(MEASURED); do echo "$$package $$($(BIN)/python -m coverage report --include='envkit/'$$package'*' --format=total) %"; done
+	@for package in $(MEASURED); do echo "$$package $$($(BIN)/python -m coverage report --include='envkit/'$$package'.py,envkit/'$$package'/*' --format=total) %"; done
 
 picture: $(STAMP)
 	$(BIN)/python -m bench.picture

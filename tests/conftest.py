@@ -55,7 +55,7 @@ def pytest_collection_modifyitems(
 def mark_further_cases(items: list[pytest.Item]) -> None:
     """Mark the quick cases of a test as further ones, but for two that a hash of their names chooses.
 
-    Those beyond four are sweeps. Rows of a table of refusals ask different questions: all of them stay quick.
+    Those beyond four are sweeps. Rows of a table ask different questions: all of them stay quick.
     """
     cases = defaultdict[str, list[pytest.Item]](list)
     for item in items:
