@@ -15,14 +15,16 @@ import torch
 from envkit import EnvBase
 
 DOCS = Path(__file__).parent.parent / "docs"
-PAGES = [DOCS / name for name in ("custom_envs.md", "env_features.md", "jax_envs.md")]
+PAGES = [
+    DOCS / name for name in ("custom_envs.md", "env_features.md", "jax_envs.md", "sharp_bits.md")
+]
 CHAPTERS = {
     (page.stem, text.partition("\n")[0]): text
     for page in PAGES
     for text in page.read_text().split("\n## ")[1:]
     if "```" in text
 }
-COMPILED = {"jax_envs"}
+COMPILED = {"jax_envs", "sharp_bits"}
 BLOCK = re.compile(r"```(python|text)\n(.*?)```", re.DOTALL)
 
 

@@ -34,6 +34,7 @@ ELSEWHERE = (  # other tests run these
     "gradients.md",
     "jax_envs.md",
     "navix.md",
+    "sharp_bits.md",
 )
 GUIDES = [
     page
@@ -46,14 +47,26 @@ BY_HAND = {
     ("torch_simulators", "Isaac Lab"),
 }  # make torch-sims runs the first two
 LONG = {  # load the library of other environments, compile, train
-    *("brax", "builtin", "craftax", "dm_control", "evaluate", "gymnax", "interop", "jax_libraries"),
-    *("jaxmarl", "jumanji", "models", "pettingzoo", "pgx", "playground", "record", "xminigrid"),
+    *(
+        "atari",
+        "brax",
+        "builtin",
+        "craftax",
+        "dm_control",
+        "dqn_sac",
+        "evaluate",
+        "gymnax",
+        "interop",
+    ),
+    *("jax_libraries", "jaxmarl", "jumanji", "models", "pettingzoo", "pgx", "playground", "record"),
+    *("recurrent", "xminigrid"),
 }
 COMPILED = (
     "The whole rollout as one program",
     "Inside the program",
     "One that runs inside programs",
     "A loop of your own",
+    "Learn from a dataset",
 )
 JAX_ENVS = DOCS / "jax_envs.md"
 WIDEST = 88  # columns that the site shows without scrolling
