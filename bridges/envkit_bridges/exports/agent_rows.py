@@ -9,7 +9,8 @@ Conventions
     alive     bool, an info of each row: whether its agent acts in the next step.
     dead      rows that are not alive. They show what the env shows of their agents, zeros in games of PettingZoo, and
               their actions are ignored.
-    episode   of a row: its game. All rows of a game end together, and each then says how its agent has ended.
+    episode   of a row: its game. All rows of a game end together, and each then says how its agent has ended; agents
+              without flags are alive until their game ends.
 
 Source of the idea: SuperSuit's ``pettingzoo_env_to_vec_env_v1``. There the row of a dead agent ends when it dies, and is
 zero until the game ends.
@@ -34,6 +35,7 @@ from envkit_bridges.exports.batch_view import BatchView, RowOwners, require_arra
 from envkit_bridges.exports.shown_spaces import Shown, shown_and_infos, shown_as
 
 _ALIVE: Path = ("alive",)
+_FLAGS: tuple[Path, ...] = (("done",), ("terminated",), ("truncated",))
 _MASK: Path = ("mask",)  # of the agents that act: `alive` says so
 
 
@@ -168,10 +170,19 @@ class AgentRows(BatchView):
     # ---------------------------------------------------------------------------------------- values
 
     def _entry(self, at: Moment, path: Path) -> Any:
-        parts: list[Any] = [at.get(as_key((*group, *path))) for group in self._sizes]
+        parts = [self._of_group(at, group, path) for group in self._sizes]
         join: Any = np.concatenate if isinstance(parts[0], np.ndarray) else torch.cat
         joined = join(parts, 1)
         return joined.reshape(self.num_envs, *joined.shape[2:])
+
+    def _of_group(self, at: Moment, group: Path, path: Path) -> Any:
+        """Return an entry of the agents of a group; a flag of the game where the group has none."""
+        if path not in _FLAGS or group in self.env.done_levels:
+            return at.get(as_key((*group, *path)))
+        flag: Any = at.get(as_key(path))
+        shape = (len(flag), self._sizes[group], 1)
+        wide = flag[:, None]
+        return np.broadcast_to(wide, shape) if isinstance(flag, np.ndarray) else wide.expand(shape)
 
     def infos(self, at: Moment) -> dict[Path, Any]:
         """Return the infos that lie in the data, and which agents are alive."""
@@ -209,7 +220,7 @@ def _array(value: Any) -> np.ndarray:
 
 
 def _group_sizes(env: EnvBase, whose: str) -> dict[Path, int]:
-    """Return the groups of an env by path, with their agents: nodes with a reward, an action and flags of agents.
+    """Return the groups of an env by path, with their agents: nodes with a reward and an action of agents.
 
     Raises:
         ArgumentError: (a ValueError) there is none.
@@ -218,13 +229,13 @@ def _group_sizes(env: EnvBase, whose: str) -> dict[Path, int]:
     sizes = {
         path[:-1]: env.single_full_reward_spec[as_key(path)].shape[0]
         for path in map(as_path, env.reward_keys)
-        if path[-1] == "reward" and path[:-1] and path[:-1] in acted & set(env.done_levels)
+        if path[-1] == "reward" and path[:-1] and path[:-1] in acted
     }
     if not sizes or len(acted) != len(sizes) or () not in env.done_levels:
         raise ArgumentError(
             f"{whose} was given agents='rows', but this {type(env).__name__} has no groups of agents beside the flags of the "
             f"game: its rewards are {env.reward_keys}, its actions {env.action_keys}. Pass a game of several agents, e.g. "
-            "PettingZooEnv or JaxMARLEnv, or leave agents out."
+            "PettingZooEnv, JaxMARLEnv or VmasEnv, or leave agents out."
         )
     return sizes
 

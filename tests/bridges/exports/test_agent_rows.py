@@ -22,6 +22,7 @@ from envkit import (
     PettingZooWrapper,
     SerialEnv,
     Timestep,
+    VmasEnv,
     to_gym_vector,
     to_sb3,
 )
@@ -261,6 +262,34 @@ def test_rows_of_a_jax_env_are_its_groups(opened):
         assert torch.equal(rewards, td["runner", "reward"].flatten())
         assert torch.equal(infos["alive"], ~td["runner", "done"].flatten())
         assert not (terminated | truncated).any()
+
+
+@pytest.mark.parametrize("to_numpy", [True, False])
+def test_agents_without_flags_are_alive_until_their_game_ends(to_numpy, opened):
+    env, other = (opened(VmasEnv("balance", 3, max_steps=4, n_agents=2, seed=0)) for _ in range(2))
+    envs = to_gym_vector(env, "same_step", agents="rows", to_numpy=to_numpy)
+    envs.reset(seed=5)
+    other.set_seed(5)
+    root = other.reset()
+
+    for number in range(6):
+        push = torch.full((6, 2), 0.1 * number)
+        shown, paid, terminated, truncated, infos = envs.step(push.numpy() if to_numpy else push)
+        step, root = other.step_and_maybe_reset(
+            root.set(("agents", "action"), push.unflatten(0, (3, 2)))
+        )
+
+        over = step["next", "truncated"].expand(3, 2).flatten()
+        assert over.all() == (number == 3)
+        expected = root["agents", "observation"].flatten(0, 1), step["next", "agents", "reward"]
+        for one, known in ((shown, expected[0]), (paid, expected[1].flatten()), (truncated, over)):
+            assert np.array_equal(one, known.numpy())
+        assert not terminated.any() and infos["alive"].all()
+        if number == 3:
+            last = step["next", "agents", "observation"].flatten(0, 1).numpy()
+            final = infos["final_obs"]
+            assert np.array_equal(np.stack([*final]) if to_numpy else final, last)
+            assert not infos["final_info"]["alive"].any()
 
 
 def test_masks_of_agents_are_those_of_their_rows():
