@@ -1,8 +1,7 @@
 """Train a policy in any env by proximal policy optimisation (PPO): one file, written to be read, copied and changed.
 
 It takes from envkit what any trainer would. A `Collector` makes batches, and `compile_policy` makes a batch of a stateless env
-one program. `NormalizeReward` and `RewardSum` are transforms of the env. `generalized_advantage_estimate` is a formula, and
-`minibatches` shuffles.
+one program. `RewardSum` is a transform of the env. `generalized_advantage_estimate` is a formula, and `minibatches` shuffles.
 
 Conventions
     group    the entries beside one action: ``("agents", "observation")`` and ``("agents", "reward")`` belong to
@@ -10,6 +9,8 @@ Conventions
     outputs  what an actor returns: means of a normal distribution, or a logit for each option.
     sample   what is drawn from the distribution: an action before it has the form that its spec asks for.
     batch    of the collector, batch size (*batch, T); entries of agents have their axis behind these.
+    members  policies of a population, which train side by side. Their axis comes first: in parameters, buffers, batches
+             ``(members, n, T)`` and samples ``(members, n)``. Without a population there is no such axis.
 
 Sources: Schulman et al., "Proximal Policy Optimization Algorithms" (2017), eq. 7. Huang et al., "The 37 Implementation Details
 of Proximal Policy Optimization" (2022), for initial weights, normalisation and most defaults.
@@ -18,9 +19,10 @@ of Proximal Policy Optimization" (2022), for initial weights, normalisation and 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple, Self
+from functools import partial
+from typing import Any, Self
 
 import torch
 from tensordict import TensorDict
@@ -31,13 +33,10 @@ from torch.distributions import Independent, Normal
 from envkit import (
     Bounded,
     Collector,
-    Compose,
     EnvBase,
     ExplorationType,
-    NormalizeReward,
     RewardSum,
     TensorSpec,
-    Transform,
     TransformedEnv,
     compile_policy,
     exploration_type,
@@ -53,12 +52,14 @@ from envkit.specs import Binary, Categorical, MultiCategorical, MultiOneHot, One
 from envkit.specs.annotations import EnvData
 
 Networks = nn.Module | Mapping[str, nn.Module] | None
+Number = float | Tensor
+"""One number, or one of each member."""
 
 _SAMPLE, _LOG_PROB = "ppo_sample", "ppo_log_prob"
 """Entries that the policy writes beside each action."""
 
-_RETURN, _REWARD = "ppo_return", "ppo_reward"
-"""Entries that transforms write beside each reward: the sum over the episode, and what is learnt from."""
+_RETURN = "ppo_return"
+"""Entry that a transform writes beside each reward: the sum over the episode."""
 
 _LOSSES = ("policy_loss", "value_loss", "entropy", "kl", "clipped")
 
@@ -73,6 +74,10 @@ class PPO:
     Each group has networks of its own. A time limit is no end: the value of the last observation stands for what
     would follow. Training draws actions. Elsewhere, in `evaluate` and `record` too, ``policy`` takes the most likely ones unless
     `set_exploration_type` asks for draws.
+
+    ``policies=`` trains a population: so many policies side by side, each from its own rows of the env, as it would alone. The
+    first rows belong to the first policy. ``learning_rate``, ``gamma``, ``lmbda``, ``clip``, ``entropy`` and ``max_grad_norm`` may
+    be tensors then, a number of each policy.
 
     Args:
         env: any env, of any batch size. It stays the caller's, who closes it.
@@ -93,12 +98,17 @@ class PPO:
         entropy: weight of the policy's entropy in the objective.
         max_grad_norm: gradients of the actor, and those of the critic, are scaled down to this norm.
         normalize_observations: subtract the running mean of observations and divide by their deviation. The policy does it.
-        normalize_rewards: learn from rewards that are divided by the running deviation of returns, see `NormalizeReward`.
+        normalize_rewards: learn from rewards that are divided by the running deviation of discounted returns, and clipped at 10,
+            as `NormalizeReward` does step by step.
+        policies: how many policies to train; the first axis of the env's batch is a multiple of it. None trains one, without
+            an axis for it. ``actor`` and ``critic`` are lists then, of a network of each policy.
         seed: of networks, envs and draws; it seeds torch's generators too. The same seed trains the same policy.
 
     Attributes:
-        policy: a module that acts, see `compile_policy`. Pass it to `evaluate`, `record` and ``env.rollout``.
-        returns: the return of each episode that ended in training, a mean over agents; `plot_returns` draws it.
+        policy: a module that acts, see `compile_policy`. Pass it to `evaluate`, `record` and ``env.rollout``. Of a population,
+            ``policy.module.unstacked(i)`` is one that acts alone.
+        returns: the return of each episode that ended in training, a mean over agents; `plot_returns` draws it. Of a population, a
+            list of these for each policy.
 
     Raises:
         ArgumentError: (a ValueError) a number is out of range, or a network or the space of actions does not fit.
@@ -118,59 +128,67 @@ class PPO:
     def __init__(
         self,
         env: EnvBase,
-        actor: Networks = None,
-        critic: Networks = None,
+        actor: Networks | Sequence[Networks] = None,
+        critic: Networks | Sequence[Networks] = None,
         *,
         observation_keys: Sequence[Key] = ("observation",),
         frames_per_batch: int | None = None,
         minibatch_size: int | None = None,
         epochs: int = 10,
-        learning_rate: float = 3e-4,
+        learning_rate: Number = 3e-4,
         anneal: bool = True,
-        gamma: float = 0.99,
-        lmbda: float = 0.95,
-        clip: float = 0.2,
-        entropy: float = 0.0,
-        max_grad_norm: float = 0.5,
+        gamma: Number = 0.99,
+        lmbda: Number = 0.95,
+        clip: Number = 0.2,
+        entropy: Number = 0.0,
+        max_grad_norm: Number = 0.5,
         normalize_observations: bool = True,
         normalize_rewards: bool = True,
+        policies: int | None = None,
         seed: int | None = None,
     ):
         self.epochs = as_int("epochs", epochs, least=1, meaning="how often to go through a batch")
         if minibatch_size is not None:
             as_int("minibatch_size", minibatch_size, least=1, meaning="samples of a gradient step")
         self.minibatch_size = minibatch_size
-        self.learning_rate = as_number(
-            "learning_rate", learning_rate, above=0.0, meaning="Adam's, 3e-4 for example"
-        )
+        self.policies = None
+        if policies is not None:
+            self.policies = as_int("policies", policies, least=1, meaning="how many to train")
+            _require_members(env, self.policies)
+        number = partial(_number_of_each, self.policies, env.device)
+        self.learning_rate = number("learning_rate", learning_rate, above=0.0, meaning="a rate")
         self.anneal = as_bool("anneal", anneal)
-        self.gamma = as_number("gamma", gamma, least=0.0, most=1.0, meaning="a discount")
-        self.lmbda = as_number("lmbda", lmbda, least=0.0, most=1.0, meaning="a weight")
-        self.clip = as_number("clip", clip, above=0.0, meaning="0.2 for example")
-        self.entropy = as_number("entropy", entropy, least=0.0, meaning="0.01 for example")
-        self.max_grad_norm = as_number("max_grad_norm", max_grad_norm, above=0.0, meaning="a norm")
+        self.gamma = number("gamma", gamma, least=0.0, most=1.0, meaning="a discount")
+        self.lmbda = number("lmbda", lmbda, least=0.0, most=1.0, meaning="a weight")
+        self.clip = number("clip", clip, above=0.0, meaning="0.2 for example")
+        self.entropy = number("entropy", entropy, least=0.0, meaning="0.01 for example")
+        self.max_grad_norm = number("max_grad_norm", max_grad_norm, above=0.0, meaning="a norm")
         if seed is not None:
             torch.manual_seed(seed)
         groups = [Group(env, as_path(key), observation_keys) for key in env.action_keys]
         rows = env.batch_size.numel()
         self._levels = [()] if () in env.done_levels else list(env.done_levels)
         normalizes = as_bool("normalize_observations", normalize_observations)
-        self._reward = _REWARD if as_bool("normalize_rewards", normalize_rewards) else "reward"
-        actors, critics = _by_group("actor", actor, groups), _by_group("critic", critic, groups)
-        self._learners = [
-            Learner.of(group, acting, judging, normalizes=normalizes, device=env.device)
-            for group, acting, judging in zip(groups, actors, critics, strict=True)
+        self._normalizes_rewards = as_bool("normalize_rewards", normalize_rewards)
+        members = [
+            _networks(groups, acting, judging, normalizes=normalizes, device=env.device)
+            for acting, judging in zip(
+                _by_member("actor", actor, self.policies),
+                _by_member("critic", critic, self.policies),
+                strict=True,
+            )
         ]
-        self.policy = compile_policy(Policy([learner.actor for learner in self._learners]))
+        self.policy, self._learners = _assembled(members, self.policies)
+        of_member = rows // (self.policies or 1)
         self._collector = Collector(
-            _with_returns(env, groups, self.gamma, normalizes=self._reward == _REWARD),
+            _with_returns(env, groups),
             self.policy,
-            frames_per_batch=rows * max(16, 2048 // rows)
+            frames_per_batch=rows * max(16, 2048 // of_member)
             if frames_per_batch is None
             else frames_per_batch,
             seed=seed,
         )
-        self.returns: list[float] = []
+        self.returns: Any = [] if self.policies is None else [[] for _ in range(self.policies)]
         self._losses: dict[str, float] = {}
 
     @property
@@ -232,7 +250,7 @@ class PPO:
             ``frames``, ``episodes``, ``return`` (the mean of the last 100 episodes, once one has ended), and of the last update, a mean
             over its gradient steps: ``policy_loss``, ``value_loss``, ``entropy``, ``kl`` (how far the policy moved, in nats),
             ``clipped`` (the share of samples whose ratio was clipped) and ``learning_rate``. Those of agents begin with their group,
-            ``agents/policy_loss``.
+            ``agents/policy_loss``. Those of a population begin with the policy, ``policy_0/return``; ``return`` is a mean over policies.
 
         Example:
             >>> from envkit import PPO, GymEnv
@@ -243,9 +261,13 @@ class PPO:
             >>> ppo.close()
             >>> env.close()
         """
-        last = self.returns[-100:]
-        mean = {"return": sum(last) / len(last)} if last else {}
-        return {"frames": self.frames, "episodes": len(self.returns), **mean, **self._losses}
+        returns = [self.returns] if self.policies is None else self.returns
+        means = [sum(of_one[-100:]) / len(of_one[-100:]) for of_one in returns if of_one]
+        mean = {"return": sum(means) / len(means)} if means else {}
+        if self.policies is not None and len(means) == self.policies:
+            mean |= self._named("return", torch.tensor(means))
+        episodes = sum(map(len, returns))
+        return {"frames": self.frames, "episodes": episodes, **mean, **self._losses}
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that training goes on from: networks, statistics, optimisers, envs, generators and counters.
@@ -265,11 +287,12 @@ class PPO:
         """
         return {
             "networks": [
-                {name: part.state_dict() for name, part in learner._asdict().items()}
+                {name: part.state_dict() for name, part in learner.parts().items()}
                 for learner in self._learners
             ],
+            "totals": [learner.totals for learner in self._learners],
             "collector": self._collector.state_dict(),
-            "returns": torch.tensor(self.returns, dtype=torch.float64),
+            "returns": self.returns,
             "losses": dict(self._losses),
         }
 
@@ -280,27 +303,29 @@ class PPO:
             ResumeError, RuntimeError: a network or the env is another one.
         """
         for learner, saved in zip(self._learners, state["networks"], strict=True):
-            for name, part in learner._asdict().items():
+            for name, part in learner.parts().items():
                 part.load_state_dict(saved[name])
+        for learner, totals in zip(self._learners, state["totals"], strict=True):
+            learner.totals = totals
         self._collector.load_state_dict(state["collector"])
-        self.returns, self._losses = state["returns"].tolist(), dict(state["losses"])
+        self.returns, self._losses = state["returns"], dict(state["losses"])
 
     def close(self) -> None:
         """End collecting; the env stays open."""
         self._collector.shutdown()
 
-    def update(self, batch: EnvData, learning_rate: float | None = None) -> None:
+    def update(self, batch: EnvData, learning_rate: Number | None = None) -> None:
         """Take the gradient steps of one batch, as `fit` does with each.
 
-        Call it for batches of a collector of your own, one with workers for example. Build it with ``policy``, and this object with
-        ``normalize_rewards=False``: no transform has put normalised rewards into these batches.
+        Call it for batches of a collector of your own, one with workers for example. Build it with ``policy``. Returns are summed up
+        from one batch to the next to normalise rewards, so pass ``normalize_rewards=False`` where rows change places.
 
         Args:
             batch: what ``policy`` did in the env, batch size ``(*batch, T)``, in the order of time.
             learning_rate: of these steps; None takes that of the object.
 
         Raises:
-            KeyError: it was collected with another policy, or has no normalised rewards.
+            KeyError: it was collected with another policy.
             NotFiniteError: (a ValueError) an observation or reward is NaN or infinite; networks stay as they are.
 
         Example:
@@ -314,31 +339,48 @@ class PPO:
         """
         rate = self.learning_rate if learning_rate is None else learning_rate
         groups = [learner.actor.group for learner in self._learners]
-        self.returns += _ended_returns(batch, groups, self._levels)
-        self._losses = {"learning_rate": rate}
+        if self.policies is not None:
+            batch = batch.reshape(self.policies, -1, batch.batch_size[-1])
+        parts = (
+            [(self.returns, batch)]
+            if self.policies is None
+            else zip(self.returns, batch, strict=True)
+        )
+        for returns, part in parts:
+            returns += _ended_returns(part, groups, self._levels)
+        self._losses = self._named("learning_rate", torch.as_tensor(rate, dtype=torch.float64))
         learnt_from = [self._samples(batch, learner) for learner in self._learners]
         for group, learner, samples in zip(groups, self._learners, learnt_from, strict=True):
-            if not len(samples):
+            if not samples.batch_size.numel():
                 continue  # no agent of this group was in the game
-            for options in learner.optimizer.param_groups:
-                options["lr"] = rate
-            size = self.minibatch_size or math.ceil(len(samples) / 8)
-            parts = minibatches(samples, size, epochs=self.epochs)
-            means = torch.stack([self._step(part, learner) for part in parts]).mean(0).tolist()
+            size = self.minibatch_size or math.ceil(samples.batch_size[-1] / 8)
+            shuffled = minibatches(samples, size, epochs=self.epochs, keep_dims=learner.axes)
+            steps = [self._step(part, learner, rate) for part in shuffled]
             prefix = f"{group.name}/" if group.name else ""
-            self._losses |= {prefix + name: mean for name, mean in zip(_LOSSES, means, strict=True)}
+            for name, mean in zip(_LOSSES, torch.stack(steps).mean(0), strict=True):
+                self._losses |= self._named(prefix + name, mean)
             # Only now: the log-probabilities above belong to the statistics with which the policy acted.
             learner.actor.observe(samples)
 
+    def _named(self, name: str, numbers: Tensor) -> dict[str, float]:
+        """Return a number by its name, or those of members each with its policy in front."""
+        if self.policies is None:
+            return {name: numbers.item()}
+        each = numbers.expand(self.policies).tolist()
+        return {f"policy_{place}/{name}": number for place, number in enumerate(each)}
+
     @torch.no_grad()
     def _samples(self, batch: EnvData, learner: Learner) -> EnvData:
-        """Return what the loss reads, batch size ``(n,)``: each step of each agent that is in the game."""
+        """Return what the loss reads, batch size ``(*members, n)``: each step of each agent that is in the game."""
         group, following = learner.actor.group, batch["next"]
         value, next_value = (learner.value(td) for td in (batch, following))
-        reward, done, terminated = group.outcome(following, self._reward, value.shape)
+        reward, done, terminated = group.outcome(following, value.shape)
         time_dim = batch.batch_dims - 1
+        gamma, lmbda = (spread_over(number, value) for number in (self.gamma, self.lmbda))
+        if self._normalizes_rewards:
+            reward = learner.normalized(reward, done, gamma, time_dim)
         advantage, target = generalized_advantage_estimate(
-            self.gamma, self.lmbda, value, next_value, reward, done, terminated, time_dim=time_dim
+            gamma, lmbda, value, next_value, reward, done, terminated, time_dim=time_dim
         )
         entries = {
             _SAMPLE: batch[group.key(_SAMPLE)],
@@ -349,62 +391,153 @@ class PPO:
         samples = TensorDict(entries, advantage.shape[:-1])
         for key in group.read_keys:
             samples[key] = batch[key]
-        samples = group.alive(samples.detach())
+        samples = group.alive(samples.detach(), learner.axes)
         _require_finite(samples, group)
-        if len(samples):
+        if samples.batch_size.numel():
             gain = samples["advantage"]
-            samples["advantage"] = (gain - gain.mean()) / (gain.std(correction=0) + 1e-8)
+            deviation = gain.std(-1, correction=0, keepdim=True)
+            samples["advantage"] = (gain - gain.mean(-1, keepdim=True)) / (deviation + 1e-8)
         return samples
 
-    def _step(self, samples: EnvData, learner: Learner) -> Tensor:
-        """Take one gradient step, and return the numbers of ``_LOSSES``."""
-        actor, critic, optimizer = learner
-        observations = actor.observations(samples)
-        distribution = actor.distribution(samples, observations)
-        change = distribution.log_prob(samples[_SAMPLE]) - samples[_LOG_PROB]
-        ratio, advantage = change.exp(), samples["advantage"]
-        clipped = ratio.clamp(1 - self.clip, 1 + self.clip)
-        policy_loss = -torch.minimum(ratio * advantage, clipped * advantage).mean()
-        entropy = distribution.entropy().mean()
-        value_loss = (critic(*observations) - samples["value_target"]).square().mean()
-        optimizer.zero_grad()
-        (policy_loss - self.entropy * entropy + value_loss).backward()
+    def _step(self, samples: EnvData, learner: Learner, rate: Number) -> Tensor:
+        """Take one gradient step, and return the numbers of ``_LOSSES``, each of shape ``(*members)``."""
+        loss, *numbers = learner.each(_losses, samples, self.clip, self.entropy).unbind(-1)
+        learner.optimizer.zero_grad()
+        loss.sum().backward()  # no member's loss depends on another's networks
         # Apart, or large gradients of the critic would hold up the actor.
-        nn.utils.clip_grad_norm_(actor.parameters(), self.max_grad_norm)
-        nn.utils.clip_grad_norm_(critic.parameters(), self.max_grad_norm)
-        optimizer.step()
-        with torch.no_grad():
-            kl, share = (ratio - 1 - change).mean(), (ratio != clipped).float().mean()
-        return torch.stack([policy_loss, value_loss, entropy, kl, share]).detach()
+        for network in (learner.actor, learner.critic):
+            _clip_gradients(network.parameters(), self.max_grad_norm, learner.axes)
+        learner.descend(rate)
+        return torch.stack(numbers).detach()
 
 
-class Learner(NamedTuple):
-    """Actor, critic and optimiser of one group."""
+def _losses(
+    actor: Actor, critic: nn.Module, samples: EnvData, clip: Number, entropy_weight: Number
+) -> Tensor:
+    """Return what is minimised, and the numbers of ``_LOSSES``, for samples ``(n,)`` of one policy."""
+    observations = actor.observations(samples)
+    distribution = actor.distribution(samples, observations)
+    change = distribution.log_prob(samples[_SAMPLE]) - samples[_LOG_PROB]
+    ratio, advantage = change.exp(), samples["advantage"]
+    clipped = ratio.clamp(1 - clip, 1 + clip)
+    policy_loss = -torch.minimum(ratio * advantage, clipped * advantage).mean()
+    entropy = distribution.entropy().mean()
+    value_loss = (critic(*observations) - samples["value_target"]).square().mean()
+    loss = policy_loss - entropy_weight * entropy + value_loss
+    with torch.no_grad():
+        kl, share = (ratio - 1 - change).mean(), (ratio != clipped).float().mean()
+    return torch.stack([loss, policy_loss, value_loss, entropy, kl, share])
 
-    actor: Actor
-    critic: nn.Module
-    optimizer: torch.optim.Optimizer
 
-    @classmethod
-    def of(
-        cls,
-        group: Group,
-        actor: nn.Module | None,
-        critic: nn.Module | None,
-        *,
-        normalizes: bool,
-        device: torch.device | None,
-    ) -> Self:
-        """Build both networks, where None was passed for one, and an optimiser for both."""
-        acting = Actor(group, actor, normalizes).to(device)
-        network = MLP(group.event_shapes, 1, scale=1.0) if critic is None else critic
-        judging = group.fitting("critic", network, 1).to(device)
-        parameters = [*acting.parameters(), *judging.parameters()]
-        return cls(acting, judging, torch.optim.Adam(parameters, eps=1e-5))
+def _clip_gradients(parameters: Iterable[Tensor], most: Number, axes: int) -> None:
+    """Scale the gradients of a network down to a norm, those of each member by themselves."""
+    gradients = [one.grad for one in parameters if one.grad is not None]
+    norms = [one.reshape(*one.shape[:axes], -1).norm(dim=-1) for one in gradients]
+    scale = (most / (torch.stack(norms, -1).norm(dim=-1) + 1e-6)).clamp(max=1.0)
+    for gradient in gradients:
+        gradient.mul_(spread_over(scale, gradient))
+
+
+class Learner(nn.Module):
+    """Actor, critic and optimiser of one group, of one policy or of all members.
+
+    Args:
+        actor, critic: networks; those of members have their axis in front of each parameter and buffer.
+        members: how many there are; None for a policy without that axis.
+
+    Attributes:
+        axes: 1 where there are members, 0 otherwise.
+        rewards: statistics of discounted returns, which rewards are divided by.
+        totals: discounted return of each row so far, None before the first batch.
+    """
+
+    def __init__(self, actor: Actor, critic: nn.Module, members: int | None):
+        super().__init__()
+        self.actor, self.critic = actor, critic
+        self.axes = 0 if members is None else 1
+        self.optimizer = torch.optim.Adam(self.parameters(), eps=1e-5)
+        leading = () if members is None else (members,)
+        self.rewards = Normalizer(torch.Size([]), leading).to(next(self.parameters()).device)
+        self.totals: Tensor | None = None
+
+    def parts(self) -> dict[str, Any]:
+        """Return what is saved."""
+        names = ("actor", "critic", "rewards", "optimizer")
+        return {name: getattr(self, name) for name in names}
+
+    def forward(self, function: Callable[..., Any], *inputs: Any) -> Any:
+        """Call ``function(actor, critic, *inputs)``."""
+        return function(self.actor, self.critic, *inputs)
+
+    def each(self, function: Callable[..., Any], *inputs: Any) -> Any:
+        """Call ``function(actor, critic, *inputs)`` for each member, with its networks and its part of what has members.
+
+        Args:
+            function: written for one policy, returns a tensor.
+            inputs: TensorDicts and tensors with the members along the first axis, and numbers for all of them.
+
+        Returns:
+            The tensors of all members, along a new first axis; without members, that of the policy.
+        """
+        if not self.axes:
+            return self(function, *inputs)
+        state = {**dict(self.named_parameters()), **dict(self.named_buffers())}
+        places = [None if isinstance(one, float | int) else 0 for one in inputs]
+
+        def of_member(state: dict[str, Tensor], *inputs: Any) -> Any:
+            return torch.func.functional_call(self, state, (function, *inputs))
+
+        return torch.func.vmap(of_member, in_dims=(0, *places))(state, *inputs)
 
     def value(self, td: EnvData) -> Tensor:
         """Return the value of observations, ``(*batch, 1)``."""
-        return self.actor.group.call(self.critic, self.actor.observations(td))
+
+        def value(actor: Actor, critic: nn.Module, td: EnvData) -> Tensor:
+            return actor.group.call(critic, actor.observations(td))
+
+        return self.each(value, td.select(*self.actor.group.observation_keys))
+
+    def normalized(self, reward: Tensor, done: Tensor, gamma: Number, time_dim: int) -> Tensor:
+        """Return rewards divided by the running deviation of discounted returns, which this batch changes.
+
+        Args:
+            reward, done: of a batch, with time on axis ``time_dim``. Rows go on where the last batch ended.
+            gamma: discount, in the axes of ``reward``.
+        """
+        by_time = reward.movedim(time_dim, 0)
+        total = self.totals
+        if total is None or total.shape != by_time.shape[1:]:
+            total = torch.zeros_like(by_time[0])
+        totals, discount = [], gamma.squeeze(time_dim) if isinstance(gamma, Tensor) else gamma
+        for now, ended in zip(by_time, done.movedim(time_dim, 0), strict=True):
+            totals.append(now + discount * total)
+            total = totals[-1].where(~ended, 0.0)
+        seen = torch.stack(totals, time_dim).flatten(self.axes)
+        if bool(seen.isfinite().all()):  # otherwise the caller raises
+            self.totals = total
+            self.rewards.observe(seen)
+        return (reward / spread_over(self.rewards.deviation, reward)).clamp(-10, 10)
+
+    def descend(self, rate: Number) -> None:
+        """Take a step of Adam, with a rate for all members or one for each."""
+        options = self.optimizer.param_groups[0]
+        if not isinstance(rate, Tensor):
+            options["lr"] = rate
+            self.optimizer.step()
+            return
+        before = [parameter.detach().clone() for parameter in self.parameters()]
+        options["lr"] = 1.0
+        self.optimizer.step()
+        with torch.no_grad():
+            for old, parameter in zip(before, self.parameters(), strict=True):
+                parameter.copy_(torch.lerp(old, parameter, spread_over(rate, parameter)))
+
+
+def spread_over(number: Number, values: Tensor) -> Any:
+    """Show a number of each member in the axes of ``values``, whose first one has the members."""
+    if not isinstance(number, Tensor) or not number.ndim:
+        return number
+    return number.reshape(*number.shape, *(1,) * (values.ndim - number.ndim))
 
 
 class Group:
@@ -457,16 +590,30 @@ class Group:
         """Entries of an observation that networks, masks and losses read."""
         return [*self.observation_keys, *(key for key in (self.mask_key, self._alive_key) if key)]
 
-    def alive(self, samples: EnvData) -> EnvData:
-        """Return the samples ``(n,)`` of agents that are in the game."""
-        return samples.reshape(-1) if self._alive_key is None else samples[samples[self._alive_key]]
+    def alive(self, samples: EnvData, axes: int) -> EnvData:
+        """Return the samples ``(*members, n)`` of agents that are in the game; ``axes`` is how many axes members take.
 
-    def outcome(self, following: EnvData, reward: str, shape: torch.Size) -> tuple[Tensor, ...]:
+        Raises:
+            ArgumentError: some agents of members are not, so that these have different numbers of samples.
+        """
+        if self._alive_key is None:
+            return samples.flatten(axes, -1)
+        is_alive = samples[self._alive_key]
+        if not axes:
+            return samples[is_alive]
+        if not bool(is_alive.all()):
+            raise ArgumentError(
+                f"{self._alive_key} says that some agents are not in the game; expected all of them in a population, whose policies "
+                "learn from equally many samples. Train such agents without policies=."
+            )
+        return samples.flatten(axes, -1)
+
+    def outcome(self, following: EnvData, shape: torch.Size) -> tuple[Tensor, ...]:
         """Return reward, done and terminated of a batch's ``next``, all of ``shape``: ``(*batch, T, *agents, 1)``.
 
         Each agent has the reward and flags of the whole env, unless it has its own.
         """
-        paid = _spread(following[(*self.reward_path, reward)], shape)
+        paid = _spread(following[(*self.reward_path, "reward")], shape)
         done = terminated = torch.zeros(shape, dtype=torch.bool, device=paid.device)
         for level in self._ends:
             ends, dies = (
@@ -714,33 +861,46 @@ class Normalizer(nn.Module):
     """Subtract the running mean and divide by the running deviation of what was observed, and clip at 10.
 
     Source of the merge: Chan et al., "Updating Formulae and a Pairwise Algorithm for Computing Sample Variances" (1979), eq. 2.1.
+
+    Args:
+        shape: of an event.
+        members: ``(policies,)`` where policies have separate statistics.
     """
 
     count: Tensor
     mean: Tensor
     squares: Tensor
 
-    def __init__(self, shape: torch.Size):
+    def __init__(self, shape: torch.Size, members: tuple[int, ...] = ()):
         super().__init__()
-        self.register_buffer("count", torch.tensor(1e-4))
-        self.register_buffer("mean", torch.zeros(shape))
-        self.register_buffer("squares", torch.full(shape, 1e-4))  # sum of squared deviations
+        self.event_dims = len(shape)
+        self.register_buffer("count", torch.full(members, 1e-4))
+        self.register_buffer("mean", torch.zeros((*members, *shape)))
+        # sum of squared deviations
+        self.register_buffer("squares", torch.full((*members, *shape), 1e-4))
+
+    @property
+    def deviation(self) -> Tensor:
+        """Running standard deviation, in the shape of an event."""
+        return (self.squares / spread_over(self.count, self.squares)).sqrt().clamp(min=1e-4)
 
     def forward(self, values: Tensor) -> Tensor:
         """Normalise, shape ``(*batch, *event)`` in and out."""
-        deviation = (self.squares / self.count).sqrt().clamp(min=1e-4)
-        return ((values - self.mean) / deviation).clamp(-10, 10)
+        return ((values - self.mean) / self.deviation).clamp(-10, 10)
 
     @torch.no_grad()
     def observe(self, values: Tensor) -> None:
-        """Add observations ``(n, *event)``."""
-        if not len(values):
+        """Add observations ``(*members, n, *event)``."""
+        axis = values.ndim - self.event_dims - 1
+        number = values.shape[axis]
+        if not number:
             return
-        shift, total = values.mean(0) - self.mean, self.count + len(values)
-        self.squares += values.var(0, correction=0) * len(values)
-        self.squares += shift.square() * self.count * len(values) / total
-        self.mean += shift * len(values) / total
-        self.count.copy_(total)
+        count = spread_over(self.count, self.mean)
+        shift, total = values.mean(axis) - self.mean, count + number
+        self.squares += values.var(axis, correction=0) * number
+        self.squares += shift.square() * count * number / total
+        self.mean += shift * number / total
+        self.count += number
 
 
 class MLP(nn.Module):
@@ -768,6 +928,77 @@ class MLP(nn.Module):
         return self.layers(torch.cat(vectors, -1))
 
 
+def _require_members(env: EnvBase, policies: int) -> None:
+    """Check that the rows of an env are shared out evenly.
+
+    Raises:
+        ArgumentError: they are not.
+    """
+    rows = env.batch_size[0] if env.batch_size else 1
+    if rows % policies:
+        raise ArgumentError(
+            f"policies is {policies}, but the env has batch size {tuple(env.batch_size)}; expected a multiple of {policies} along "
+            f"its first axis. Pass an env of batch_size=[{policies}, n], or a pool of {policies} * n envs."
+        )
+
+
+def _number_of_each(
+    policies: int | None, device: torch.device | None, name: str, value: Number, **limits: Any
+) -> Number:
+    """Return an argument that is a number, or a tensor with a number of each policy.
+
+    Raises:
+        ArgumentTypeError: (a TypeError) it is neither.
+        ArgumentError: (a ValueError) a number is out of range, or there are not as many as policies.
+    """
+    if not isinstance(value, Tensor) or not value.ndim:
+        return as_number(name, value, **limits)
+    if policies is None or value.shape != (policies,):
+        raise ArgumentError(
+            f"{name} has shape {tuple(value.shape)} and policies is {policies}; expected a number, or a tensor of shape (policies,). "
+            f"Pass policies={len(value)}, or one number."
+        )
+    return torch.tensor([as_number(name, one, **limits) for one in value], device=device)
+
+
+def _by_member(
+    role: str, networks: Networks | Sequence[Networks], policies: int | None
+) -> Sequence[Networks]:
+    """Return what was passed as the networks of each policy.
+
+    Raises:
+        ArgumentError: there are not as many as policies.
+    """
+    if policies is None:
+        return [networks]  # type: ignore[list-item]
+    if networks is None:
+        return [None] * policies
+    if isinstance(networks, list | tuple) and len(networks) == policies:
+        return networks
+    raise ArgumentError(
+        f"{role} is {networks!r}, but there are {policies} policies; expected a list with the network of each. Pass "
+        f"{role}=[make() for _ in range({policies})]."
+    )
+
+
+def _networks(
+    groups: Sequence[Group],
+    actor: Networks,
+    critic: Networks,
+    *,
+    normalizes: bool,
+    device: torch.device | None,
+) -> list[tuple[Actor, nn.Module]]:
+    """Build actor and critic of each group for one policy, where None was passed."""
+    networks = []
+    actors, critics = _by_group("actor", actor, groups), _by_group("critic", critic, groups)
+    for group, acting, judging in zip(groups, actors, critics, strict=True):
+        acting = Actor(group, acting, normalizes).to(device)
+        network = MLP(group.event_shapes, 1, scale=1.0) if judging is None else judging
+        networks.append((acting, group.fitting("critic", network, 1).to(device)))
+    return networks
+
+
 def _by_group(role: str, networks: Networks, groups: Sequence[Group]) -> list[nn.Module | None]:
     """Return the network that was passed for each group.
 
@@ -787,18 +1018,29 @@ def _by_group(role: str, networks: Networks, groups: Sequence[Group]) -> list[nn
     )
 
 
-def _with_returns(
-    env: EnvBase, groups: Sequence[Group], gamma: float, *, normalizes: bool
-) -> EnvBase:
-    """Return the env with the return of each episode, and the reward that is learnt from, beside each reward."""
+def _assembled(
+    members: Sequence[Sequence[tuple[Actor, nn.Module]]], policies: int | None
+) -> tuple[Any, list[Learner]]:
+    """Return what acts for all groups, and the learner of each; networks of several members are stacked."""
+    acting = [Policy([actor for actor, _ in networks]) for networks in members]
+    judging = [nn.ModuleList(critic for _, critic in networks) for networks in members]
+    policy: Any
+    critics: Any
+    if policies is None:
+        policy, critics = compile_policy(acting[0]), judging[0]
+        actors = policy.module.actors
+    else:
+        policy, critics = compile_policy(acting), compile_policy(judging).module.each
+        actors = policy.module.each.actors
+    pairs = zip(actors, critics, strict=True)
+    return policy, [Learner(actor, critic, policies) for actor, critic in pairs]
+
+
+def _with_returns(env: EnvBase, groups: Sequence[Group]) -> EnvBase:
+    """Return the env with the return of each episode beside each reward."""
     paths = _reward_paths(groups)
     rewards = [(*path, "reward") for path in paths]
-    sums = RewardSum(rewards, [(*path, _RETURN) for path in paths])
-    transforms: list[Transform] = [sums]
-    if normalizes:
-        learnt = [(*path, _REWARD) for path in paths]
-        transforms.append(NormalizeReward(rewards, learnt, gamma=gamma, clip=10.0))
-    return TransformedEnv(env, Compose(*transforms))
+    return TransformedEnv(env, RewardSum(rewards, [(*path, _RETURN) for path in paths]))
 
 
 def _require_finite(samples: EnvData, group: Group) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import gymnasium
 import pytest
 import torch
@@ -438,6 +440,116 @@ def test_a_group_whose_agents_are_all_dead_learns_nothing_from_that_batch():
         ppo.close()
 
 
+# ---------------------------------------------------------------------- populations
+
+
+def acted(env, policy, steps=8):
+    with set_exploration_type(ExplorationType.RANDOM):
+        return env.rollout(steps, policy, break_when_any_done=False)
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+def test_members_of_a_population_learn_as_each_would_alone(action):
+    options = {
+        "learning_rate": torch.tensor([1e-2, 1e-3, 3e-4]),
+        "gamma": torch.tensor([0.99, 0.5, 0.0]),
+        "lmbda": torch.tensor([0.9, 0.0, 1.0]),
+        "clip": torch.tensor([0.2, 0.01, 0.3]),
+        "entropy": torch.tensor([0.0, 0.1, 0.01]),
+        "max_grad_norm": torch.tensor([0.5, 0.01, 10.0]),
+    }
+    with guesses(6, action) as env, guesses(2, action) as two:
+        population = PPO(env, policies=3, epochs=2, seed=0, **options)
+        alone = [
+            PPO(two, epochs=2, **{name: float(value[place]) for name, value in options.items()})
+            for place in range(3)
+        ]
+        (learner,) = population._learners
+        for place, ppo in enumerate(alone):
+            member = population.policy.module.unstacked(place)
+            ppo.policy.module.load_state_dict(member.state_dict())
+            critic = {name: value[place] for name, value in learner.critic.state_dict().items()}
+            ppo._learners[0].critic.load_state_dict(critic)
+
+        for round_ in range(3):
+            batch = acted(env, population.policy)
+            batch["next", "reward"] = torch.randn(6, 8, 1)
+            torch.manual_seed(round_)
+            population.update(batch)
+            for ppo, rows in zip(alone, batch.split(2), strict=True):
+                torch.manual_seed(round_)
+                ppo.update(rows)
+
+        for place, ppo in enumerate(alone):
+            member = population.policy.module.unstacked(place).state_dict()
+            for name, value in ppo.policy.module.state_dict().items():
+                torch.testing.assert_close(member[name], value, rtol=1e-4, atol=1e-5)
+            for name in ("value_loss", "entropy", "kl", "clipped", "learning_rate"):
+                found = population.scalars()[f"policy_{place}/{name}"]
+                assert found == pytest.approx(ppo.scalars()[name], rel=1e-3, abs=1e-5)
+            ppo.close()
+        population.close()
+
+
+def test_a_population_trains_saves_and_goes_on(tmp_path):
+    with guesses(6) as env:
+        env.record_for_resume()
+        rates = torch.tensor([1e-3, 1e-4, 1e-5])
+        ppo = PPO(env, policies=3, learning_rate=rates, frames_per_batch=48, seed=0)
+        before = ppo.policy.module.unstacked(1)
+
+        ppo.fit(96, progress=False)
+
+        assert ppo.returns == [[4.0] * 8] * 3
+        assert ppo.scalars()["return"] == ppo.scalars()["policy_2/return"] == 4.0
+        assert ppo.scalars()["policy_1/learning_rate"] == pytest.approx(5e-5)
+        after = ppo.policy.module.unstacked(1)
+        weights = [each.actors[0].network.layers[0].weight for each in (before, after)]
+        assert not torch.equal(*weights)
+        save(tmp_path / "ppo.pt", ppo=ppo)
+        other = PPO(env, policies=3, learning_rate=rates, frames_per_batch=48, seed=7)
+        load(tmp_path / "ppo.pt", ppo=other)
+        assert (other.frames, other.returns) == (96, ppo.returns)
+        assert torch.equal(other._learners[0].totals, ppo._learners[0].totals)
+        for one, two in zip(other.policy.parameters(), ppo.policy.parameters(), strict=True):
+            assert torch.equal(one, two)
+        ppo.close()
+        other.close()
+
+
+def test_a_population_of_one_is_one_policy():
+    with guesses() as env:
+        policies = []
+        for number in (None, 1):
+            ppo = PPO(env, policies=number, frames_per_batch=32, seed=0)
+            ppo.fit(96, progress=False)
+            policies.append(ppo.policy.module if number is None else ppo.policy.module.unstacked(0))
+            ppo.close()
+
+    for one, other in zip(*(policy.parameters() for policy in policies), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_networks_of_a_population_are_those_of_the_list():
+    actors, critics = ([nn.Linear(3, outputs) for _ in range(2)] for outputs in (3, 1))
+    with guesses() as env:
+        ppo = PPO(env, actors, critics, policies=2)
+
+        members = [ppo.policy.module.unstacked(place) for place in range(2)]
+        assert torch.equal(members[1].actors[0].network.weight, actors[1].weight)
+        assert torch.equal(ppo._learners[0].critic.weight[0], critics[0].weight)
+        ppo.close()
+
+
+def test_a_population_of_which_agents_die_is_refused():
+    game = partial(PettingZooWrapper, use_mask=True, done_on_any=False)
+    with SerialEnv(2, lambda: game(Fading((1, 40)))) as env:
+        ppo = PPO(env, policies=2, frames_per_batch=24)
+        with pytest.raises(ArgumentError, match=r"not in the game.*without policies="):
+            ppo.fit(48, progress=False)
+        ppo.close()
+
+
 # ---------------------------------------------------------------------- stopping and going on
 
 
@@ -559,6 +671,10 @@ def test_it_learns_to_balance():
         ({"actor": {"wolves": nn.Linear(3, 3)}}, ArgumentError, "Pass a torch module"),
         ({"gamma": 1.5}, ArgumentError, "at most 1"),
         ({"epochs": 0}, ArgumentError, "epochs"),
+        ({"policies": 3}, ArgumentError, "Pass an env of batch_size=[3, n]"),
+        ({"gamma": torch.tensor([0.9, 0.8])}, ArgumentError, "Pass policies=2"),
+        ({"policies": 2, "gamma": torch.tensor([0.9, 1.8])}, ArgumentError, "at most 1"),
+        ({"policies": 2, "actor": nn.Linear(3, 3)}, ArgumentError, "actor=[make() for _"),
         ({"frames_per_batch": 0}, ArgumentError, "frames_per_batch"),
     ],
     ids=lambda value: value if isinstance(value, str) else None,
