@@ -82,6 +82,17 @@ TARGETS = [
         for batch in ("inverted_pendulum spring x 4096", "ant spring x 1024")
         for count in (2, 4)
     ),
+    # Populations
+    *(
+        Target(
+            "population",
+            f"8 policies x 32 rows of gymnax CartPole, {width} hidden units, rollouts of {steps} steps",
+            "envkit unroll, compile_policy",
+            0.9,
+        )
+        for width in (16, 64)
+        for steps in (32, 500)
+    ),
     # Pools
     Target("gym_pool", "CartPole-v1 x 32", "envkit ParallelEnv", 0.8),
     Target("gym_pool", "HalfCheetah-v5 x 8", "envkit ParallelEnv", 0.8),
