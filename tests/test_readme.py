@@ -34,6 +34,7 @@ ELSEWHERE = (  # other tests run these
     "gradients.md",
     "jax_envs.md",
     "navix.md",
+    "populations.md",
     "sharp_bits.md",
 )
 GUIDES = [

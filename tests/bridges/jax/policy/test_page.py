@@ -1,4 +1,4 @@
-"""The page on compiled policies runs as printed, and lists the operators there are."""
+"""The pages on compiled policies and populations run as printed, and the first lists the operators there are."""
 
 from __future__ import annotations
 
@@ -9,17 +9,22 @@ import pytest
 
 from envkit_bridges.jax.policy.operators import TABLE
 
-PAGE = (Path(__file__).parents[4] / "docs" / "compiled_policies.md").read_text()
+DOCS = Path(__file__).parents[4] / "docs"
+PAGE = (DOCS / "compiled_policies.md").read_text()
 
 
 @pytest.mark.slow
-def test_the_page_runs_as_printed(capsys):
+@pytest.mark.parametrize(
+    ("page", "printed"), [("compiled_policies", "aten.linalg_eig"), ("populations", "tensor([")]
+)
+def test_the_page_runs_as_printed(page, printed, capsys):
     names = {"__name__": "__main__"}
 
-    for code in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL):
+    text = (DOCS / f"{page}.md").read_text()
+    for code in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
         exec(compile(code, "printed", "exec"), names)
 
-    assert "aten.linalg_eig" in capsys.readouterr().out
+    assert printed in capsys.readouterr().out
 
 
 def test_the_page_lists_all_operators():
