@@ -349,7 +349,7 @@ class JaxEnv(EnvBase):
         ended = td.get("done", None)
         if self._has_warned_of_ended or ended is None or reading_waits(ended):
             return
-        ended = ended.reshape(*td.batch_size, -1).all(-1)
+        ended = ended.flatten(td.batch_dims).all(-1) if ended.ndim > td.batch_dims else ended
         ended = ended if mask is None else ended & mask
         if bool(ended.any()):
             self._has_warned_of_ended = True

@@ -96,7 +96,7 @@ def pushed(env, device):
 @pytest.fixture
 def waiting(monkeypatch):
     """Let reading on the CPU count as waiting, as it does on a card."""
-    for module in (engine, coupled):
+    for module in (engine, coupled, env_module):
         monkeypatch.setattr(module, "reading_waits", lambda tensor: True)
 
 
