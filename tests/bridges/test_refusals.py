@@ -391,6 +391,12 @@ REFUSALS = [
         r"parameters \['bias'\], but the module has \['bias', 'weight'\].*stack_module_state",
     ),
     (
+        "a population that is given twice",
+        lambda: compile_policy([torch.nn.Linear(1, 1)], ({}, {})),
+        TypeError,
+        r"type list and state is given.*Pass compile_policy\(modules\[0\], state\)",
+    ),
+    (
         "state that is not stacked",
         lambda: compile_policy(
             torch.nn.Linear(1, 1), (dict(torch.nn.Linear(1, 1).named_parameters()), {})

@@ -52,7 +52,7 @@ def compile_policy(
             the population then. The policy uses the memory of these tensors.
 
     Raises:
-        PolicyError: (a TypeError) ``module`` is no `torch.nn.Module` and no list of these.
+        PolicyError: (a TypeError) ``module`` is no `torch.nn.Module` and no list of these, or a list with ``state``.
         ArgumentError: (a ValueError) modules of a population differ in more than the values of parameters and buffers, or
             ``state`` is not that of ``module``.
 
@@ -71,6 +71,11 @@ def compile_policy(
         torch.Size([6, 5, 1])
         >>> pool.close()
     """
+    if state is not None and isinstance(module, CompiledPolicy | list | tuple):
+        raise PolicyError(
+            f"module is of type {type(module).__name__} and state is given; expected one of the modules whose state was stacked. "
+            "Pass compile_policy(modules[0], state), or compile_policy(modules)."
+        )
     if isinstance(module, CompiledPolicy):
         return module
     if isinstance(module, list | tuple):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from functools import cache
 
+import cloudpickle
 import pytest
 import torch
 from tensordict import TensorDict
@@ -263,6 +264,14 @@ def test_a_collector_and_an_evaluation_have_the_policies_along_the_first_axis():
         alone = evaluate(env, single, POLICIES * ROWS * 2, seed=1, max_steps=STEPS)
         returns = (each.returns.reshape(POLICIES, ROWS * 2)[number] for each in (result, alone))
         torch.testing.assert_close(*returns)
+
+
+def test_a_population_travels_to_other_processes():
+    population = compile_policy(different(Draws()))
+    other = cloudpickle.loads(cloudpickle.dumps(population))
+
+    with SerialEnv(POLICIES * ROWS, cart_pole) as env:
+        assert_close(rolled_out(env, other), rolled_out(env, population))
 
 
 def test_rows_that_do_not_fit_are_refused_in_every_way_of_acting():
