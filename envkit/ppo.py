@@ -86,9 +86,9 @@ class PPO:
             group where the env has several.
         critic: network from observations to a value, ``(n, 1)``, in the same way.
         observation_keys: entries of a group with which actor and critic are called, in this order; paths may be nested.
-        frames_per_batch: transitions between two updates, of all rows together. The default is as many as fit into 2048, but
-            at least 16 of each row.
-        minibatch_size: samples of a gradient step. The default is an eighth of the batch.
+        frames_per_batch: transitions between two updates, of all rows together. The default is as many as fit into 2048 of each
+            policy, but at least 16 of each row.
+        minibatch_size: samples of a gradient step, of each policy. The default is an eighth of the batch.
         epochs: how often an update goes through its batch.
         learning_rate: of Adam.
         anneal: lower the learning rate linearly, down to zero at the frames that `fit` is asked for.
@@ -261,7 +261,7 @@ class PPO:
             >>> ppo.close()
             >>> env.close()
         """
-        returns = [self.returns] if self.policies is None else self.returns
+        returns = self._returns_of_each
         means = [sum(of_one[-100:]) / len(of_one[-100:]) for of_one in returns if of_one]
         mean = {"return": sum(means) / len(means)} if means else {}
         if self.policies is not None and len(means) == self.policies:
@@ -292,7 +292,7 @@ class PPO:
             ],
             "totals": [learner.totals for learner in self._learners],
             "collector": self._collector.state_dict(),
-            "returns": self.returns,
+            "returns": [torch.tensor(each, dtype=torch.float64) for each in self._returns_of_each],
             "losses": dict(self._losses),
         }
 
@@ -308,7 +308,9 @@ class PPO:
         for learner, totals in zip(self._learners, state["totals"], strict=True):
             learner.totals = totals
         self._collector.load_state_dict(state["collector"])
-        self.returns, self._losses = state["returns"], dict(state["losses"])
+        returns = [each.tolist() for each in state["returns"]]
+        self.returns = returns[0] if self.policies is None else returns
+        self._losses = dict(state["losses"])
 
     def close(self) -> None:
         """End collecting; the env stays open."""
@@ -341,12 +343,8 @@ class PPO:
         groups = [learner.actor.group for learner in self._learners]
         if self.policies is not None:
             batch = batch.reshape(self.policies, -1, batch.batch_size[-1])
-        parts = (
-            [(self.returns, batch)]
-            if self.policies is None
-            else zip(self.returns, batch, strict=True)
-        )
-        for returns, part in parts:
+        parts = [batch] if self.policies is None else batch.unbind(0)
+        for returns, part in zip(self._returns_of_each, parts, strict=True):
             returns += _ended_returns(part, groups, self._levels)
         self._losses = self._named("learning_rate", torch.as_tensor(rate, dtype=torch.float64))
         learnt_from = [self._samples(batch, learner) for learner in self._learners]
@@ -361,6 +359,11 @@ class PPO:
                 self._losses |= self._named(prefix + name, mean)
             # Only now: the log-probabilities above belong to the statistics with which the policy acted.
             learner.actor.observe(samples)
+
+    @property
+    def _returns_of_each(self) -> list[list[float]]:
+        """Returns of each policy, also where there is one."""
+        return [self.returns] if self.policies is None else self.returns
 
     def _named(self, name: str, numbers: Tensor) -> dict[str, float]:
         """Return a number by its name, or those of members each with its policy in front."""

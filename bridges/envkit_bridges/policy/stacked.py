@@ -128,6 +128,15 @@ class StackedPolicies(nn.Module):
 
         Raises:
             IndexError: there is no such policy.
+
+        Example:
+            >>> import torch
+            >>> from envkit import compile_policy
+            >>> population = compile_policy([torch.nn.Linear(3, 1) for _ in range(4)])
+            >>> population.module.each.weight.shape
+            torch.Size([4, 1, 3])
+            >>> population.module.unstacked(2)
+            Linear(in_features=3, out_features=1, bias=True)
         """
         place = range(self.num_policies)[index]
         module = copy.deepcopy(self.each)
