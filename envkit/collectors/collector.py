@@ -73,7 +73,8 @@ def _require_order(create_env_fn: Any, policy: Any) -> None:
             f"policy is a {type(policy).__name__}, which is an env. Pass the env first: Collector(env, policy, ...)."
         )
     for make in makers:
-        if isinstance(make, nn.Module | BindsToEnv) and not isinstance(make, EnvBase):
+        is_env = hasattr(make, "reset") and hasattr(make, "step")  # one of another library, too
+        if isinstance(make, nn.Module | BindsToEnv) and not is_env:
             raise ArgumentTypeError(
                 f"create_env_fn is of type {type(make).__name__}, which is a policy, but must be an env or make one. Pass "
                 "the env first: Collector(env, policy, ...)."

@@ -125,7 +125,8 @@ def test_a_game_that_is_over_stays_as_it_is_whatever_is_played(tictactoe):
     root = tictactoe.reset()
     over = played(tictactoe, root, [0, 3, 1, 4, 8, 5])[:, -1]["next"]
 
-    again = tictactoe.step(over.clone().set("action", torch.full((ROWS,), 5)))["next"]
+    with pytest.warns(UserWarning, match="is stepped after its episode has ended"):
+        again = tictactoe.step(over.clone().set("action", torch.full((ROWS,), 5)))["next"]
 
     assert again["terminated"].all() and again["action_mask"].all()
     assert (again["reward"] == 0).all() and (again["player_reward"] == 0).all()
