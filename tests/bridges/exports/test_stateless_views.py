@@ -6,9 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import torch
 
 from envkit import (
+    DTypeCastTransform,
     ExcludeTransform,
+    FlattenObservation,
     FrameSkipTransform,
     JaxEnv,
     PendulumJaxEnv,
@@ -290,9 +293,30 @@ def _two_rewards():
     return Two()
 
 
+def cart_pole():
+    return to_brax(make("gymnax/CartPole-v1"))
+
+
+def breakout():
+    """Breakout of MinAtar, which pgx has: its picture as one axis of floats, and the reward of its only player."""
+    transforms = [
+        ExcludeTransform("player_reward"),
+        FlattenObservation(-3, -1, in_keys=["observation"]),
+        DTypeCastTransform(torch.bool, torch.float32, in_keys=["observation"]),
+    ]
+    game = make("pgx/minatar-breakout", transforms=transforms)
+    return to_brax(game, info_keys=["action_mask", "current_player"])
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_brax_training_learns_cartpole_of_gymnax(monkeypatch):
+@pytest.mark.parametrize(
+    ("build", "steps", "normalizes", "random", "learnt"),
+    # a random policy falls after some 22 steps, and hits a brick in every third episode
+    [(cart_pole, 20_000, True, 50, 100), (breakout, 100_000, False, 1, 2)],
+    ids=["CartPole of gymnax", "a game of pgx"],
+)
+def test_brax_training_learns(build, steps, normalizes, random, learnt, monkeypatch):
     with quietly():
         from brax.training.agents.ppo import train as ppo
     # Brax 0.14.2 calls it, and JAX 0.10 has it no more
@@ -301,11 +325,11 @@ def test_brax_training_learns_cartpole_of_gymnax(monkeypatch):
     curve = []
 
     ppo.train(
-        to_brax(make("gymnax/CartPole-v1")),
-        num_timesteps=20_000,
+        build(),
+        num_timesteps=steps,
         episode_length=200,
         num_envs=64,
-        num_eval_envs=32,
+        num_eval_envs=64,
         unroll_length=10,
         batch_size=64,
         num_minibatches=4,
@@ -313,9 +337,8 @@ def test_brax_training_learns_cartpole_of_gymnax(monkeypatch):
         num_evals=2,
         learning_rate=1e-3,
         discounting=0.99,
-        normalize_observations=True,
+        normalize_observations=normalizes,
         progress_fn=lambda steps, metrics: curve.append(float(metrics["eval/episode_reward"])),
     )
 
-    # the random policy falls after some 22 steps
-    assert curve[0] < 50 < 100 < curve[-1]
+    assert curve[0] < random < learnt < curve[-1]
