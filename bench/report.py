@@ -37,6 +37,7 @@ _TESTED = ("torch", "tensordict", "jax", "numpy", "brax", "gymnasium", "mujoco",
 _NO_FIGURES = {
     "rounds",
     "cores",
+    "seeds",
     "threads_per_core",
     "updates",
 }  # numbers of a line that measure nothing

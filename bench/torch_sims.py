@@ -53,14 +53,15 @@ def bare(rows: int, steps: int) -> Callable[[], object]:
             over = terminated | truncated
             observation = moment["after"]
             if over.any():
-                _reset(env, over)
+                reset_ended(env, over)
                 observation = torch.where(over[:, None, None], observed(), observation)
         return {name: torch.stack([moment[name] for moment in seen], 1) for name in seen[0]}
 
     return work
 
 
-def _reset(env: Any, over: torch.Tensor) -> None:
+def reset_ended(env: Any, over: torch.Tensor) -> None:
+    """Begin episodes in the rows of a bare env of the library that have ended, as envkit does."""
     if over.all():
         env.reset(return_observations=False)
         return

@@ -25,7 +25,7 @@ import math
 import statistics
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -562,8 +562,16 @@ def cpu_ratio(peer: dict[str, float], ours: dict[str, float]) -> float:
     return round(peer["all"] / ours["all"], 3)
 
 
-def report_curves(title: str, curves: dict[str, list[list[Returns]]]) -> None:
-    """Print and record returns by work and seed: steps once, and of the last point the mean, least and greatest."""
+def report_curves(
+    title: str, curves: dict[str, list[list[Returns]]], further: Mapping[str, Any] | None = None
+) -> None:
+    """Print and record returns by work and seed: steps once, and of the last point the mean, least and greatest.
+
+    Args:
+        title: what is compared.
+        curves: by work, one for each seed.
+        further: what else is recorded beside them.
+    """
     ends = {work: [round(run[-1][1], 1) for run in runs] for work, runs in curves.items()}
     end = {
         work: {"mean": round(statistics.fmean(found), 1), "low": min(found), "high": max(found)}
@@ -575,7 +583,8 @@ def report_curves(title: str, curves: dict[str, list[list[Returns]]]) -> None:
         for work, runs in curves.items()
     }
     steps = [steps for steps, _ in next(iter(curves.values()))[0]]
-    record(f"{title}: returns", {"at the end": end, "steps": steps, "returns": by_seed})
+    result = {**(further or {}), "at the end": end, "steps": steps, "returns": by_seed}
+    record(f"{title}: returns", result)
 
 
 def cart_pole(seeds: int, iterations: int) -> None:
