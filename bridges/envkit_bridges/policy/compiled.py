@@ -23,7 +23,7 @@ from envkit_bridges.policy.cache_key import key_of
 from envkit_bridges.policy.exporting import Exported, Signature, export
 from envkit_bridges.policy.numpy_policy import Stepwise
 from envkit_bridges.policy.side_effects import tensors_by_name
-from envkit_bridges.policy.stacked import State, on_state, stacked
+from envkit_bridges.policy.stacked import StackedPolicies, State, on_state, stacked
 
 _T = TypeVar("_T")
 
@@ -117,6 +117,8 @@ class CompiledPolicy(torch.nn.Module):
             PolicyError: (a TypeError) there is no "observation" in the TensorDict.
         """
         root = args[0] if len(args) == 1 and not kwargs else None
+        if isinstance(root, TensorDictBase) and isinstance(self.module, StackedPolicies):
+            self.module.require_all_rows(root)
         if not isinstance(root, TensorDictBase) or self.sees_root:
             return self.module(*args, **kwargs)
         observation = root.get("observation", None)

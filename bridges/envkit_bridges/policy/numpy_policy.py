@@ -319,6 +319,8 @@ class Stepwise(BoundPolicy):
     def _planned(self, td: TensorDictBase) -> _Plan:
         """Decide how to act on data of this form."""
         module, sees_root = self._policy.module, self._policy.sees_root
+        if isinstance(module, StackedPolicies):
+            module.require_all_rows(td, self._env.batch_size.numel())
         unchanged = Unchanged(module)
         is_free = sees_root and not isinstance(module, TensorDictModuleBase)
         keys = tuple(td.keys()) if is_free else None

@@ -123,6 +123,27 @@ class StackedPolicies(nn.Module):
                 f"{self.num_policies} * n envs."
             )
 
+    def require_all_rows(self, td: TensorDictBase, rows: int | None = None) -> None:
+        """Check that data is not a part of the rows, as asynchronous pools return it: policies would act on rows of others.
+
+        Args:
+            td: what the policies are called with.
+            rows: of the env; None where it is not known.
+
+        Raises:
+            PolicyError: (a TypeError) some rows may be missing.
+        """
+        numbers = td.get("env_index", None)
+        if numbers is None or td.numel() == rows:
+            return
+        fix = "Step all of them: td = pool.step(td)."
+        if rows is None:
+            fix = "Bind it to the pool, which has all of them after reset() and step(): policy.bound_to(pool)(td)."
+        raise PolicyError(
+            f"a population of {self.num_policies} policies was called with the rows {list(numbers)} of an asynchronous pool; "
+            f"expected all rows, the first ones for the first policy. {fix}"
+        )
+
     def unstacked(self, index: int) -> nn.Module:
         """Return one of the policies as a plain module, with copies of its parameters and buffers.
 

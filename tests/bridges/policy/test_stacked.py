@@ -13,8 +13,8 @@ from tensordict.nn import TensorDictModule
 from torch import nn
 from torch.distributions import Categorical
 
-from envkit import Collector, GymEnv, ParallelEnv, SerialEnv, compile_policy, evaluate
-from envkit.errors import BatchSizeError, TranslationError
+from envkit import AsyncEnvPool, Collector, GymEnv, ParallelEnv, SerialEnv, compile_policy, evaluate
+from envkit.errors import BatchSizeError, PolicyError, TranslationError
 from envkit.specs import Unbounded
 from envkit.transforms.core.transformed_env import TransformedEnv
 from envkit.transforms.episodes import InitTracker
@@ -287,3 +287,18 @@ def test_rows_that_do_not_fit_are_refused_in_every_way_of_acting():
     other = JaxEnv(Walker(), batch_size=[9], device="cpu").reset()
     with pytest.raises(BatchSizeError, match=r"Build the env with batch_size=\[9\]"):
         walkers().unroll(other, 2, population)
+
+
+@pytest.mark.parametrize("module", [Draws, Chooses])
+def test_the_rows_of_an_asynchronous_pool_that_are_ready_are_refused(module):
+    pool = AsyncEnvPool([cart_pole] * 4)
+    population = compile_policy(different(module(), 2))
+    try:
+        td = population.bound_to(pool)(pool.reset())
+        pool.async_step_and_maybe_reset_send(td)
+        _, ready = pool.async_step_and_maybe_reset_recv(min_get=2, max_get=2)
+        for act, fix in ((population, "Bind it"), (population.bound_to(pool), "Step all of them")):
+            with pytest.raises(PolicyError, match=rf"of an asynchronous pool.*{fix}"):
+                act(ready)
+    finally:
+        pool.close()
