@@ -10,7 +10,7 @@ Conventions
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -124,16 +124,19 @@ class _OfSimulators:
             self._require_mode()
         render = self._render()
         with keywords_told(f"render of {self.env!r}", self.options, lambda: _taken_by(render)):
-            drawn = render(**self.options)
-        if (
-            self.env.numel() == 1
-            and isinstance(drawn, np.ndarray | torch.Tensor)
-            and drawn.ndim == 3
-        ):
-            drawn = [drawn]
-        drawn = [] if drawn is None else list(drawn)
+            drawn = self._drawn(render)
         for row, seen in zip(self.rows, self.seen, strict=True):
-            seen.append(self._picture(drawn[row] if row < len(drawn) else None))
+            seen.append(self._picture(drawn.get(row)))
+
+    def _drawn(self, render: Callable[..., Any]) -> Mapping[int, Any]:
+        """Return what is drawn, by row."""
+        if "env_index" in _taken_by(render):  # VMAS draws a row a call
+            return {row: render(env_index=row, **self.options) for row in self.rows}
+        drawn = render(**self.options)
+        is_one = isinstance(drawn, np.ndarray | torch.Tensor) and drawn.ndim == 3
+        if self.env.numel() == 1 and is_one:
+            drawn = [drawn]
+        return dict(enumerate([] if drawn is None else drawn))
 
     def frames(self) -> list[torch.Tensor]:
         return [torch.stack(seen).movedim(-1, 1) for seen in self.seen]

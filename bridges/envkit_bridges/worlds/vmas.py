@@ -330,17 +330,18 @@ class VmasWrapper(TorchRowsEnv):
 
     # --------------------------------------------------------------------------------------- pictures
 
-    def render(self, *args: object, **kwargs: object) -> Any:
+    def render(
+        self, mode: str = "rgb_array", env_index: int = 0, *args: object, **kwargs: object
+    ) -> Any:
         """Draw one row by the library's ``render``, which needs pyglet and a display or EGL.
 
         Args:
-            args, kwargs: of the library's ``render``, but that ``mode`` is "rgb_array" by default: the result is an array,
-                uint8 (height, width, 3). ``env_index`` is the row, 0 by default, ``agent_index_focus`` the agent to follow.
+            mode: "rgb_array" returns an array, uint8 (height, width, 3), and "human" opens a window.
+            env_index: the row.
+            args, kwargs: others of the library's ``render``; ``agent_index_focus`` is the agent to follow.
         """
-        if not args:
-            kwargs.setdefault("mode", "rgb_array")
         with self._own_numbers(), quietly():
-            return self._env.render(*args, **kwargs)
+            return self._env.render(mode, env_index, *args, **kwargs)
 
     def _frames(self) -> torch.Tensor:
         frames = [self.render(env_index=row) for row in range(self.numel())]

@@ -20,6 +20,7 @@ from envkit import (
     check_env_specs,
     list_envs,
     make,
+    record,
     to_torchrl,
 )
 from envkit.errors import (
@@ -364,6 +365,20 @@ def test_pictures_are_drawn_of_each_row():
     assert not torch.equal(data["pixels"][0], data["pixels"][1])
     assert ("agents", "observation") not in data.keys(True)
     assert env.render().shape == (700, 700, 3)
+
+
+def test_a_video_shows_the_rows_that_are_asked_for(tmp_path):
+    env = VmasEnv("balance", 3, seed=0)
+    try:
+        env.render()
+    except Exception as error:  # no display and no EGL
+        pytest.skip(f"{type(error).__name__}: {error}")
+
+    video = record(env, None, tmp_path / "rows.gif", 2, rows=[0, 2])
+
+    first, last = video.frames[0].chunk(2, -1)
+    assert first.shape[-2:] == (700, 700)
+    assert not torch.equal(first, last)
 
 
 class Uneven(vmas.simulator.scenario.BaseScenario):
