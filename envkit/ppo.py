@@ -48,6 +48,7 @@ from envkit.data.arguments import as_bool, as_number, require_callable
 from envkit.data.paths import Key, Path, as_path
 from envkit.errors import ArgumentError, MissingKeyError, MissingLibraryError, NotFiniteError
 from envkit.installing import install_hint
+from envkit.process_wide import interrupted_later
 from envkit.specs import Binary, Categorical, MultiCategorical, MultiOneHot, OneHot
 from envkit.specs.annotations import EnvData
 
@@ -205,7 +206,8 @@ class PPO:
     ) -> Self:
         """Collect and learn until ``frames`` transitions were collected in all; the last batch is whole.
 
-        After Ctrl-C, an error or `load_state_dict`, the same call goes on where training stopped.
+        After Ctrl-C, an error or `load_state_dict`, the same call goes on where training stopped. Ctrl-C waits for the end of an
+        update; in the middle of a batch it ends the episodes under way.
 
         Args:
             frames: of the whole training, those of earlier calls included.
@@ -237,7 +239,8 @@ class PPO:
             while self.frames < frames:
                 left = 1.0 - self.frames / frames
                 batch: Any = self._collector.next()
-                self.update(batch, self.learning_rate * (left if self.anneal else 1.0))
+                with interrupted_later():  # or a part of the batch would be learnt from
+                    self.update(batch, self.learning_rate * (left if self.anneal else 1.0))
                 show(batch.numel(), self.scalars())
                 if callback is not None and callback(self, batch) is True:
                     break
@@ -954,12 +957,15 @@ def _number_of_each(
         ArgumentTypeError: (a TypeError) it is neither.
         ArgumentError: (a ValueError) a number is out of range, or there are not as many as policies.
     """
+    if isinstance(value, list | tuple):
+        value = torch.tensor(value)
     if not isinstance(value, Tensor) or not value.ndim:
         return as_number(name, value, **limits)
     if policies is None or value.shape != (policies,):
+        of_each = "" if policies is None else f"a tensor of {policies} numbers, or "
         raise ArgumentError(
             f"{name} has shape {tuple(value.shape)} and policies is {policies}; expected a number, or a tensor of shape (policies,). "
-            f"Pass policies={len(value)}, or one number."
+            f"Pass {of_each}one number."
         )
     return torch.tensor([as_number(name, one, **limits) for one in value], device=device)
 

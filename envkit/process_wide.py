@@ -1,4 +1,4 @@
-"""Changes for a while of what belongs to the whole process: streams, warning filters, environment variables.
+"""Changes for a while of what belongs to the whole process: signals, streams, warning filters, environment variables.
 
 Several threads may make environments at the same time, and end in any order. Output and warnings are left out for the
 thread that asks, and stay for all others. Variables and filters are put back when the last thread leaves. Settings for
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import sys
 import threading
 import warnings
@@ -26,6 +27,26 @@ def alone() -> Iterator[None]:
     """Wait until no other thread is in here, for what one thread at a time can change."""
     with _ALONE:
         yield
+
+
+@contextmanager
+def interrupted_later() -> Iterator[None]:
+    """Let Ctrl-C wait for the end of a block that must not be done in part.
+
+    Only the main thread is interrupted by it, so in others this does nothing.
+    """
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or handler is None:
+        yield
+        return
+    came: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, frame: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        if came:
+            signal.raise_signal(signal.SIGINT)
 
 
 # ----------------------------------------------------------------------------------------- streams

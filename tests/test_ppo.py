@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from functools import partial
 
 import gymnasium
@@ -595,6 +596,36 @@ def test_ctrl_c_in_a_callback_loses_nothing():
         ppo.close()
 
 
+class Interrupting(nn.Linear):
+    """A critic in whose tenth gradient step Ctrl-C comes."""
+
+    steps = 0
+
+    def forward(self, observation):
+        self.steps += torch.is_grad_enabled()
+        if self.steps == 10:
+            self.steps += 1
+            signal.raise_signal(signal.SIGINT)
+        return super().forward(observation)
+
+
+def test_ctrl_c_in_an_update_waits_for_its_end():
+    trained = []
+    for critic in (Interrupting, nn.Linear):
+        with guesses() as env:
+            torch.manual_seed(0)
+            ppo = PPO(env, critic=critic(3, 1), frames_per_batch=16, epochs=2, seed=0)
+            if critic is Interrupting:
+                with pytest.raises(KeyboardInterrupt):
+                    ppo.fit(64, progress=False)
+                assert ppo.frames == 16
+            trained.append(ppo.fit(64, progress=False).policy.state_dict())
+            ppo.close()
+
+    for name, value in trained[0].items():
+        assert torch.equal(value, trained[1][name]), name
+
+
 class Stopped(Guess):
     """Is stopped by Ctrl-C in its tenth step."""
 
@@ -672,8 +703,9 @@ def test_it_learns_to_balance():
         ({"gamma": 1.5}, ArgumentError, "at most 1"),
         ({"epochs": 0}, ArgumentError, "epochs"),
         ({"policies": 3}, ArgumentError, "Pass an env of batch_size=[3, n]"),
-        ({"gamma": torch.tensor([0.9, 0.8])}, ArgumentError, "Pass policies=2"),
-        ({"policies": 2, "gamma": torch.tensor([0.9, 1.8])}, ArgumentError, "at most 1"),
+        ({"gamma": torch.tensor([0.9, 0.8])}, ArgumentError, "Pass one number"),
+        ({"policies": 2, "gamma": [0.9, 1.8]}, ArgumentError, "at most 1"),
+        ({"policies": 2, "clip": [0.1] * 3}, ArgumentError, "Pass a tensor of 2 numbers"),
         ({"policies": 2, "actor": nn.Linear(3, 3)}, ArgumentError, "actor=[make() for _"),
         ({"frames_per_batch": 0}, ArgumentError, "frames_per_batch"),
     ],

@@ -85,7 +85,7 @@ def checked_seed(seed: Any) -> int:
         number = -1
     if number < 0:
         raise ArgumentError(
-            f"seed is {seed!r}, but must be an integer of 0 or more, or None. Pass one of these."
+            f"seed is {seed!r}, but must be an integer of 0 or more, or None. Pass seed=0, for example."
         )
     if number > _LARGEST:
         raise ArgumentError(

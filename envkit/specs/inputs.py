@@ -242,7 +242,7 @@ def require_input(key: Any, value: Any, shape: Sequence[int], dtype: torch.dtype
     if value is None:
         raise MissingKeyError(
             f"the TensorDict has no {key!r}, which the env takes. "
-            "Write it first, e.g. with env.rand_action(td)."
+            "Write it, or have the policy write it under this name; env.rand_action(td) draws one."
         )
     if not isinstance(value, Tensor):
         if isinstance(value, NonTensorData):

@@ -203,7 +203,12 @@ class _Request:
 def _build(request: _Request) -> EnvBase:
     """Build what is asked for, in the form that its world and ``backend`` have."""
     if request.num_envs is not None:
-        as_int("num_envs", request.num_envs, least=1, meaning="the number of envs, or None for one")
+        as_int(
+            "num_envs",
+            request.num_envs,
+            least=1,
+            meaning="the number of envs, e.g. 64; classes of stateless envs take batch_size=[8, 8]",
+        )
     kind, backend = request.entry.kind, request.backend
     if kind == "stateless":
         sizes = {} if request.num_envs is None else {"batch_size": [request.num_envs]}

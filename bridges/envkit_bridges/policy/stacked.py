@@ -118,8 +118,8 @@ class StackedPolicies(nn.Module):
         """
         if not rows or rows % self.num_policies:
             raise BatchSizeError(
-                f"{self.num_policies} policies were called with {rows} rows; expected a multiple of {self.num_policies}, the "
-                f"first rows for the first policy. Pass an env of batch_size=[{self.num_policies}, n], or a pool of "
+                f"{self.num_policies} policies were called with {rows} rows along the first axis; expected a multiple of "
+                f"{self.num_policies}, the first rows for the first policy. Pass an env of batch_size=[{self.num_policies}, n], or a pool of "
                 f"{self.num_policies} * n envs."
             )
 
