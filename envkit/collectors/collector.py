@@ -19,6 +19,7 @@ from typing import Any, Literal, Self, Unpack
 
 from tensordict import TensorDictBase
 from torch import nn
+from torch.utils.data import IterableDataset
 
 from envkit.batched.attributes import attribute_of, call_attribute, set_attribute
 from envkit.batched.settings import RayOptions
@@ -106,7 +107,7 @@ class ShownSetting:
         )
 
 
-class Collector:
+class Collector(IterableDataset):
     """Collect batches of transitions with a policy; `Collector` itself gives the subclass that fits.
 
     One of ``frames_per_batch`` and ``trajs_per_batch`` is passed. Those from ``num_workers`` on, with ``backend_options``

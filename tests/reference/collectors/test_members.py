@@ -7,6 +7,7 @@ from functools import partial
 import pytest
 import torch
 from tensordict.nn import TensorDictModule
+from torch.utils.data import DataLoader
 from torchrl.data import LazyTensorStorage, ReplayBuffer
 from torchrl.weight_update import (
     MultiProcessWeightSyncScheme,
@@ -194,8 +195,16 @@ def interrupted(lib):
     return ended(collector, (tuple(batch.shape), batch["collector", "traj_ids"]))
 
 
+def through_a_loader(lib):
+    """Read the batches of a collector as torch reads any data set."""
+    collector = collector_of(lib)
+    loader = DataLoader(collector, batch_size=None, collate_fn=lambda batch: batch)
+    return ended(collector, [tuple(batch.shape) for batch in loader])
+
+
 PROGRAMS = {
     "len": lambda lib: ended(c := collector_of(lib), len(c)),
+    "a loader of torch": through_a_loader,
     "the last batch is whole": lambda lib: ended(
         c := collector_of(lib, frames_per_batch=4, total_frames=10),
         (len(c), [len(batch) for batch in c], c.total_frames),
