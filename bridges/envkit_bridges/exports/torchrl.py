@@ -46,7 +46,8 @@ def to_torchrl(env: EnvBase) -> TorchRLEnv:
 
     Specs, masks, batch size (of any length; an unlocked env stays unlocked) and device are those of ``env``, and so are
     seeds, random actions and the state dict. The state of a stateless env is in the data, as in TorchRL's own
-    stateless envs. Both names are for one env: ``to_torchrl(env).env is env``, and either ``close()`` closes it.
+    stateless envs. Both names are for one env: ``to_torchrl(env).env is env``, and either ``close()`` closes it. Public
+    attributes that TorchRL's class does not have are those of ``env``: ``group_map``, ``n_agents``, ...
 
     Args:
         env: any env of envkit.

@@ -12,7 +12,7 @@ Conventions
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from tensordict import TensorDictBase
@@ -34,7 +34,8 @@ from envkit_bridges.exports.torchrl_specs import to_torchrl_spec
 class TorchRLView(TorchRLBase):
     """A TorchRL env whose steps and resets are those of an env of envkit, ``view.env``.
 
-    Both are one env: what one does, the other has done; closing one closes the other.
+    Both are one env: what one does, the other has done; closing one closes the other. Public attributes that TorchRL's class
+    does not have are those of the env.
     """
 
     def __init__(self, env: EnvBase):
@@ -51,6 +52,21 @@ class TorchRLView(TorchRLBase):
         self._supports_set_state = env._facts.no_start_at_state is None
         # Random actions are the env's. Were this said in the class, `TransformedEnv` would refuse transforms of actions.
         self.rand_action = env.rand_action
+
+    if not TYPE_CHECKING:  # a misspelt name would pass
+
+        def __getattr__(self, name: str) -> Any:
+            try:
+                return super().__getattr__(name)
+            except AttributeError:
+                env = self.__dict__.get("_modules", {}).get("env")
+                if name.startswith("_") or env is None:
+                    raise
+            if hasattr(env, name):
+                return getattr(env, name)
+            raise AttributeError(  # without a full stop: Python puts the nearest name behind
+                f"neither {type(self).__name__} nor its {type(env).__name__} has an attribute {name!r}"
+            )
 
     # ------------------------------------------------------------------------------ one step
 

@@ -12,7 +12,7 @@ import torch
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 
-from envkit import GymEnv, PendulumEnv, SerialEnv, StepCounter, TicTacToeEnv
+from envkit import GymEnv, PendulumEnv, SerialEnv, StepCounter, TicTacToeEnv, VmasEnv
 from envkit.errors import ArgumentTypeError, ClosedEnvError, InputError, MissingLibraryError
 from envkit_bridges.exports.torchrl import to_torchrl
 from tests.bridges.compare import assert_same
@@ -339,6 +339,16 @@ def test_an_action_that_does_not_fit_is_told_by_the_env():
         view.step_and_maybe_reset(td)
 
     view.close()
+
+
+def test_public_attributes_are_those_of_the_env(theirs):
+    with closing(to_torchrl(VmasEnv("balance", 2, n_agents=2))) as view:
+        env = theirs.TransformedEnv(view, theirs.RewardSum())
+
+        assert env.n_agents == 2 and env.group_map == {"agents": ["agent_0", "agent_1"]}
+        assert not hasattr(view, "_numbers")
+        with pytest.raises(AttributeError, match="nor its VmasEnv has an attribute 'n_agent'"):
+            view.n_agent  # noqa: B018
 
 
 @pytest.mark.parametrize(
