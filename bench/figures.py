@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 FOLDER = Path(__file__).parents[1] / "docs" / "figures"
 _TITLE = re.compile(r"(\w+) spring x (\d+) on \w+, against batch size")
 _MODES = {"": ("0.15", "0.45"), "_dark": ("0.85", "0.6")}  # colour of text, and of the simulator
+_WIDTH = 4.4  # inches: a page on a window of 400 pixels shows it at 0.87 of its size
 _COLOURS = {"envkit": "#2a87d0", "TorchRL": "#d9534f", "gymnasium": "#c98a00"}
 
 
@@ -46,9 +47,9 @@ def _axes(title: str, height: float, text: str) -> tuple[Any, Any]:
 
     names = ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color")
     with matplotlib.rc_context(dict.fromkeys(names, text)):
-        sheet = Sheet(figsize=(6.4, height), layout="constrained")
+        sheet = Sheet(figsize=(_WIDTH, height), layout="constrained")
         axes = sheet.subplots()
-        axes.set_title(title, fontsize=10)
+        axes.set_title(title, fontsize=11)
         axes.spines[["top", "right"]].set_visible(False)
     return sheet, axes
 
@@ -63,7 +64,7 @@ def _save(sheet: Any, name: str) -> None:
 def _draw_speeds(
     by_work: dict[str, dict[int, Figure]], title: str, mode: str, text: str, bare: str
 ) -> None:
-    sheet, axes = _axes(title, 4.2, text)
+    sheet, axes = _axes(title, 4.8, text)
     for work, line in by_work.items():
         rows = sorted(line)
         axes.plot(
@@ -80,19 +81,21 @@ def _draw_speeds(
     axes.set_xticks(sizes, [f"{size:,}" for size in sizes])
     axes.minorticks_off()
     axes.grid(alpha=0.3)
-    axes.legend(
+    sheet.legend(
+        loc="outside lower center",
         frameon=False,
-        fontsize=8,
+        fontsize=9.5,
         labelcolor=text,
         title="solid: one program, dashed: step by step",
-        title_fontsize=8,
+        title_fontsize=9.5,
+        ncols=2,
     ).get_title().set_color(text)
     _save(sheet, f"scaling{mode}")
 
 
 def _draw_ratios(rows: list[Row], mode: str, text: str, bare: str) -> None:
     """Draw a line for each row that has a bare simulator: a dot for each library, a bar for its spread over rounds."""
-    sheet, axes = _axes("Speed relative to the bare simulator, 2 CPU cores", 4.6, text)
+    sheet, axes = _axes("Speed relative to the bare simulator,\n2 CPU cores", 6.4, text)
     shown = [row for row in rows if row.cells[0] is not None][::-1]
     for place, name in ((1, "envkit"), (2, "gymnasium"), (3, "TorchRL")):
         points = [(y, one) for y, row in enumerate(shown) if (one := row.cells[place])]
@@ -116,7 +119,14 @@ def _draw_ratios(rows: list[Row], mode: str, text: str, bare: str) -> None:
     axes.set_xlim(left=0.01)
     axes.set_xticks([0.01, 0.1, 0.5, 1, 2], ["0.01", "0.1", "0.5", "1", "2"])
     axes.minorticks_off()
-    axes.set_yticks(range(len(shown)), [row.label.replace("`", "") for row in shown], fontsize=8)
+    axes.set_yticks([])
+    axes.set_ylim(-0.5, len(shown))
+    for y, row in enumerate(shown):
+        label = row.label.replace("`", "")
+        place = axes.get_yaxis_transform()
+        axes.text(0.01, y + 0.3, label, fontsize=9.5, color=text, transform=place, va="center")
     axes.grid(alpha=0.3, axis="x")
-    axes.legend(frameon=False, fontsize=8, labelcolor=text, loc="lower left")
+    sheet.legend(
+        frameon=False, fontsize=9.5, labelcolor=text, loc="outside lower center", ncols=3
+    )
     _save(sheet, f"ratios{mode}")

@@ -176,6 +176,62 @@ autosummary_context = {
     }
 }
 
+# What authors of transforms and envs override stands on the pages of these classes; those of others list what users call.
+_FOR_AUTHORS = (
+    *("EnvBase", "GymLikeEnv", "Transform", "ObservationTransform", "CoupledTransform"),
+    *("FusableTransform", "MomentTransform"),
+)
+_HOOKS = {
+    *(
+        "auto_register_info_dict",
+        "computes_only",
+        "constants",
+        "counted",
+        "extra_repr",
+        "fast_encoding",
+        "fuses",
+    ),
+    *(
+        "is_pure",
+        "keeps_books",
+        "keeps_last_output",
+        "keeps_memory",
+        "memory",
+        "moment_leaves",
+        "only_adds_done",
+    ),
+    *(
+        "read_action",
+        "read_done",
+        "read_obs",
+        "read_reward",
+        "remembers_rows",
+        "reset_leaves",
+        "resets_on_empty_mask",
+    ),
+    *(
+        "row_core",
+        "seen_leaves",
+        "sees_rows",
+        "stacks",
+        "state",
+        "step_leaves",
+        "transform_action_spec",
+    ),
+    *(
+        "transform_done_spec",
+        "transform_env_batch_size",
+        "transform_env_device",
+        "transform_input_spec",
+    ),
+    *(
+        "transform_observation_spec",
+        "transform_output_spec",
+        "transform_reward_spec",
+        "transform_state_spec",
+    ),
+}
+
 for name in ("absl", "jax"):  # what they log while they are imported is no news of the build
     logging.getLogger(name).setLevel(logging.WARNING)
 
@@ -183,6 +239,7 @@ for name in ("absl", "jax"):  # what they log while they are imported is no news
 def setup(app):
     """Say what is changed between the files as they are kept and what Sphinx reads."""
     app.connect("source-read", _read)
+    app.connect("autodoc-skip-member", _leave_out_hooks)
     app.connect("autodoc-process-docstring", _keep_colons, priority=400)  # before Napoleon
     app.connect("autodoc-process-docstring", _mark_shapes)
     app.connect("missing-reference", _to_keywords)
@@ -203,7 +260,15 @@ def _read(app, docname, source):
         text = text.replace("](../docs/", "](../")
     if docname in ("index", "changelog"):
         text = text.replace("](docs/", "](").replace("](notebooks/", "](tutorials/")
-    source[0] = text.replace("](../notebooks/", "](tutorials/")
+    lines = text.replace("](../notebooks/", "](tutorials/").split("\n")
+    source[0] = "\n".join(map(_unbroken, lines))
+
+
+def _unbroken(line):
+    """Keep a number, its unit and what follows in brackets on one line where the line is a row of a table."""
+    if not line.startswith("|"):
+        return line
+    return re.sub(r"(?<=\d) (?=[kM]\b)|(?<=\d [kM]) (?=\(\d)|(?<=[≥≤]) (?=\d)", "\u00a0", line)
 
 
 def _options_of_commands():
@@ -215,6 +280,13 @@ def _options_of_commands():
     )  # cut short there
     told = re.sub(r"\[/?\w*\]", "", told)  # markup of the terminal
     return "\n## Options\n" + told.partition("\n")[2].replace("\n## ", "\n### ")
+
+
+def _leave_out_hooks(app, what, name, obj, skip, options):
+    """Leave out what is overridden and not called, but for the classes that it is described for."""
+    page = app.env.docname.rpartition("envkit.")[2]
+    is_hook = name.rpartition(".")[2] in _HOOKS and page not in _FOR_AUTHORS
+    return True if is_hook else None
 
 
 def _keep_colons(app, what, name, obj, options, lines):

@@ -247,6 +247,11 @@ def test_a_target_that_is_missed_is_said_to_be():
     assert [one.met for one in report.judge(figures)] == [False, True]
 
 
+def pages_of(site: Path, name: str) -> str:
+    """Read the page of a public name."""
+    return (site / "reference" / "generated" / f"{name}.html").read_text()
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
@@ -272,12 +277,17 @@ def test_the_site_builds_without_a_warning(builder, tmp_path):
     pages = {page.stem for page in (tmp_path / "reference" / "generated").glob("*.html")}
     assert {f"envkit.{name}" for name in envkit._HOME_OF} <= pages
     assert (tmp_path / "tutorials" / "01_first_rollouts.html").exists()
-    page = (tmp_path / "reference" / "generated" / "envkit.EnvBase.html").read_text()
+    page = pages_of(tmp_path, "envkit.EnvBase")
     assert (
         "docs.pytorch.org/tensordict/stable/reference/generated/tensordict.TensorDictBase" in page
     )
-    page = (tmp_path / "reference" / "generated" / "envkit.StepCounter.html").read_text()
+    page = pages_of(tmp_path, "envkit.StepCounter")
     assert "Where truncation is written: one flag beside each" in page
+    hook = "step_leaves"
+    assert f"envkit.FusableTransform.{hook}" in pages_of(tmp_path, "envkit.FusableTransform")
+    assert f"envkit.StepCounter.{hook}" not in pages_of(tmp_path, "envkit.StepCounter")
+    # numbers, units and ratios of tables stay on one line
+    assert re.search(r"\d\u00a0k\u00a0\(\d", (tmp_path / "index.html").read_text())
     found = (tmp_path / "searchindex.js").read_text()
     assert "Step or reset a part" in found
     assert "A fork server of our own" not in found  # a title of docs/decisions.md
