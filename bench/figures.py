@@ -126,7 +126,5 @@ def _draw_ratios(rows: list[Row], mode: str, text: str, bare: str) -> None:
         place = axes.get_yaxis_transform()
         axes.text(0.01, y + 0.3, label, fontsize=9.5, color=text, transform=place, va="center")
     axes.grid(alpha=0.3, axis="x")
-    sheet.legend(
-        frameon=False, fontsize=9.5, labelcolor=text, loc="outside lower center", ncols=3
-    )
+    sheet.legend(frameon=False, fontsize=9.5, labelcolor=text, loc="outside lower center", ncols=3)
     _save(sheet, f"ratios{mode}")
