@@ -130,7 +130,8 @@ class _OfSimulators:
 
     def _drawn(self, render: Callable[..., Any]) -> Mapping[int, Any]:
         """Return what is drawn, by row."""
-        if "env_index" in _taken_by(render):  # VMAS draws a row a call
+        of_class = getattr(type(self.env), "render", None)  # that of a pool is asked of its workers
+        if "env_index" in _taken_by(of_class):  # VMAS draws a row a call
             return {row: render(env_index=row, **self.options) for row in self.rows}
         drawn = render(**self.options)
         is_one = isinstance(drawn, np.ndarray | torch.Tensor) and drawn.ndim == 3

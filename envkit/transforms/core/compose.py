@@ -74,8 +74,8 @@ _HOW_CALLED = (
 
 def _flags_of(td: TensorDictBase) -> dict[Key, torch.dtype]:
     """Return the dtypes of done flags by key."""
-    leaves = td.items(True, True)
-    return {key: leaf.dtype for key, leaf in leaves if as_path(key)[-1] in rules.DONE_LEAVES}
+    keys = td.keys(True, True)
+    return {key: td[key].dtype for key in keys if as_path(key)[-1] in rules.DONE_LEAVES}
 
 
 def _name_of(function: Any) -> str:
