@@ -304,7 +304,7 @@ def test_ci_runs_each_test_once_but_for_sweeps(marks):
     assert chosen == (not is_marked["sweep"])
 
 
-def test_of_a_test_with_many_cases_two_are_quick_and_ten_run_in_ci_the_same_each_time():
+def test_of_a_test_with_many_cases_two_are_quick_and_four_run_in_ci_the_same_each_time():
     class Case:
         def __init__(self, name):
             self.nodeid, self.marks = f"tests/test_a.py::test_{name}", []
@@ -317,8 +317,8 @@ def test_of_a_test_with_many_cases_two_are_quick_and_ten_run_in_ci_the_same_each
         cases = [Case(name) for name in names]
         conftest.mark_further_cases(cases)
         assert Counter(map(tuple, (case.marks for case in cases if case.marks))) == {
-            ("more",): 10 - 2,
-            ("more", "sweep"): 40 - 10,
+            ("more",): 4 - 2,
+            ("more", "sweep"): 40 - 4,
         }
         return {case.nodeid.partition("::test_")[2] for case in cases if not case.marks}
 

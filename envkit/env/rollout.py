@@ -389,7 +389,7 @@ def _checked_now_and_then(
     ends: list[torch.Tensor] = []
     last, ended = td, None
     for index in range(steps):
-        td = env.step(act(td))
+        td = env._step_on(act(td))
         if stop == "all" and ended is not None and ended.ndim:
             td = _repeat_frozen(~ended, td, last, env.full_reward_spec, env.state_keys)
         ended = env._rows_done(td.get("next"))

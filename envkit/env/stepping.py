@@ -45,7 +45,7 @@ from envkit.env.spec_names import SpecNames
 from envkit.env.tickets import OverriddenTicket, Ticket
 from envkit.errors import BatchSizeError, ClosedEnvError, NotResetError, StaleNextWarning
 from envkit.process_wide import warn
-from envkit.specs.annotations import EnvData
+from envkit.specs.annotations import EnvData, reading_waits
 
 
 class Stepping(SpecNames, ABC):
@@ -92,6 +92,7 @@ class Stepping(SpecNames, ABC):
     """Rows of them whose next step reports their episode truncated; that of others is refused."""
 
     _has_warned_of_old_root = False
+    _has_warned_of_ended = False
     """A `StaleNextWarning` was given."""
 
     # -------------------------------------------------------------------------- for concrete envs
@@ -244,12 +245,36 @@ class Stepping(SpecNames, ABC):
         """
         if not isinstance(tensordict, TensorDictBase):
             require_tensordict("what step() was given", tensordict)
+        if not self._facts.steps_have_effects and not self._has_warned_of_ended:
+            self._warn_of_ended(tensordict)
+        return self._step_on(tensordict)
+
+    def _step_on(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Step, whether episodes have ended or not; see `step`."""
         ticket = self._make_step(tensordict, advance=False)
         env = ticket.env  # which may be one that stands for this one
         env._begin_step(ticket)
         data = env._stepped(ticket)
         env._in_use.outcome = noted(ticket.following, is_fresh=ticket.row is not None)
         return data
+
+    def _warn_of_ended(self, td: TensorDictBase) -> None:
+        """Warn once of rows that are stepped beyond the end of their episode, of which a stateless env knows nothing."""
+        done = td.get("done", None)
+        if done is None or reading_waits(done):  # a GPU is not waited for
+            return
+        ended, mask = done, td.get(rules.STEP, None)
+        if ended.ndim > td.batch_dims:
+            ended = ended.flatten(td.batch_dims).all(-1)
+        if mask is not None:
+            ended = ended & rules.step_mask(mask, td.batch_size)
+        if bool(ended.any()):
+            self._has_warned_of_ended = True
+            place = tuple(ended.nonzero()[0].tolist())
+            warn(
+                f"row {place} of {type(self).__name__} is stepped after its episode has ended, and its flags stay set. Begin "
+                "a new one: write data, td = env.step_and_maybe_reset(td), or td = env.maybe_reset(env.step_mdp(data))."
+            )
 
     def _make_step(self, td: TensorDictBase, *, advance: bool, is_ahead: bool = False) -> Ticket:
         """Refuse data that does not fit, and give the step; nothing moves before it is begun.

@@ -50,7 +50,6 @@ from envkit.errors import (
     ResetMaskError,
 )
 from envkit.functional import BatchedEnv, StatelessEnv, name_of, require_action_masks
-from envkit.process_wide import warn
 from envkit.rules import DONE_LEAVES
 from envkit.specs import Composite
 from envkit.specs.annotations import (
@@ -59,7 +58,6 @@ from envkit.specs.annotations import (
     EnvData,
     as_device,
     destination,
-    reading_waits,
 )
 from envkit.transforms.core.fusable import FusableTransform
 from envkit.transforms.core.kept_memory import memory_of, places_of
@@ -147,7 +145,6 @@ class JaxEnv(EnvBase):
     _batch_locked = False
     _fast_path_bypasses = EnvBase._fast_path_bypasses | {"_step", "_reset"}
     _steps_since_clear = 0
-    _has_warned_of_ended = False
     _key: np.ndarray | None = None  # where keys for new rows come from; None is not seeded yet
     _engine: ProgramEngine
 
@@ -335,7 +332,6 @@ class JaxEnv(EnvBase):
 
     def _prepare_step(self, ticket: Ticket, *, is_ahead: bool) -> None:
         td, mask = ticket.td, ticket.mask
-        self._warn_of_ended(td, mask)
         if self._overrides(_PROGRAM) or not (mask is None or bool(mask.any())):
             super()._prepare_step(ticket, is_ahead=is_ahead)
             return
@@ -343,21 +339,6 @@ class JaxEnv(EnvBase):
             require_actions(td, self.full_action_spec)
         work = ticket.work = self._engine.prepare(td, mask)
         ticket.restarts = not work.has_graph and self._may_restart(ticket)
-
-    def _warn_of_ended(self, td: TensorDictBase, mask: torch.Tensor | None) -> None:
-        """Warn once of rows that are stepped beyond the end of their episode; a GPU is not waited for."""
-        ended = td.get("done", None)
-        if self._has_warned_of_ended or ended is None or reading_waits(ended):
-            return
-        ended = ended.flatten(td.batch_dims).all(-1) if ended.ndim > td.batch_dims else ended
-        ended = ended if mask is None else ended & mask
-        if bool(ended.any()):
-            self._has_warned_of_ended = True
-            place = tuple(ended.nonzero()[0].tolist())
-            warn(
-                f"row {place} of {type(self).__name__} is stepped after its episode has ended, and its flags stay set. Begin "
-                "a new one: write data, td = env.step_and_maybe_reset(td), or td = env.maybe_reset(env.step_mdp(data))."
-            )
 
     def _begin_step(self, ticket: Ticket) -> None:
         if ticket.work is None:

@@ -26,6 +26,7 @@ from envkit import (
     TransformedEnv,
     VecNorm,
 )
+from envkit.env import stepping
 from envkit.functional.batch import ON_CARD, ON_HOST
 from envkit.specs.annotations import as_device
 from envkit.transforms.core import coupled
@@ -96,7 +97,7 @@ def pushed(env, device):
 @pytest.fixture
 def waiting(monkeypatch):
     """Let reading on the CPU count as waiting, as it does on a card."""
-    for module in (engine, coupled, env_module):
+    for module in (engine, coupled, stepping):
         monkeypatch.setattr(module, "reading_waits", lambda tensor: True)
 
 
