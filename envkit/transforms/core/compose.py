@@ -74,8 +74,8 @@ _HOW_CALLED = (
 
 def _flags_of(td: TensorDictBase) -> dict[Key, torch.dtype]:
     """Return the dtypes of done flags by key."""
-    keys = td.keys(True, True)
-    return {key: td[key].dtype for key in keys if as_path(key)[-1] in rules.DONE_LEAVES}
+    flags: Any = [key for key in td.keys(True, True) if as_path(key)[-1] in rules.DONE_LEAVES]
+    return {key: td.get(key).dtype for key in flags}
 
 
 def _name_of(function: Any) -> str:
