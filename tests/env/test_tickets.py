@@ -121,7 +121,6 @@ def test_steps_of_several_envs_are_received_in_any_order():
             env.close(raise_if_closed=False)
 
 
-@pytest.mark.filterwarnings("ignore:row .* is stepped after its episode has ended")
 def test_two_steps_of_one_stateless_env_are_received_in_any_order():
     env = jax_trail()
     first = warm(env)
