@@ -54,8 +54,9 @@ isa: export JAX_COMPILATION_CACHE_DIR = $(CURDIR)/.cache/jax-sse4_2
 isa: export XLA_FLAGS = --xla_cpu_max_isa=SSE4_2
 isa: export ATEN_CPU_CAPABILITY = default
 isa: export MKL_CBWR = COMPATIBLE
+ISA ?= rounding and not slow
 isa: $(STAMP)
-	$(BIN)/python -m pytest -m 'rounding and not slow' -n 2 --dist loadfile
+	$(BIN)/python -m pytest -m '$(ISA)' -n 2 --dist loadfile
 
 SLOW ?= slow or more
 slow: $(STAMP)

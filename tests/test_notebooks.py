@@ -43,7 +43,10 @@ def run(notebook) -> None:
     NotebookClient(notebook, kernel_name="python3", timeout=900, resources=resources).execute()
 
 
-LONG = ("03_gradients", "09_sim_to_sim")  # several trainings each
+LONG = (  # several trainings each, or many programs
+    *("03_gradients", "05_worlds", "07_domain_randomisation", "08_ppo_of_sb3", "09_sim_to_sim"),
+    "11_self_play",
+)
 
 
 @pytest.mark.slow

@@ -363,6 +363,7 @@ def test_where_a_mistake_was_found_is_shown_when_asked_for(run):
     assert "ArgumentError" in errors
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("work", "names"),
@@ -374,10 +375,7 @@ def test_where_a_mistake_was_found_is_shown_when_asked_for(run):
                 *("SB3 SubprocVecEnv", "TorchRL ParallelEnv"),
             ],
         ),
-        pytest.param(
-            *("brax", ["bare jitted steps", "envkit rollout", "TorchRL BraxWrapper"]),
-            marks=pytest.mark.sweep,
-        ),
+        ("brax", ["bare jitted steps", "envkit rollout", "TorchRL BraxWrapper"]),
     ],
 )
 def test_a_bench_prints_ratios_to_the_bare_simulator(run, work, names):

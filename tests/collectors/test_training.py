@@ -73,6 +73,7 @@ def test_ppo_balances_a_pendulum_with_batches_of_two_workers():
     assert lengths[-1] >= 950, lengths
 
 
+@pytest.mark.sweep
 def test_sac_swings_a_pendulum_up_from_an_asynchronous_collector():
     from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
     from torchrl.modules import NormalParamExtractor, ProbabilisticActor, TanhNormal, ValueOperator

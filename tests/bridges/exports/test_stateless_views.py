@@ -313,7 +313,10 @@ def breakout():
 @pytest.mark.parametrize(
     ("build", "steps", "normalizes", "random", "learnt"),
     # a random policy falls after some 22 steps, and hits a brick in every third episode
-    [(cart_pole, 20_000, True, 50, 100), (breakout, 100_000, False, 1, 2)],
+    [
+        (cart_pole, 20_000, True, 50, 100),
+        pytest.param(*(breakout, 100_000, False, 1, 2), marks=pytest.mark.sweep),
+    ],
     ids=["CartPole of gymnax", "a game of pgx"],
 )
 def test_brax_training_learns(build, steps, normalizes, random, learnt, monkeypatch):

@@ -36,6 +36,7 @@ on_four = pytest.mark.skipif(
 )
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.skipif(len(jax.devices()) >= SHARDS, reason="there are four devices already")

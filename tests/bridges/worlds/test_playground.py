@@ -136,6 +136,7 @@ def test_the_first_episodes_of_rows_are_those_of_their_keys(cartpole):
     np.testing.assert_allclose(td["observation"], bare.obs, atol=1e-6)
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_steps_runs_and_specs_agree(cartpole):

@@ -26,6 +26,7 @@ def test_actions_observations_and_rewards_have_the_same_specs():
     check_works_alike(specs)
 
 
+@pytest.mark.sweep
 def test_steps_show_entries_of_the_same_names_shapes_and_dtypes():
     def shown(library: Library) -> Any:
         env = cartpole(library)
