@@ -82,6 +82,8 @@ TARGETS = [
         for batch in ("inverted_pendulum spring x 4096", "ant spring x 1024")
         for count in (2, 4)
     ),
+    # Ray
+    Target("ray_weights", "new weights of 40 MB, then a batch", "Ray, 4", 0.5),
     # Populations
     *(
         Target(
