@@ -261,7 +261,7 @@ class Stepping(SpecNames, ABC):
     def _warn_of_ended(self, td: TensorDictBase) -> None:
         """Warn once of rows that are stepped beyond the end of their episode, of which a stateless env knows nothing."""
         done = td.get("done", None)
-        if done is None or reading_waits(done):  # a GPU is not waited for
+        if done is None or in_functorch() or reading_waits(done):  # a GPU is not waited for
             return
         ended, mask = done, td.get(rules.STEP, None)
         if ended.ndim > td.batch_dims:

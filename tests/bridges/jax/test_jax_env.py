@@ -787,6 +787,14 @@ def trajectory(env, *, spoil):
     return seen
 
 
+def test_a_step_under_vmap_is_refused_by_the_env_and_not_by_a_look_at_flags():
+    env = JaxEnv(Pendulum(), batch_size=[2], device="cpu")
+    td = env.rand_action(env.reset())
+
+    with pytest.raises(DataTypeError, match=r"under a transform of torch\.func"):
+        torch.vmap(lambda td: env.step(td)["next", "reward"])(torch.stack([td, td]))
+
+
 def test_a_row_that_is_stepped_beyond_its_end_is_warned_of_once():
     env = JaxEnv(Pendulum(), batch_size=[2], episode_length=1)
     data = env.rand_step(env.reset())
