@@ -190,6 +190,7 @@ class PPO:
             seed=seed,
         )
         self.returns: Any = [] if self.policies is None else [[] for _ in range(self.policies)]
+        self._episodes: Tensor | None = None  # the one of each row in which the last batch ended
         self._losses: dict[str, float] = {}
 
     @property
@@ -294,6 +295,7 @@ class PPO:
                 for learner in self._learners
             ],
             "totals": [learner.totals for learner in self._learners],
+            "episodes": self._episodes,
             "collector": self._collector.state_dict(),
             "returns": [torch.tensor(each, dtype=torch.float64) for each in self._returns_of_each],
             "losses": dict(self._losses),
@@ -310,6 +312,7 @@ class PPO:
                 part.load_state_dict(saved[name])
         for learner, totals in zip(self._learners, state["totals"], strict=True):
             learner.totals = totals
+        self._episodes = state["episodes"]
         self._collector.load_state_dict(state["collector"])
         returns = [each.tolist() for each in state["returns"]]
         self.returns = returns[0] if self.policies is None else returns
@@ -322,8 +325,8 @@ class PPO:
     def update(self, batch: EnvData, learning_rate: Number | None = None) -> None:
         """Take the gradient steps of one batch, as `fit` does with each.
 
-        Call it for batches of a collector of your own, one with workers for example. Build it with ``policy``. Returns are summed up
-        from one batch to the next to normalise rewards, so pass ``normalize_rewards=False`` where rows change places.
+        Call it for batches of a collector of your own, one with workers for example. Build it with ``policy``. To normalise
+        rewards, returns are summed up from one batch to the next in each row that is still in the same episode.
 
         Args:
             batch: what ``policy`` did in the env, batch size ``(*batch, T)``, in the order of time.
@@ -350,6 +353,7 @@ class PPO:
         for returns, part in zip(self._returns_of_each, parts, strict=True):
             returns += _ended_returns(part, groups, self._levels)
         self._losses = self._named("learning_rate", torch.as_tensor(rate, dtype=torch.float64))
+        self._end_totals(batch)
         learnt_from = [self._samples(batch, learner) for learner in self._learners]
         for group, learner, samples in zip(groups, self._learners, learnt_from, strict=True):
             if not samples.batch_size.numel():
@@ -362,6 +366,15 @@ class PPO:
                 self._losses |= self._named(prefix + name, mean)
             # Only now: the log-probabilities above belong to the statistics with which the policy acted.
             learner.actor.observe(samples)
+
+    def _end_totals(self, batch: EnvData) -> None:
+        """Begin the discounted returns of rows anew that are in another episode than where the last batch ended."""
+        # None without numbers, if the collector was told to leave them out.
+        episodes = batch.get(("collector", "traj_ids"), None)
+        before, self._episodes = self._episodes, None if episodes is None else episodes[..., -1]
+        if before is not None and episodes is not None and before.shape == self._episodes.shape:
+            for learner in self._learners:
+                learner.end_totals(before != episodes[..., 0])
 
     @property
     def _returns_of_each(self) -> list[list[float]]:
@@ -523,6 +536,11 @@ class Learner(nn.Module):
             self.totals = total
             self.rewards.observe(seen)
         return (reward / spread_over(self.rewards.deviation, reward)).clamp(-10, 10)
+
+    def end_totals(self, ended: Tensor) -> None:
+        """Take the discounted returns of some rows, ``(*batch)``, back to zero."""
+        if self.totals is not None:
+            self.totals = self.totals.where(~spread_over(ended, self.totals), 0.0)
 
     def descend(self, rate: Number) -> None:
         """Take a step of Adam, with a rate for all members or one for each."""

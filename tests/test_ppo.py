@@ -321,6 +321,21 @@ def test_large_rewards_are_normalised_for_learning_and_not_in_returns():
     assert losses[True] < 100 < 1e5 < losses[False]
 
 
+@pytest.mark.parametrize("steps_between", [False, True])
+def test_discounted_returns_go_on_in_the_next_batch_unless_other_episodes_began(steps_between):
+    with guesses(2) as env:
+        ppo = PPO(env, frames_per_batch=2, gamma=0.5, seed=0)
+        ppo.fit(2, progress=False)
+        if steps_between:
+            env.rollout(1)
+
+        ppo.fit(4, progress=False)
+
+        (learner,) = ppo._learners
+        assert learner.totals.flatten().tolist() == [1.0 if steps_between else 1.5] * 2
+        ppo.close()
+
+
 def test_the_learning_rate_falls_to_zero_unless_it_is_kept():
     def rates(anneal):
         with guesses() as env:

@@ -7,7 +7,8 @@ far corrects for the zeros.
 
 Conventions
     moments   weight, mean and sum of squared deviations of what was seen. The weight is a float or has shape (), the
-              others have one value for each element of a row.
+              others have one value for each element of a row. Or leading axes of a row, its groups, have moments of
+              their own: the weight has their shape.
     averages  running mean, running mean of squares, and the number of updates (int64), all of one shape.
     rows      shape (rows, *event), floats.
     decay     weight of what was seen before, at each update; 1 weighs all updates alike.
@@ -53,7 +54,7 @@ def moments_with_rows(
         moments: what was seen before.
         rows: what is new.
         decay: weight of what was seen before.
-        mask: rows that count, bool, shape (rows,); None: all of them.
+        mask: rows that count, bool, shape (rows, *groups); None: all of them.
 
     Returns:
         New moments, in the dtypes of the old ones.
@@ -67,8 +68,8 @@ def moments_with_rows(
         count = divisor = len(rows)
         is_new, total = True, before + count
     else:
-        count = xp.sum(xp.astype(mask, weight.dtype))
-        mask = xp.reshape(mask, (-1, *(1,) * (rows.ndim - 1)))
+        count = xp.sum(xp.astype(mask, weight.dtype), axis=0)
+        mask = xp.reshape(mask, (*mask.shape, *(1,) * (rows.ndim - mask.ndim)))
         is_new = count > 0
         divisor = _like(mean, xp.where(is_new, count, 1))
         total = xp.where(is_new, before + count, 1)
@@ -83,7 +84,7 @@ def moments_with_rows(
     spread = squares * _like(mean, weight * 0 + decay) + spread
     if mask is None:
         return total, after, spread
-    return xp.where(is_new, total, weight), after, xp.where(is_new, spread, squares)
+    return xp.where(is_new, total, weight), after, xp.where(_in_axes(mean, is_new), spread, squares)
 
 
 def loc_and_scale_of_moments(moments: Moments, eps: Array) -> tuple[Any, Any]:
@@ -109,14 +110,22 @@ def _variance(moments: Moments, change: Callable[[Array], Array]) -> Array:
         return change(squares / weight) if weight else xp.ones_like(squares)
     is_seen = weight > 0
     variance = squares / _like(squares, xp.where(is_seen, weight, 1))
-    return xp.where(is_seen, change(variance), 1)
+    return xp.where(_in_axes(squares, is_seen), change(variance), 1)
 
 
 def _like(array: Array, number: Any) -> Any:
-    """Cast a number to the dtype of an array; a Python number takes it by itself."""
-    return (
-        number if isinstance(number, float) else array_namespace(array).astype(number, array.dtype)
-    )
+    """Bring numbers of groups to the dtype and the axes of an array; a Python number takes them by itself."""
+    if isinstance(number, float):
+        return number
+    return _in_axes(array, array_namespace(array).astype(number, array.dtype))
+
+
+def _in_axes(array: Array, number: Any) -> Any:
+    """Show numbers of groups, the first axes of an array, in all of its axes."""
+    if not number.ndim:
+        return number
+    axes = (*number.shape, *(1,) * (array.ndim - number.ndim))
+    return array_namespace(array).reshape(number, axes)
 
 
 Averages = tuple[Any, Any, Any]

@@ -383,6 +383,7 @@ class NormalizeReward(RunningMoments, _RewardTransform):
         reset_keys: the `_reset` entry each total obeys; None finds it by place.
         shared_td: ``statistics`` of another NormalizeReward, which are shared with it.
         lock: held while statistics are read and written back.
+        policies: keep statistics of so many policies apart, see `VecNorm`.
 
     A total that is not finite is left out of the statistics: ``skipped_rows`` counts them, and the first one gives a
     warning (none where the statistics are on a GPU).
@@ -420,6 +421,7 @@ class NormalizeReward(RunningMoments, _RewardTransform):
         reset_keys: Keys = None,
         shared_td: TensorDictBase | None = None,
         lock: Any = None,
+        policies: int | None = None,
     ):
         super().__init__(as_keys(in_keys), None, reset_keys)
         if out_keys is not None:
@@ -430,7 +432,7 @@ class NormalizeReward(RunningMoments, _RewardTransform):
         self.clip = None
         if clip is not None:
             self.clip = as_number("clip", clip, above=0, meaning="the largest reward, or None")
-        self._begin_moments(1.0, epsilon, lock, shared_td)
+        self._begin_moments(1.0, epsilon, lock, shared_td, policies)
 
     @property
     def epsilon(self) -> float:
@@ -470,10 +472,7 @@ class NormalizeReward(RunningMoments, _RewardTransform):
         """Count the totals of a step; ``stepped`` says of which rows, None of all."""
         for key, total in self._totals(root, following, self.gamma).items():
             event = total.shape[following.batch_dims :]
-            rows, mask = by_rows(total, event, stepped, following.batch_dims)
-            rows = rows if mask is None else rows[mask]
-            if len(rows):
-                self._observe_rows(key, rows)
+            self._observe_among(key, *by_rows(total, event, stepped, following.batch_dims))
 
     def _step(self, td: TensorDictBase, next_td: TensorDictBase) -> TensorDictBase:
         root, following = LeavesOf(td), LeavesOf(next_td)
@@ -494,6 +493,7 @@ class NormalizeReward(RunningMoments, _RewardTransform):
             total = changes[target] = totals[key]
             own = of_state(key, constants)
             deviation = statistics.deviation_of_moments(own, constants["eps"])
+            deviation = self._of_rows(deviation, total)
             reward = elementwise.cast(following[source], total.dtype)
             reward = reward / elementwise.cast(deviation, total.dtype)
             most = constants["clip"]
@@ -524,6 +524,6 @@ class NormalizeReward(RunningMoments, _RewardTransform):
             leaf = float_leaf(reward_spec[key])
             require_regular(self, key, leaf)
             event = leaf.shape[reward_spec.ndim :]
-            self._moments_of(key).begin_like(event, torch.float64, leaf.device)
+            self._begin_like(key, reward_spec.shape, event, torch.float64, leaf.device)
             reward_spec[out] = leaf
         return reward_spec

@@ -19,11 +19,13 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
+from array_api_compat import array_namespace
 from tensordict import TensorDict, TensorDictBase
 from torch import nn
 
 from envkit import rules
 from envkit.arrays import elementwise, statistics
+from envkit.arrays.integers import as_int
 from envkit.arrays.leaves import Changes, Leaves
 from envkit.arrays.statistics import Averages, Moments
 from envkit.data.arguments import as_bool, as_number
@@ -31,6 +33,7 @@ from envkit.data.paths import Key, Path, as_key, as_path
 from envkit.env.input_checks import in_functorch
 from envkit.errors import (
     ArgumentError,
+    BatchSizeError,
     CentredRewardWarning,
     NotCallableError,
     StatisticsError,
@@ -625,19 +628,30 @@ class _Moments(LateBuffers):
         """Return the value that a buffer begins with."""
         return 0.0 if name == "mean" else self.prior
 
-    def begin_like(self, shape: Sequence[int], dtype: torch.dtype, device: Any) -> None:
-        """Make moments, unless there are some."""
+    def begin_like(
+        self, groups: Sequence[int], event: Sequence[int], dtype: torch.dtype, device: Any
+    ) -> None:
+        """Make moments of each group, unless there are some."""
         if not self.exist:
             with lasting():
-                mean = torch.zeros(tuple(shape), dtype=dtype, device=device)
-                weight = torch.full((), self.prior, dtype=torch.float64, device=device)
+                mean = torch.zeros((*groups, *event), dtype=dtype, device=device)
+                weight = torch.full(groups, self.prior, dtype=torch.float64, device=device)
                 squares = torch.full_like(mean, self.prior)
                 self.begin({"weight": weight, "mean": mean, "squares": squares})
 
     @torch.no_grad()
-    def add(self, rows: torch.Tensor, decay: float) -> torch.Tensor | None:
-        """Count the rows that are finite, in place, so that copies that share them follow; return which are not, if any."""
-        if all(map(_is_memory, (rows, self.mean))) and bool(torch.isfinite(rows).all()):
+    def add(
+        self, rows: torch.Tensor, decay: float, mask: torch.Tensor | None = None
+    ) -> torch.Tensor | None:
+        """Count the rows that are finite, in place, so that copies that share them follow; return which are not, if any.
+
+        Args:
+            rows: shape ``(n, *groups, *event)``.
+            decay: see `arrays.statistics`.
+            mask: which count, shape ``(n, *groups)``; None: all, where there are no groups.
+        """
+        is_plain = mask is None and all(map(_is_memory, (rows, self.mean)))
+        if is_plain and bool(torch.isfinite(rows).all()):
             # NumPy takes a third of the time for few rows
             own = float(self.weight), self.mean.numpy(), self.squares.numpy()
             weight, mean, squares = statistics.moments_with_rows(own, rows.numpy(), decay)
@@ -646,15 +660,24 @@ class _Moments(LateBuffers):
             self.mean.copy_(torch.from_numpy(np.asarray(mean)))
             self.squares.copy_(torch.from_numpy(np.asarray(squares)))
             return None
-        is_finite = statistics.are_finite(rows)
-        after = statistics.moments_with_rows(self.now, rows, decay, is_finite)
+        is_finite = statistics.are_finite(rows, 1 + self.weight.ndim)
+        counts = is_finite if mask is None else mask & is_finite
+        after = statistics.moments_with_rows(self.now, rows, decay, counts)
         for tensor, value in zip(self.now, after, strict=True):
             tensor.copy_(value)
-        return ~is_finite
+        return ~is_finite if mask is None else mask & ~is_finite
 
     def loc_and_scale(self, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
         """Return mean and standard deviation; 0 and 1 before anything was seen."""
         return statistics.loc_and_scale_of_moments(self.now, eps)
+
+    @lasting()
+    def unstacked(self, index: int) -> Self:
+        """Return separate moments of one group."""
+        twin = type(self)()
+        if self.exist:
+            twin.begin({name: tensor[index].clone() for name, tensor in self.named_buffers()})
+        return twin
 
 
 class PriorMoments(_Moments):
@@ -690,38 +713,107 @@ def of_state(key: Key, state: Mapping[str, Any]) -> Moments:
 
 
 class RunningMoments(_Running, FusableTransform):
-    """Base of transforms that keep moments of each in_key, of all rows together, in buffers that copies share."""
+    """Base of transforms that keep moments of each in_key, of all rows or of those of each policy, in buffers that copies share."""
 
     moments: nn.ModuleDict
+    policies: int | None
 
     _kind: type[_Moments] = _Moments
     """The class of the moments."""
 
     def _begin_moments(
-        self, decay: float, eps: float, lock: Any, shared_td: TensorDictBase | None
+        self,
+        decay: float,
+        eps: float,
+        lock: Any,
+        shared_td: TensorDictBase | None,
+        policies: int | None,
     ) -> None:
         self._begin_running(decay, eps, lock)
+        self.policies = None
+        if policies is not None:
+            self.policies = as_int("policies", policies, least=1, meaning="how many act")
         self.moments = nn.ModuleDict({module_name(key): self._kind() for key in self.in_keys})
         if shared_td is not None:
             self._share(shared_td)
 
     def _share(self, statistics: TensorDictBase) -> None:
         for key in self.in_keys:
-            for name in _Moments.names:
-                tensor = statistics.get((*as_path(key), name))
-                self._moments_of(key).register_buffer(name, tensor)
+            own = {name: statistics.get((*as_path(key), name)) for name in _Moments.names}
+            if own["weight"].shape != self._groups:
+                raise ArgumentError(
+                    f"shared_td has weights of shape {tuple(own['weight'].shape)} for {key!r}; expected {self._groups}, since "
+                    f"policies={self.policies}. Pass the policies= of the transform that it is of."
+                )
+            self._moments_of(key).begin(own)
 
     def _moments_of(self, key: Key) -> _Moments:
         return self.moments[module_name(key)]  # type: ignore[return-value]
 
+    def _begin_like(
+        self, key: Key, batch: Sequence[int], event: Sequence[int], dtype: Any, device: Any
+    ) -> None:
+        """Make the moments of an entry in a batch of this shape, unless there are some."""
+        self._require_groups(batch)
+        self._moments_of(key).begin_like(self._groups, event, dtype, device)
+
+    @property
+    def _groups(self) -> tuple[int, ...]:
+        """Axes in front of the moments of one policy."""
+        return () if self.policies is None else (self.policies,)
+
+    def _require_groups(self, batch: Sequence[int]) -> None:
+        """Check that each policy has as many rows as the others.
+
+        Raises:
+            BatchSizeError: they do not.
+        """
+        rows = batch[0] if len(batch) else 1
+        if self.policies is not None and rows % self.policies:
+            raise BatchSizeError(
+                f"policies={self.policies} of {type(self).__name__}, but the batch size is {tuple(batch)}; expected a multiple of "
+                f"{self.policies} along the first axis, the first rows for the first policy. Put the transform around an env of "
+                f"batch_size=[{self.policies}, n], or around a pool of {self.policies} * n envs."
+            )
+
+    def _grouped(self, rows: Any) -> Any:
+        """Show rows ``(n, ...)`` with an axis for the policies behind the first one, if there are several."""
+        if self.policies is None:
+            return rows
+        xp = array_namespace(rows)
+        return xp.moveaxis(xp.reshape(rows, (self.policies, -1, *rows.shape[1:])), 1, 0)
+
+    def _of_rows(self, numbers: Any, value: Any) -> Any:
+        """Show numbers, an ``event`` for each policy, in the axes of a value; as they are where all rows have one."""
+        if self.policies is None:
+            return numbers
+        xp, event = array_namespace(numbers), numbers.shape[1:]
+        lead = value.shape[: value.ndim - len(event)]
+        rows = lead[0] if lead else 1
+        places = xp.arange(rows) * self.policies // rows
+        return xp.reshape(xp.take(numbers, places, axis=0), (rows, *(1,) * (len(lead) - 1), *event))
+
+    def _observe_among(self, key: Key, rows: torch.Tensor, mask: torch.Tensor | None) -> None:
+        """Count those of some rows that ``mask`` selects, None means all."""
+        if self.policies is None:
+            rows = rows if mask is None else rows[mask]
+            if len(rows):
+                self._observe_rows(key, rows)
+            return
+        flags = torch.ones(len(rows), dtype=torch.bool) if mask is None else mask
+        self._add(key, self._grouped(rows), self._grouped(flags.to(rows.device)))
+
     def _observe_rows(self, key: Key, rows: torch.Tensor) -> None:
         """Count new rows of an entry, those that are finite."""
+        self._add(key, rows, None)
+
+    def _add(self, key: Key, rows: torch.Tensor, mask: torch.Tensor | None) -> None:
         if self.frozen:
             return
-        rows, own = as_float(rows), self._moments_of(key)
+        rows, own, groups = as_float(rows), self._moments_of(key), self._groups
         with self.shared_lock:
-            own.begin_like(rows.shape[1:], rows.dtype, rows.device)
-            skipped = own.add(rows.detach(), self.decay)
+            own.begin_like(groups, rows.shape[1 + len(groups) :], rows.dtype, rows.device)
+            skipped = own.add(rows.detach(), self.decay, mask)
             if skipped is not None:
                 self._count_skipped(skipped)
 
@@ -735,9 +827,9 @@ class RunningMoments(_Running, FusableTransform):
             rows_and_flags = rows_of(key)
             if rows_and_flags is not None:  # rewards are absent at a reset
                 before = of_state(key, constants)
-                rows = elementwise.cast(rows_and_flags[0], before[1].dtype)
-                counts = rows_and_flags[1] & constants["counts"]
-                is_finite = statistics.are_finite(rows)
+                rows, flags = map(self._grouped, rows_and_flags)
+                rows, counts = elementwise.cast(rows, before[1].dtype), flags & constants["counts"]
+                is_finite = statistics.are_finite(rows, counts.ndim)
                 after = statistics.moments_with_rows(
                     before, rows, constants["decay"], counts & is_finite
                 )
@@ -784,7 +876,8 @@ class RunningMoments(_Running, FusableTransform):
             if not own.exist:
                 continue
             weight, mean, squares = own.now
-            constants |= zip(_names(key), (float(weight), mean, squares), strict=True)
+            known = weight if weight.ndim else float(weight)
+            constants |= zip(_names(key), (known, mean, squares), strict=True)
         return constants
 
     # ---------------------------------------------------------------------------- the statistics
@@ -793,7 +886,7 @@ class RunningMoments(_Running, FusableTransform):
     def has_seen_data(self) -> bool:
         """Whether statistics are of data, and not those that they begin with."""
         moments = [self._moments_of(key) for key in self.in_keys]
-        return all(one.exist and float(one.weight) > one.prior for one in moments)
+        return all(one.exist and bool((one.weight > one.prior).all()) for one in moments)
 
     @property
     def statistics(self) -> TensorDict:
@@ -805,6 +898,47 @@ class RunningMoments(_Running, FusableTransform):
                 if self._moments_of(key).exist
             }
         )
+
+    @property
+    def sees_rows(self) -> bool:
+        # Some rows do not say which policy each belongs to.
+        return self.policies is None and super().sees_rows
+
+    @property
+    def remembers_rows(self) -> bool:  # type: ignore[override]
+        """Whether rows have to be shown in their places."""
+        return self.policies is not None
+
+    def unstacked(self, index: int) -> Self:
+        """Return a transform for one of the policies, with copies of its statistics.
+
+        Raises:
+            ArgumentError: (a ValueError) there is no such policy.
+
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> from envkit import VecNorm
+            >>> norm = VecNorm(["x"], decay=1.0, policies=2)
+            >>> data = TensorDict(x=torch.tensor([[[1.0], [3.0]], [[10.0], [20.0]]]), batch_size=[2, 2])
+            >>> norm(data)["x"].squeeze(-1)
+            tensor([[-1.,  1.],
+                    [-1.,  1.]])
+            >>> norm.unstacked(1).freeze()(TensorDict(x=torch.tensor([[15.0]]), batch_size=[1]))["x"]
+            tensor([[0.]])
+        """
+        if self.policies is None or not -self.policies <= index < self.policies:
+            raise ArgumentError(
+                f"unstacked({index!r}) of policies={self.policies}; expected the number of a policy. Pass policies= to "
+                "keep statistics of several apart."
+            )
+        twin = self.clone()
+        assert isinstance(twin, type(self))
+        twin.policies = None
+        twin.moments = nn.ModuleDict()
+        for name, own in self.moments.items():
+            twin.moments[name] = own.unstacked(index)
+        return twin
 
     def frozen_copy(self) -> Self:
         """Return a clone that follows these statistics and counts nothing itself.
@@ -851,6 +985,8 @@ class VecNorm(RunningMoments, CoupledTransform, ArrayTransform):
         decay: weight of what was seen before, at each update.
         eps: least variance.
         shapes: event of each entry, its last axes; by default all axes after the batch.
+        policies: keep statistics of so many policies apart, as a [population](populations.md) needs them: the first rows
+            belong to the first policy. Data that it is called on has the rows in this order.
         new_api: give a `VecNormV2` of the other arguments instead.
 
     Integers are cast to the default float dtype. A row that holds NaN or an infinite number stays as it is, and is left
@@ -860,6 +996,7 @@ class VecNorm(RunningMoments, CoupledTransform, ArrayTransform):
     Raises:
         ArgumentError: (a ValueError) ``decay`` is outside (0, 1], or there are not as many ``shapes``
             as in_keys.
+        BatchSizeError: (a RuntimeError) the first axis of a batch is no multiple of ``policies``.
 
     Example:
         >>> import torch
@@ -892,6 +1029,7 @@ class VecNorm(RunningMoments, CoupledTransform, ArrayTransform):
         eps: float = 1e-4,
         shapes: Sequence[Sequence[int]] | None = None,
         *,
+        policies: int | None = None,
         new_api: bool = False,
     ):
         super().__init__(["observation", "reward"] if in_keys is None else in_keys, out_keys)
@@ -900,12 +1038,19 @@ class VecNorm(RunningMoments, CoupledTransform, ArrayTransform):
                 f"shapes has {len(shapes)} entries for in_keys {self.in_keys}. Pass one for each."
             )
         self.shapes = None if shapes is None else [tuple(shape) for shape in shapes]
-        self._begin_moments(decay, eps, lock, shared_td)
+        self._begin_moments(decay, eps, lock, shared_td, policies)
 
     # ------------------------------------------------------------------------ what couples the rows
 
     def _event_of(self, key: Key, shape: Sequence[int]) -> tuple[int, ...]:
         return tuple(shape) if self.shapes is None else self.shapes[self.in_keys.index(key)]
+
+    def _observe(
+        self, td: TensorDictBase | Leaves, mask_of: Callable[[Key], torch.Tensor | None]
+    ) -> None:
+        if isinstance(td, TensorDictBase):
+            self._require_groups(td.batch_size)
+        super()._observe(td, mask_of)
 
     # ----------------------------------------------------------------------------------- row by row
 
@@ -928,7 +1073,13 @@ class VecNorm(RunningMoments, CoupledTransform, ArrayTransform):
         own, value = self._moments_of(key), as_float(value)
         if not own.exist:
             return value
-        return elementwise.standardised(value, *own.loc_and_scale(self.eps))
+        return elementwise.standardised(value, *self._loc_and_scale_like(own, value))
+
+    def _loc_and_scale_like(
+        self, own: _Moments, value: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        loc, scale = own.loc_and_scale(self.eps)
+        return self._of_rows(loc, value), self._of_rows(scale, value)
 
     def denorm(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Compute the values before, in a copy of the data, at its root and under ``next``.
@@ -951,7 +1102,7 @@ class VecNorm(RunningMoments, CoupledTransform, ArrayTransform):
             for source, target in zip(self.in_keys, self.out_keys, strict=True):
                 value, own = td.get(target, None), self._moments_of(source)
                 if value is not None and own.exist:
-                    td.set(source, elementwise.scaled(value, *own.loc_and_scale(self.eps)))
+                    td.set(source, elementwise.scaled(value, *self._loc_and_scale_like(own, value)))
         return data
 
     def seen_leaves(
@@ -980,6 +1131,7 @@ class VecNorm(RunningMoments, CoupledTransform, ArrayTransform):
                 own = of_state(source, constants)
                 loc, scale = statistics.loc_and_scale_of_moments(own, constants["eps"])
                 value = elementwise.cast(value, loc.dtype)
+                loc, scale = (self._of_rows(each, value) for each in (loc, scale))
                 changes[as_path(target)] = elementwise.standardised(value, loc, scale)
         return changes
 
@@ -996,7 +1148,7 @@ class VecNorm(RunningMoments, CoupledTransform, ArrayTransform):
                 require_regular(self, key, leaf)
                 event = self._event_of(key, leaf.shape[spec.ndim :])
                 dtype = self._leaf_after(leaf).dtype
-                self._moments_of(key).begin_like(event, dtype, leaf.device)  # type: ignore[arg-type]
+                self._begin_like(key, spec.shape, event, dtype, leaf.device)
         return super()._spec_after(spec)
 
     def _leaf_after(self, leaf: TensorSpec) -> TensorSpec:
@@ -1029,5 +1181,13 @@ class VecNorm(RunningMoments, CoupledTransform, ArrayTransform):
             >>> data = norm(TensorDict(x=torch.tensor([[1.0], [3.0]]), batch_size=[2]))
             >>> type(norm.to_observation_norm()).__name__
             'ObservationNorm'
+
+        Raises:
+            UnsupportedError: (a NotImplementedError) there are ``policies``.
         """
+        if self.policies is not None:
+            raise UnsupportedError(
+                f"an ObservationNorm has one statistic of all rows, but this VecNorm has policies={self.policies}. Take one "
+                "policy: norm.unstacked(0).to_observation_norm()."
+            )
         return _as_observation_norm(self)

@@ -385,8 +385,9 @@ def slow_batch(case: Case, place: str) -> EnvBase:
 
 def play(name: str, place: str, player: Callable[..., Player]) -> list[TensorDictBase]:
     case, rows = CASES[name], 1 if place == "alone" else ROWS
-    one = slow_batch(case, place) if place == "programs" else slow_env(case, place)
-    actions = drawn_actions(one, rows, 40, is_batch=place == "programs")
+    is_batch = place == "programs" or "alone" in case.never
+    one = (slow_batch if is_batch else slow_env)(case, place)
+    actions = drawn_actions(one, rows, 40, is_batch=is_batch)
     return list(script(player(case, actions), rows))
 
 
@@ -426,7 +427,10 @@ def fuses(name: str) -> bool:
     return all(isinstance(leaf, FusableTransform) and leaf.fuses for leaf in leaves)
 
 
-COMPILED = ("entries", "values", "kept", "primed", "VecNorm", "NormalizeReward")
+COMPILED = (
+    *("entries", "values", "kept", "primed"),
+    *("VecNorm", "NormalizeReward", "statistics of policies"),
+)
 """The cases that are compiled: together they have all transforms that fuse."""
 
 

@@ -16,7 +16,10 @@ from tensordict import TensorDict
 from envkit import (
     Compose,
     Composite,
+    EnvBase,
     GymEnv,
+    JaxEnv,
+    NormalizeReward,
     ObservationNorm,
     ParallelEnv,
     PendulumEnv,
@@ -32,6 +35,8 @@ from envkit.batched.creator import EnvCreator
 from envkit.errors import ArgumentError, MissingKeyError, NoParentError, StatisticsError
 from tests.zoo.envs import Count, StatelessCount
 from tests.zoo.transform_envs import TwoTeams
+from tests.zoo.transforms import pendulum
+from tests.zoo.walkers import Pendulum
 
 pytestmark = pytest.mark.rounding
 
@@ -347,6 +352,87 @@ def test_rewards_and_observations_have_statistics_of_their_own():
     restored = env.transform.denorm(data[-1:])["next", "reward"]
     assert restored.item() <= 0
     check_env_specs(env)
+
+
+def normalised(rows: int, policies: int | None) -> EnvBase:
+    """Return pendulums whose observations and rewards are normalised."""
+    norms = (
+        VecNorm(["observation"], decay=0.9, policies=policies),
+        NormalizeReward(gamma=0.5, policies=policies),
+    )
+    return TransformedEnv(SerialEnv(rows, pendulum), Compose(*norms))
+
+
+@settings(max_examples=10)
+@given(masks=st.lists(st.lists(st.booleans(), min_size=6, max_size=6), min_size=5, max_size=5))
+def test_policies_have_the_statistics_that_each_would_have_alone(masks):
+    together, alone = normalised(6, 3), [normalised(2, None) for _ in range(3)]
+    together.set_seed(0)
+    seed = 0
+    for env in alone:
+        seed = env.set_seed(seed)
+    roots = [together.reset(), *(env.reset() for env in alone)]
+
+    for number, mask in enumerate(torch.tensor(masks)):
+        action = torch.linspace(-2, 2, 6).roll(number).reshape(6, 1)
+        parts = [slice(None), *(slice(2 * place, 2 * place + 2) for place in range(3))]
+        for place, (env, rows) in enumerate(zip((together, *alone), parts, strict=True)):
+            td = roots[place].set("action", action[rows]).set("_step", mask[rows])
+            td = env.step_mdp(env.step(td)).set("_reset", ~mask[rows])
+            roots[place] = env.reset(td)
+
+        found, wanted = roots[0], torch.cat(roots[1:])
+        for key in ("observation", "reward"):
+            torch.testing.assert_close(found.get(key, None), wanted.get(key, None))
+    for place, env in enumerate(alone):
+        for norm, own in zip(together.transform, env.transform, strict=True):
+            unstacked = norm.unstacked(place).statistics
+            torch.testing.assert_close(unstacked.to_dict(), own.statistics.to_dict())
+
+
+def test_policies_of_a_program_have_the_statistics_that_each_would_have_alone():
+    """The rows of 3 policies, 2 each, along one axis and along two."""
+    shown = []
+    for batch in ([6], [3, 2]):
+        norms = VecNorm(["observation"], ["o"], decay=1.0, policies=3), NormalizeReward(policies=3)
+        env = TransformedEnv(JaxEnv(Pendulum(), batch_size=batch, device="cpu"), Compose(*norms))
+        env.set_seed(0)
+        data = env.rollout(5).reshape(3, 2, 5)
+        assert norms[0].fuses
+        for place in range(3):
+            alone = VecNorm(["observation"], decay=1.0)
+            for td in (data[place, :, :1], data[place]["next"]):
+                alone(td.select("observation").flatten())
+            torch.testing.assert_close(norms[0].loc["observation"][place], alone.loc["observation"])
+        shown.append(data["next"].select("o", "reward").to_dict())
+
+    torch.testing.assert_close(*shown)
+
+
+def test_policies_skip_the_rows_that_are_not_finite():
+    norm = VecNorm(["a"], decay=1.0, policies=2)
+    data = column(1.0, float("nan"), 3.0, 5.0)
+
+    with pytest.warns(UserWarning, match="NaN or an infinite number"):
+        norm(data)
+
+    assert norm.statistics["a", "weight"].tolist() == [1, 2]
+    assert norm.loc["a"].flatten().tolist() == [1, 4]
+    assert norm.skipped_rows == 1
+    assert norm.denorm(data)["a"][2:].flatten().tolist() == [3, 5]
+
+
+def test_frozen_statistics_of_policies_are_saved_and_loaded():
+    norm, other = (VecNorm(["a"], decay=1.0, policies=2) for _ in range(2))
+    norm(column(1.0, 3.0, 10.0, 20.0))
+
+    other.load_state_dict(norm.state_dict())
+
+    shown = other.freeze()(column(3.0, 3.0, 15.0, 15.0))
+    assert shown["a"].flatten().tolist() == [1, 1, 0, 0]
+    shared = VecNorm(["a"], policies=2, shared_td=norm.statistics)
+    norm(column(1.0, 3.0, 10.0, 20.0))
+    assert shared.statistics["a", "weight"].tolist() == [4, 4]
 
 
 def test_nothing_counts_when_frozen():

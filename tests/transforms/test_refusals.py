@@ -37,6 +37,7 @@ from envkit import (
     MultiStep,
     MultiStepTransform,
     NoopResetEnv,
+    NormalizeReward,
     ObservationNorm,
     PendulumEnv,
     PermuteTransform,
@@ -70,6 +71,7 @@ from envkit import (
 from envkit.errors import (
     ArgumentError,
     ArgumentTypeError,
+    BatchSizeError,
     DoneError,
     KeyCollisionError,
     MissingKeyError,
@@ -82,6 +84,7 @@ from envkit.errors import (
     SpecTypeError,
     StatisticsError,
     TransformIndexError,
+    UnsupportedError,
 )
 from tests.zoo.envs import Count
 from tests.zoo.refusals import assert_refused, each_row
@@ -118,6 +121,11 @@ def played() -> TensorDict:
 
 def transformed(*transforms: Any) -> TransformedEnv:
     return TransformedEnv(PendulumEnv(), Compose(*transforms))
+
+
+def seen(norm: VecNorm) -> VecNorm:
+    norm(TensorDict({"x": torch.zeros(2, 1)}, [2]))
+    return norm
 
 
 def played_with(*transforms: Any) -> TensorDict:
@@ -501,6 +509,46 @@ REFUSALS = [
         lambda: VecNormV2(in_keys=["th"]).loc and VecNormV2(in_keys=["th"]).to_observation_norm(),
         StatisticsError,
         "none yet",
+    ),
+    (
+        "VecNorm: policies without rows of their own",
+        lambda: (
+            TransformedEnv(
+                PendulumEnv(batch_size=[3, 2]), VecNorm(["th"], policies=2)
+            ).observation_spec
+        ),
+        BatchSizeError,
+        r"\(3, 2\); expected a multiple of 2",
+    ),
+    (
+        "NormalizeReward: policies without rows of their own",
+        lambda: transformed(NormalizeReward(policies=2)).reward_spec,
+        BatchSizeError,
+        r"\(\); expected a multiple of 2",
+    ),
+    (
+        "VecNorm: data of policies without rows of their own",
+        lambda: VecNorm(["x"], policies=2)(TensorDict({"x": torch.zeros(3, 2, 1)}, [3])),
+        BatchSizeError,
+        r"\(3,\); expected a multiple of 2",
+    ),
+    (
+        "VecNorm: no such policy",
+        lambda: VecNorm(["th"], policies=2).unstacked(2),
+        ArgumentError,
+        "expected the number of a policy",
+    ),
+    (
+        "VecNorm: an ObservationNorm of policies",
+        lambda: VecNorm(["th"], policies=2).to_observation_norm(),
+        UnsupportedError,
+        "unstacked",
+    ),
+    (
+        "VecNorm: shared statistics of other policies",
+        lambda: VecNorm(["x"], shared_td=seen(VecNorm(["x"], policies=2)).statistics),
+        ArgumentError,
+        r"shape \(2,\)",
     ),
     (
         "VecNorm: 5 entries",

@@ -464,6 +464,14 @@ CASES: dict[str, Case] = {
         together=TOGETHER,
         holds=STATISTICS,
     ),
+    "statistics of policies": alone_with(
+        walk,
+        partial(envkit.VecNorm, ["place"], ["out"], policies=3),
+        partial(envkit.NormalizeReward, out_keys=["r"], policies=3),
+        together=TOGETHER,
+        never=frozenset(("alone", "inside", "inside without buffers", "workers", "nested")),
+        holds=STATISTICS,
+    ),
     "VecNormV2": Case(
         partial(envkit.VecNormV2, ["place", "reward"], ["out", "r"], decay=0.9),
         together=TOGETHER,

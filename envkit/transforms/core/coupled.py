@@ -97,11 +97,13 @@ class CoupledTransform(EpisodeTransform):
             if value is None:
                 continue
             event = self._event_of(key, value.shape[td.batch_dims :])
-            rows, mask = by_rows(value, event, mask_of(key), td.batch_dims)
-            if mask is not None:
-                rows = rows[mask]
-            if len(rows):
-                self._observe_rows(key, rows)
+            self._observe_among(key, *by_rows(value, event, mask_of(key), td.batch_dims))
+
+    def _observe_among(self, key: Key, rows: torch.Tensor, mask: torch.Tensor | None) -> None:
+        """Hand over the rows that ``mask`` selects, None means all."""
+        rows = rows if mask is None else rows[mask]
+        if len(rows):
+            self._observe_rows(key, rows)
 
 
 def by_rows(
