@@ -935,9 +935,9 @@ class RunningMoments(_Running, FusableTransform):
         twin = self.clone()
         assert isinstance(twin, type(self))
         twin.policies = None
-        twin.moments = nn.ModuleDict()
-        for name, own in self.moments.items():
-            twin.moments[name] = own.unstacked(index)
+        own = self.moments.items()
+        twin.moments = nn.ModuleDict({name: each.unstacked(index) for name, each in own})
+        twin._begin_count()
         return twin
 
     def frozen_copy(self) -> Self:
