@@ -1,11 +1,12 @@
 """Train a policy in any env by proximal policy optimisation (PPO): one file, written to be read, copied and changed.
 
 It takes from envkit what any trainer would. A `Collector` makes batches, and `compile_policy` makes a batch of a stateless env
-one program. `RewardSum` is a transform of the env. `generalized_advantage_estimate` is a formula, and `minibatches` shuffles.
+one program. `RewardSum` is a transform of the env. `gae` computes advantages, and `minibatches` shuffles.
 
 Conventions
     group    the entries beside one action: ``("agents", "observation")`` and ``("agents", "reward")`` belong to
-             ``("agents", "action")``. An env without agents is one group, whose name is "".
+             ``("agents", "action")``. An env without agents is one group, whose name is "". Where several actions are side by
+             side, each is a separate group, with the name of the action.
     outputs  what an actor returns: means of a normal distribution, or a logit for each option.
     sample   what is drawn from the distribution: an action before it has the form that its spec asks for.
     batch    of the collector, batch size (*batch, T); entries of agents have their axis behind these.
@@ -18,12 +19,14 @@ of Proximal Policy Optimization" (2022), for initial weights, normalisation and 
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Self
 
+import numpy as np
 import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
@@ -40,13 +43,22 @@ from envkit import (
     TransformedEnv,
     compile_policy,
     exploration_type,
-    generalized_advantage_estimate,
+    gae,
     minibatches,
+    rules,
 )
 from envkit.arrays.integers import as_int
 from envkit.data.arguments import as_bool, as_number, require_callable
 from envkit.data.paths import Key, Path, as_path
-from envkit.errors import ArgumentError, MissingKeyError, MissingLibraryError, NotFiniteError
+from envkit.data.timeline import step_entry
+from envkit.env.wrapper_hints import require_env
+from envkit.errors import (
+    ArgumentError,
+    MissingKeyError,
+    MissingLibraryError,
+    NotFiniteError,
+    ResumeError,
+)
 from envkit.installing import install_hint
 from envkit.process_wide import interrupted_later
 from envkit.specs import Binary, Categorical, MultiCategorical, MultiOneHot, OneHot
@@ -72,7 +84,7 @@ class PPO:
 
     Actions may be continuous or discrete, one-hot or numbers, one or several; an ``action_mask`` beside the observation is
     obeyed. Agents of a group share networks, and each counts as a row; those that ``mask`` calls dead are left out.
-    Each group has networks of its own. A time limit is no end: the value of the last observation stands for what
+    Each group has separate networks, and so has each of several actions that are side by side. A time limit is no end: the value of the last observation stands for what
     would follow. Training draws actions. Elsewhere, in `evaluate` and `record` too, ``policy`` takes the most likely ones unless
     `set_exploration_type` asks for draws.
 
@@ -84,7 +96,7 @@ class PPO:
         env: any env, of any batch size. It stays the caller's, who closes it.
         actor: network that is called with observations, float32 of shape ``(n, *event)``, and returns outputs ``(n, m)``: a mean for
             each number of a continuous action, or a logit for each option. By default two layers of 64 units. A dict by
-            group where the env has several.
+            group where the env has several. It is trained in place; those of a population are copied.
         critic: network from observations to a value, ``(n, 1)``, in the same way.
         observation_keys: entries of a group with which actor and critic are called, in this order; paths may be nested.
         frames_per_batch: transitions between two updates, of all rows together. The default is as many as fit into 2048 of each
@@ -109,7 +121,7 @@ class PPO:
         policy: a module that acts, see `compile_policy`. Pass it to `evaluate`, `record` and ``env.rollout``. Of a population,
             ``policy.module.unstacked(i)`` is one that acts alone.
         returns: the return of each episode that ended in training, a mean over agents; `plot_returns` draws it. Of a population, a
-            list of these for each policy.
+            list of these for each policy: ``plot_returns(*ppo.returns)``. Batches passed to `update` need a `RewardSum` for it.
 
     Raises:
         ArgumentError: (a ValueError) a number is out of range, or a network or the space of actions does not fit.
@@ -148,10 +160,12 @@ class PPO:
         policies: int | None = None,
         seed: int | None = None,
     ):
+        require_env("env", env)
         self.epochs = as_int("epochs", epochs, least=1, meaning="how often to go through a batch")
-        if minibatch_size is not None:
-            as_int("minibatch_size", minibatch_size, least=1, meaning="samples of a gradient step")
         self.minibatch_size = minibatch_size
+        if minibatch_size is not None:
+            meaning = "samples of a gradient step"
+            self.minibatch_size = as_int("minibatch_size", minibatch_size, least=1, meaning=meaning)
         self.policies = None
         if policies is not None:
             self.policies = as_int("policies", policies, least=1, meaning="how many to train")
@@ -166,8 +180,11 @@ class PPO:
         self.max_grad_norm = number("max_grad_norm", max_grad_norm, above=0.0, meaning="a norm")
         if seed is not None:
             torch.manual_seed(seed)
-        groups = [Group(env, as_path(key), observation_keys) for key in env.action_keys]
-        rows = env.batch_size.numel()
+        keys = [observation_keys] if isinstance(observation_keys, str) else observation_keys
+        actions = [as_path(key) for key in env.action_keys]
+        levels = [path[:-1] for path in actions]
+        groups = [Group(env, path, keys, is_alone=levels.count(path[:-1]) == 1) for path in actions]
+        self._rows = rows = env.batch_size.numel()
         self._levels = [()] if () in env.done_levels else list(env.done_levels)
         normalizes = as_bool("normalize_observations", normalize_observations)
         self._normalizes_rewards = as_bool("normalize_rewards", normalize_rewards)
@@ -291,7 +308,7 @@ class PPO:
         """
         return {
             "networks": [
-                {name: part.state_dict() for name, part in learner.parts().items()}
+                {name: copy.deepcopy(part.state_dict()) for name, part in learner.parts().items()}
                 for learner in self._learners
             ],
             "totals": [learner.totals for learner in self._learners],
@@ -307,11 +324,16 @@ class PPO:
         Raises:
             ResumeError, RuntimeError: a network or the env is another one.
         """
+        policies, own = len(state["returns"]), len(self._returns_of_each)
+        if policies != own:
+            raise ResumeError(
+                f"the state is of {policies} policies, but this PPO trains {own}. Build it with policies={policies}."
+            )
         for learner, saved in zip(self._learners, state["networks"], strict=True):
             for name, part in learner.parts().items():
                 part.load_state_dict(saved[name])
         for learner, totals in zip(self._learners, state["totals"], strict=True):
-            learner.totals = totals
+            learner.totals = totals if totals is None else totals.to(learner.rewards.count.device)
         self._episodes = state["episodes"]
         self._collector.load_state_dict(state["collector"])
         returns = [each.tolist() for each in state["returns"]]
@@ -333,7 +355,9 @@ class PPO:
             learning_rate: of these steps; None takes that of the object.
 
         Raises:
-            KeyError: it was collected with another policy.
+            MissingKeyError: (a KeyError) it was collected with another policy.
+            ArgumentError: (a ValueError) its rows are no multiple of those of the env, or padding or dead agents leave policies of a
+                population different numbers of samples.
             NotFiniteError: (a ValueError) an observation or reward is NaN or infinite; networks stay as they are.
 
         Example:
@@ -348,7 +372,9 @@ class PPO:
         rate = self.learning_rate if learning_rate is None else learning_rate
         groups = [learner.actor.group for learner in self._learners]
         if self.policies is not None:
-            batch = batch.reshape(self.policies, -1, batch.batch_size[-1])
+            batch = self._by_policy(batch)
+        for group in groups:
+            group.require_right(batch)
         parts = [batch] if self.policies is None else batch.unbind(0)
         for returns, part in zip(self._returns_of_each, parts, strict=True):
             returns += _ended_returns(part, groups, self._levels)
@@ -361,20 +387,40 @@ class PPO:
             size = self.minibatch_size or math.ceil(samples.batch_size[-1] / 8)
             shuffled = minibatches(samples, size, epochs=self.epochs, keep_dims=learner.axes)
             steps = [self._step(part, learner, rate) for part in shuffled]
+            means = torch.stack(steps).mean(0)
+            _require_finite(means, "a loss", _DIVERGED)
             prefix = f"{group.name}/" if group.name else ""
-            for name, mean in zip(_LOSSES, torch.stack(steps).mean(0), strict=True):
+            for name, mean in zip(_LOSSES, means, strict=True):
                 self._losses |= self._named(prefix + name, mean)
             # Only now: the log-probabilities above belong to the statistics with which the policy acted.
             learner.actor.observe(samples)
 
+    def _by_policy(self, batch: EnvData) -> EnvData:
+        """Show a batch as ``(policies, n, T)``. With several workers, each has rows of all policies.
+
+        Raises:
+            ArgumentError: it has other rows than the env.
+        """
+        steps = batch.batch_size[-1]
+        if not steps or batch.numel() % (self._rows * steps):
+            raise ArgumentError(
+                f"the batch has batch size {tuple(batch.batch_size)}; expected a multiple of {self._rows} rows, as the env has them, "
+                "and time as the last axis. Pass what a collector gave, its rows in their order."
+            )
+        of_workers = batch.reshape(-1, self.policies, self._rows // self.policies, steps)
+        return of_workers.transpose(0, 1).flatten(1, 2)
+
     def _end_totals(self, batch: EnvData) -> None:
-        """Begin the discounted returns of rows anew that are in another episode than where the last batch ended."""
-        # None without numbers, if the collector was told to leave them out.
+        """Set discounted returns to zero in rows that are in another episode than where the last batch ended."""
+        # A rollout has no numbers of episodes, nor has a collector with track_traj_ids=False.
         episodes = batch.get(("collector", "traj_ids"), None)
         before, self._episodes = self._episodes, None if episodes is None else episodes[..., -1]
-        if before is not None and episodes is not None and before.shape == self._episodes.shape:
+        if before is None or episodes is None or before.shape != self._episodes.shape:
             for learner in self._learners:
-                learner.end_totals(before != episodes[..., 0])
+                learner.totals = None
+            return
+        for learner in self._learners:
+            learner.end_totals(before.to(episodes.device) != episodes[..., 0])
 
     @property
     def _returns_of_each(self) -> list[list[float]]:
@@ -393,30 +439,48 @@ class PPO:
         """Return what the loss reads, batch size ``(*members, n)``: each step of each agent that is in the game."""
         group, following = learner.actor.group, batch["next"]
         value, next_value = (learner.value(td) for td in (batch, following))
+        counts = group.counts(batch, value.shape[:-1])
+        if learner.axes and counts is not None and not bool(counts.all()):
+            raise ArgumentError(
+                f"{group.alive_key or 'the mask of the batch'} says that some agents are not in the game, or that there is padding; expected "
+                "neither in a population, whose policies learn from equally many samples. Train without policies=."
+            )
         reward, done, terminated = group.outcome(following, value.shape)
         time_dim = batch.batch_dims - 1
-        gamma, lmbda = (spread_over(number, value) for number in (self.gamma, self.lmbda))
         if self._normalizes_rewards:
-            reward = learner.normalized(reward, done, gamma, time_dim)
-        advantage, target = generalized_advantage_estimate(
-            gamma, lmbda, value, next_value, reward, done, terminated, time_dim=time_dim
-        )
+            gamma = spread_over(self.gamma, value)
+            reward = learner.normalized(reward, done, gamma, time_dim, counts)
+        judged = batch.copy().set("state_value", value)
+        outcome = {"reward": reward, "done": done, "terminated": terminated}
+        judged["next"] = following.copy().update({**outcome, "state_value": next_value})
+        unknown = following.get(rules.FINAL_MISSING, None)
+        if unknown is not None:
+            unknown = judged["next"][rules.FINAL_MISSING] = _spread(unknown, value.shape)
+        judged = gae(judged, gamma=self.gamma, lmbda=self.lmbda, time_dim=time_dim)
+        advantage = judged["advantage"].squeeze(-1)
         entries = {
-            _SAMPLE: batch[group.key(_SAMPLE)],
-            _LOG_PROB: batch[group.key(_LOG_PROB)],
-            "advantage": advantage.squeeze(-1),
-            "value_target": target,
+            _SAMPLE: batch[group.sample_key],
+            _LOG_PROB: batch[group.log_prob_key],
+            "advantage": advantage,
+            "value": value,
+            "value_target": judged["value_target"],
+            **({} if unknown is None else {"unknown": (unknown & ~terminated).squeeze(-1)}),
         }
-        samples = TensorDict(entries, advantage.shape[:-1])
+        samples = TensorDict(entries, advantage.shape)
         for key in group.read_keys:
             samples[key] = batch[key]
-        samples = group.alive(samples.detach(), learner.axes)
-        _require_finite(samples, group)
-        if samples.batch_size.numel():
-            gain = samples["advantage"]
+        is_whole = counts is None or learner.axes
+        samples = (
+            samples.detach().flatten(learner.axes, -1) if is_whole else samples.detach()[counts]
+        )
+        group.require_judged(samples)
+        gain = samples["advantage"]
+        if gain.numel():
             deviation = gain.std(-1, correction=0, keepdim=True)
-            samples["advantage"] = (gain - gain.mean(-1, keepdim=True)) / (deviation + 1e-8)
-        return samples
+            gain = (gain - gain.mean(-1, keepdim=True)) / (deviation + 1e-8)
+            # Of a step whose last observation is missing nothing is known.
+            samples["advantage"] = gain if unknown is None else gain.where(~samples["unknown"], 0.0)
+        return samples.exclude("value", "unknown")
 
     def _step(self, samples: EnvData, learner: Learner, rate: Number) -> Tensor:
         """Take one gradient step, and return the numbers of ``_LOSSES``, each of shape ``(*members)``."""
@@ -451,6 +515,8 @@ def _losses(
 def _clip_gradients(parameters: Iterable[Tensor], most: Number, axes: int) -> None:
     """Scale the gradients of a network down to a norm, those of each member by themselves."""
     gradients = [one.grad for one in parameters if one.grad is not None]
+    if not gradients:
+        return
     norms = [one.reshape(*one.shape[:axes], -1).norm(dim=-1) for one in gradients]
     scale = (most / (torch.stack(norms, -1).norm(dim=-1) + 1e-6)).clamp(max=1.0)
     for gradient in gradients:
@@ -506,7 +572,8 @@ class Learner(nn.Module):
         def of_member(state: dict[str, Tensor], *inputs: Any) -> Any:
             return torch.func.functional_call(self, state, (function, *inputs))
 
-        return torch.func.vmap(of_member, in_dims=(0, *places))(state, *inputs)
+        mapped = torch.func.vmap(of_member, in_dims=(0, *places), randomness="different")
+        return mapped(state, *inputs)
 
     def value(self, td: EnvData) -> Tensor:
         """Return the value of observations, ``(*batch, 1)``."""
@@ -516,12 +583,15 @@ class Learner(nn.Module):
 
         return self.each(value, td.select(*self.actor.group.observation_keys))
 
-    def normalized(self, reward: Tensor, done: Tensor, gamma: Number, time_dim: int) -> Tensor:
+    def normalized(
+        self, reward: Tensor, done: Tensor, gamma: Number, time_dim: int, counts: Tensor | None
+    ) -> Tensor:
         """Return rewards divided by the running deviation of discounted returns, which this batch changes.
 
         Args:
             reward, done: of a batch, with time on axis ``time_dim``. Rows go on where the last batch ended.
             gamma: discount, in the axes of ``reward``.
+            counts: see `Group.counts`.
         """
         by_time = reward.movedim(time_dim, 0)
         total = self.totals
@@ -531,10 +601,10 @@ class Learner(nn.Module):
         for now, ended in zip(by_time, done.movedim(time_dim, 0), strict=True):
             totals.append(now + discount * total)
             total = totals[-1].where(~ended, 0.0)
-        seen = torch.stack(totals, time_dim).flatten(self.axes)
-        if bool(seen.isfinite().all()):  # otherwise the caller raises
-            self.totals = total
-            self.rewards.observe(seen)
+        self.totals = total
+        seen = torch.stack(totals, time_dim)
+        is_whole = counts is None or self.axes
+        self.rewards.observe(seen.flatten(self.axes) if is_whole else seen.squeeze(-1)[counts])
         return (reward / spread_over(self.rewards.deviation, reward)).clamp(-10, 10)
 
     def end_totals(self, ended: Tensor) -> None:
@@ -571,15 +641,25 @@ class Group:
         env: any env.
         action: path of the action.
         observation_keys: keys within the group of the entries with which networks are called.
+        is_alone: whether no other action is beside this one.
 
     Raises:
         MissingKeyError: there is no such observation.
+        ArgumentError: no observation is named, or the reward is more than one number.
     """
 
-    def __init__(self, env: EnvBase, action: Path, observation_keys: Sequence[Key]):
+    def __init__(
+        self, env: EnvBase, action: Path, observation_keys: Sequence[Key], *, is_alone: bool
+    ):
         self.path = action[:-1]
-        self.name = ".".join(self.path)
+        self.name = ".".join(self.path if is_alone else action)
         self.action_key = action
+        end = "" if is_alone else f"_{action[-1]}"
+        self.sample_key, self.log_prob_key = self.key(_SAMPLE + end), self.key(_LOG_PROB + end)
+        if not observation_keys:
+            raise ArgumentError(
+                "observation_keys is empty. Pass the keys of one observation or more."
+            )
         self.action_spec: Any = env.full_action_spec[action]
         self._observed: Any = env.observation_spec
         axes = env.full_action_spec[self.path].shape if self.path else env.batch_size
@@ -600,9 +680,16 @@ class Group:
             self._observed[key].shape[self.axes :] for key in self.observation_keys
         ]
         self.mask_key = self.key("action_mask") if self.key("action_mask") in leaves else None
-        self._alive_key = self.key("mask") if self.path and self.key("mask") in leaves else None
+        self.alive_key = self.key("mask") if self.path and self.key("mask") in leaves else None
         paid = [as_path(key) for key in env.reward_keys]
         self.reward_path = self.path if self.key("reward") in paid else ()
+        self._reward_key = (*self.reward_path, "reward")
+        paid_shape = env.full_reward_spec[self._reward_key].shape
+        if paid_shape[-1:] != (1,):
+            raise ArgumentError(
+                f"{self._reward_key} has shape {tuple(paid_shape)}; PPO learns from one number a step, in a last axis of 1. Put a "
+                "LineariseRewards around the env."
+            )
         self._ends = [level for level in dict.fromkeys([(), self.path]) if level in env.done_levels]
 
     def key(self, key: Key) -> Path:
@@ -612,25 +699,47 @@ class Group:
     @property
     def read_keys(self) -> list[Path]:
         """Entries of an observation that networks, masks and losses read."""
-        return [*self.observation_keys, *(key for key in (self.mask_key, self._alive_key) if key)]
+        return [*self.observation_keys, *(key for key in (self.mask_key, self.alive_key) if key)]
 
-    def alive(self, samples: EnvData, axes: int) -> EnvData:
-        """Return the samples ``(*members, n)`` of agents that are in the game; ``axes`` is how many axes members take.
+    def counts(self, batch: EnvData, shape: torch.Size) -> Tensor | None:
+        """Return which steps count, ``(*batch, T, *agents)``: not padding, nor those of dead agents. None: all do."""
+        is_step = step_entry(batch, "mask")
+        is_alive = None if self.alive_key is None else batch[self.alive_key]
+        if is_step is None:
+            return is_alive
+        is_step = _spread(is_step.unsqueeze(-1), torch.Size((*shape, 1))).squeeze(-1)
+        return is_step if is_alive is None else is_step & is_alive
+
+    def require_right(self, batch: EnvData) -> None:
+        """Check a batch before anything is learnt from it.
 
         Raises:
-            ArgumentError: some agents of members are not, so that these have different numbers of samples.
+            MissingKeyError: it was collected with another policy.
+            NotFiniteError: an observation or reward that counts is NaN or infinite.
         """
-        if self._alive_key is None:
-            return samples.flatten(axes, -1)
-        is_alive = samples[self._alive_key]
-        if not axes:
-            return samples[is_alive]
-        if not bool(is_alive.all()):
-            raise ArgumentError(
-                f"{self._alive_key} says that some agents are not in the game; expected all of them in a population, whose policies "
-                "learn from equally many samples. Train such agents without policies=."
+        if batch.get(self.sample_key, None) is None:
+            raise MissingKeyError(
+                f"the batch has no {self.sample_key}, which the policy of this PPO writes. Collect it with ppo.policy."
             )
-        return samples.flatten(axes, -1)
+        counts = self.counts(batch, batch[self.log_prob_key].shape)
+        seen = [(batch[key], f"{key}") for key in self.observation_keys]
+        paid = batch["next"][self._reward_key]
+        if (
+            paid.ndim == batch[self.log_prob_key].ndim + 1
+        ):  # otherwise it is of agents, some of which may be dead
+            seen.append((paid, f"{self._reward_key}"))
+        for values, cause in seen:
+            _require_finite(values if counts is None else values[counts], cause, _TO_FIND)
+
+    def require_judged(self, samples: EnvData) -> None:
+        """Check values and advantages of samples.
+
+        Raises:
+            NotFiniteError: one is NaN or infinite.
+        """
+        _require_finite(samples["value"], "what the critic returned", _DIVERGED)
+        cause = f"{self._reward_key}, or an observation that follows a step,"
+        _require_finite(samples["advantage"], cause, _TO_FIND)
 
     def outcome(self, following: EnvData, shape: torch.Size) -> tuple[Tensor, ...]:
         """Return reward, done and terminated of a batch's ``next``, all of ``shape``: ``(*batch, T, *agents, 1)``.
@@ -662,7 +771,14 @@ class Group:
         """
         tried = [torch.zeros(2, *shape) for shape in self.event_shapes]
         with torch.no_grad():
-            outcome = network.cpu()(*tried)
+            try:
+                outcome = network.cpu()(*tried)
+            except (RuntimeError, TypeError, IndexError) as error:
+                error.add_note(
+                    f"The {role} of {self.action_key} was called with {self.observation_keys}: float32 tensors of the shapes "
+                    f"{[tuple(values.shape) for values in tried]}, in this order. Pass a network that takes them."
+                )
+                raise
         if getattr(outcome, "shape", None) != (2, outputs):
             raise ArgumentError(
                 f"the {role} of {self.action_key} returned {getattr(outcome, 'shape', type(outcome).__name__)} for two observations of "
@@ -725,8 +841,8 @@ class Actor(nn.Module):
         group, distribution = self.group, self.distribution(td, self.observations(td))
         is_drawn = exploration_type() is ExplorationType.RANDOM
         sample = distribution.sample() if is_drawn else distribution.mode
-        td[group.key(_SAMPLE)] = sample
-        td[group.key(_LOG_PROB)] = distribution.log_prob(sample)
+        td[group.sample_key] = sample
+        td[group.log_prob_key] = distribution.log_prob(sample)
         td[group.action_key] = self.form.action(sample)
 
     def observations(self, td: EnvData) -> list[Tensor]:
@@ -898,15 +1014,17 @@ class Normalizer(nn.Module):
     def __init__(self, shape: torch.Size, members: tuple[int, ...] = ()):
         super().__init__()
         self.event_dims = len(shape)
-        self.register_buffer("count", torch.full(members, 1e-4))
+        self.register_buffer("count", torch.zeros(members))
         self.register_buffer("mean", torch.zeros((*members, *shape)))
         # sum of squared deviations
-        self.register_buffer("squares", torch.full((*members, *shape), 1e-4))
+        self.register_buffer("squares", torch.zeros((*members, *shape)))
 
     @property
     def deviation(self) -> Tensor:
-        """Running standard deviation, in the shape of an event."""
-        return (self.squares / spread_over(self.count, self.squares)).sqrt().clamp(min=1e-4)
+        """Running standard deviation, in the shape of an event; 1 before anything was observed."""
+        count = spread_over(self.count, self.squares)
+        variance = self.squares / count.clamp(min=1.0)
+        return variance.where(count > 0, 1.0).sqrt().clamp(min=1e-4)
 
     def forward(self, values: Tensor) -> Tensor:
         """Normalise, shape ``(*batch, *event)`` in and out."""
@@ -975,8 +1093,9 @@ def _number_of_each(
         ArgumentTypeError: (a TypeError) it is neither.
         ArgumentError: (a ValueError) a number is out of range, or there are not as many as policies.
     """
-    if isinstance(value, list | tuple):
-        value = torch.tensor(value)
+    if isinstance(value, list | tuple | np.ndarray):
+        numbers = [as_number(name, one, **limits) for one in value]
+        value = torch.tensor(numbers, dtype=torch.float32)
     if not isinstance(value, Tensor) or not value.ndim:
         return as_number(name, value, **limits)
     if policies is None or value.shape != (policies,):
@@ -1000,8 +1119,8 @@ def _by_member(
         return [networks]  # type: ignore[list-item]
     if networks is None:
         return [None] * policies
-    if isinstance(networks, list | tuple) and len(networks) == policies:
-        return networks
+    if isinstance(networks, list | tuple | nn.ModuleList) and len(networks) == policies:
+        return networks  # type: ignore[return-value]
     raise ArgumentError(
         f"{role} is {networks!r}, but there are {policies} policies; expected a list with the network of each. Pass "
         f"{role}=[make() for _ in range({policies})]."
@@ -1039,9 +1158,12 @@ def _by_group(role: str, networks: Networks, groups: Sequence[Group]) -> list[nn
         return [networks]
     if isinstance(networks, Mapping) and sorted(networks) == sorted(names):
         return [networks[name] for name in names]
+    of_each = " for each, in a dict by name" if len(groups) > 1 else ""
+    population = ""
+    if isinstance(networks, list | tuple):
+        population = f" A list is of a population: pass policies={len(networks)} with it."
     raise ArgumentError(
-        f"{role} is {networks!r}, but the env has the groups {names}. Pass a torch module"
-        + (" for each, in a dict by name." if len(groups) > 1 else ".")
+        f"{role} is {networks!r}, but the env has the groups {names}. Pass a torch module{of_each}.{population}"
     )
 
 
@@ -1057,6 +1179,13 @@ def _assembled(
         policy, critics = compile_policy(acting[0]), judging[0]
         actors = policy.module.actors
     else:
+        for number, networks in enumerate(zip(acting, judging, strict=True)):
+            first, second = ({id(one) for one in part.parameters()} for part in networks)
+            if first & second:
+                raise ArgumentError(
+                    f"actor and critic {number} share parameters; expected separate networks in a population, since the two are "
+                    "stacked apart. Give each its own layers."
+                )
         policy, critics = compile_policy(acting), compile_policy(judging).module.each
         actors = policy.module.each.actors
     pairs = zip(actors, critics, strict=True)
@@ -1070,21 +1199,20 @@ def _with_returns(env: EnvBase, groups: Sequence[Group]) -> EnvBase:
     return TransformedEnv(env, RewardSum(rewards, [(*path, _RETURN) for path in paths]))
 
 
-def _require_finite(samples: EnvData, group: Group) -> None:
-    """Check what a group learns from, before a NaN spoils its networks.
+_DIVERGED = "Training has diverged: build PPO with a lower learning_rate."
+_TO_FIND = "Put a FiniteTensorDictCheck around the env to find the step."
+
+
+def _require_finite(values: Tensor, cause: str, fix: str) -> None:
+    """Check numbers before a NaN spoils networks.
 
     Raises:
-        NotFiniteError: an observation or reward is NaN or infinite.
+        NotFiniteError: one is NaN or infinite.
     """
-    causes = [(samples[key], f"{key}") for key in group.observation_keys]
-    reward = (*group.reward_path, "reward")
-    causes.append((samples["advantage"], f"{reward}, or an observation that follows a step,"))
-    for values, cause in causes:
-        if not values.isfinite().all():
-            raise NotFiniteError(
-                f"{cause} holds NaN or infinite numbers; expected finite numbers. "
-                "Put a FiniteTensorDictCheck around the env to find the step."
-            )
+    if not values.isfinite().all():
+        raise NotFiniteError(
+            f"{cause} holds NaN or infinite numbers; expected finite numbers. {fix}"
+        )
 
 
 def _reward_paths(groups: Sequence[Group]) -> list[Path]:

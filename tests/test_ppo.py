@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import signal
 from functools import partial
 
@@ -16,19 +17,30 @@ from envkit import (
     PPO,
     Bounded,
     Categorical,
+    Collector,
     Composite,
     EnvBase,
     ExplorationType,
     GymWrapper,
     PettingZooWrapper,
     SerialEnv,
+    TransformedEnv,
     Unbounded,
+    VecNorm,
+    evaluate,
     load,
     make,
     save,
     set_exploration_type,
+    split_trajectories,
 )
-from envkit.errors import ArgumentError, MissingKeyError, NotFiniteError
+from envkit.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    MissingKeyError,
+    NotFiniteError,
+    ResumeError,
+)
 from envkit.ppo import Normalizer
 from tests.zoo.pettingzoo_games import Fading
 
@@ -202,6 +214,32 @@ def test_options_that_a_mask_forbids_are_never_taken():
         ppo.close()
 
 
+class Two(Guess):
+    """Pays for the last option of ``a``; ``b`` is a number beside it."""
+
+    def __init__(self):
+        super().__init__(spaces.Dict(a=spaces.Discrete(3), b=spaces.Box(-1.0, 1.0, (2,))))
+
+    def step(self, action):
+        observation, _, *flags = super().step(action)
+        return observation, float(action["a"] == 2), *flags
+
+
+def test_each_of_two_actions_side_by_side_learns_from_its_own_draws():
+    with SerialEnv(8, lambda: GymWrapper(Two())) as env:
+        ppo = PPO(env, frames_per_batch=256, learning_rate=5e-3, epochs=4, seed=0)
+        with set_exploration_type(ExplorationType.RANDOM):
+            batch = env.rollout(4, ppo.policy)
+        assert torch.equal(batch["a"].argmax(-1), batch["ppo_sample_a"].squeeze(-1))
+        assert batch["ppo_sample_b"].shape == (8, 4, 2)
+
+        ppo.fit(4096, progress=False)
+
+        assert {"a/entropy", "b/entropy"} <= ppo.scalars().keys()
+        assert sum(ppo.returns[-100:]) / 100 > 3  # 1.33 by chance, 4 at best
+        ppo.close()
+
+
 # ---------------------------------------------------------------------- its arithmetic
 
 
@@ -228,6 +266,49 @@ def test_numbers_that_are_not_finite_are_reported_before_they_spoil_networks(key
             ppo.update(batch)
 
         assert all(entry.isfinite().all() for entry in ppo.policy.state_dict().values())
+        ppo.close()
+
+
+def test_padding_and_rows_out_of_time_are_not_learnt_from():
+    with guesses(2) as env:
+        ppo = PPO(env, normalize_rewards=False, seed=0)
+        (learner,) = ppo._learners
+        batch = Collector(env, ppo.policy, frames_per_batch=12).next()
+        parts = split_trajectories(batch)
+        assert parts.shape == (4, 4)
+        whole, cut = (ppo._samples(data, learner) for data in (batch, parts))
+
+        assert len(whole) == len(cut) == 12
+        for key in ("value_target", "advantage"):
+            torch.testing.assert_close(whole[key].sort(0)[0], cut[key].sort(0)[0])
+        with pytest.raises(ArgumentError, match="order"):
+            ppo.update(batch[:, torch.tensor([2, 0, 4, 1, 5, 3])])
+        ppo.close()
+
+
+def test_steps_whose_last_observation_is_missing_teach_nothing():
+    env = SerialEnv(2, lambda: GymWrapper(Guess(ACTIONS["options"], truncates=True)))
+    with env:
+        ppo = PPO(env, frames_per_batch=16, seed=0)
+        batch = Collector(env, ppo.policy, frames_per_batch=16).next()
+        cut = batch["next", "truncated"]
+        batch["next", "final_missing"] = cut
+        batch["next", "observation"][cut.expand(2, 8, 3)] = float("nan")
+        (learner,) = ppo._learners
+
+        samples = ppo._samples(batch, learner)
+
+        assert (samples["advantage"] == 0).reshape(2, 8).equal(cut.squeeze(-1))
+        ppo.update(batch)
+        assert all(entry.isfinite().all() for entry in ppo.policy.state_dict().values())
+        ppo.close()
+
+
+def test_what_diverged_is_reported():
+    with guesses() as env:
+        ppo = PPO(env, learning_rate=1e30, frames_per_batch=32, seed=0)
+        with pytest.raises(NotFiniteError, match=r"diverged.*lower learning_rate"):
+            ppo.fit(320, progress=False)
         ppo.close()
 
 
@@ -321,6 +402,7 @@ def test_large_rewards_are_normalised_for_learning_and_not_in_returns():
     assert losses[True] < 100 < 1e5 < losses[False]
 
 
+@pytest.mark.filterwarnings("ignore:this TransformedEnv was stepped")
 @pytest.mark.parametrize("steps_between", [False, True])
 def test_discounted_returns_go_on_in_the_next_batch_unless_other_episodes_began(steps_between):
     with guesses(2) as env:
@@ -333,6 +415,9 @@ def test_discounted_returns_go_on_in_the_next_batch_unless_other_episodes_began(
 
         (learner,) = ppo._learners
         assert learner.totals.flatten().tolist() == [1.0 if steps_between else 1.5] * 2
+        for _ in range(2):  # each a run of its own, without numbers of episodes
+            ppo.update(env.rollout(2, ppo.policy))
+        assert learner.totals.flatten().tolist() == [1.5] * 2
         ppo.close()
 
 
@@ -436,6 +521,20 @@ def test_each_agent_has_its_own_end_also_where_the_game_has_one(game_ends):
         assert targets[1].tolist() == [1.0, 3.5]
         assert targets[0].tolist() == [1 + 0.5 * 1 + 0.25 * 0.0, 3 + 0.5 + 0.25 * 2.5]
         assert ppo.fit(4, progress=False).returns == [4.0] * 2  # a mean of 2 and 6
+        ppo.close()
+
+
+def test_the_deviation_of_rewards_is_that_of_agents_in_the_game():
+    with PettingZooWrapper(Fading((1, 40)), use_mask=True, done_on_any=False) as env:
+        ppo = PPO(env, frames_per_batch=24, seed=0).fit(24, progress=False)
+        batch = Collector(env, ppo.policy, frames_per_batch=24).next()
+        (learner,) = ppo._learners
+        before = learner.rewards.count.item()
+
+        ppo.update(batch)
+
+        mask = batch[learner.actor.group.alive_key]
+        assert learner.rewards.count.item() - before == int(mask.sum()) < mask.numel()
         ppo.close()
 
 
@@ -557,6 +656,71 @@ def test_networks_of_a_population_are_those_of_the_list():
         ppo.close()
 
 
+@pytest.mark.parametrize("options", [{}, {"cat_results": 0}, {"cat_results": -1}])
+def test_a_population_learns_from_workers_that_each_have_rows_of_all(options):
+    actors = [Constant(0), Constant(2)]
+    with guesses(4) as env:
+        ppo = PPO(env, actors, policies=2, epochs=1, normalize_rewards=False)
+        make_rows = partial(guesses, 4)
+        collector = Collector(
+            make_rows, ppo.policy, num_collectors=2, frames_per_batch=64, **options
+        )
+        batch = collector.next()
+        collector.shutdown()
+
+        samples = ppo._samples(ppo._by_policy(batch), ppo._learners[0])
+        ppo.update(batch)
+
+        assert samples["ppo_sample"].squeeze(-1).tolist() == [[0] * 32, [2] * 32]
+        assert ppo.scalars()["policy_1/clipped"] == 0
+        with pytest.raises(ArgumentError, match="expected a multiple of 4 rows"):
+            ppo.update(batch.reshape(-1, batch.shape[-1])[:3])
+        ppo.close()
+
+
+class Constant(nn.Module):
+    """An actor that takes one of three options."""
+
+    def __init__(self, option):
+        super().__init__()
+        self.logits = nn.Parameter(30.0 * nn.functional.one_hot(torch.tensor(option), 3))
+
+    def forward(self, observation):
+        return self.logits.expand(len(observation), 3)
+
+
+def test_a_population_of_one_acts_in_a_single_env():
+    def single():
+        norm = VecNorm(["observation"], ["o"], policies=1)
+        return TransformedEnv(GymWrapper(Guess(ACTIONS["options"])), norm)
+
+    with single() as env, single() as judged:
+        ppo = PPO(env, policies=1, frames_per_batch=8, seed=0).fit(16, progress=False)
+        assert evaluate(judged, ppo.policy, 2, seed=0).returns.tolist() == [4.0, 4.0]
+        assert judged.rollout(3)["o"].shape == (3, 3)
+        ppo.close()
+
+
+def test_members_with_dropout_or_without_gradients_train():
+    with guesses(4) as env:
+        critics = [nn.Sequential(nn.Dropout(0.5), nn.Linear(3, 1)) for _ in range(2)]
+        ppo = PPO(env, critic=critics, policies=2, frames_per_batch=32).fit(32, progress=False)
+        ppo.close()
+        fixed = PPO(env, critic=nn.Linear(3, 1).requires_grad_(False), frames_per_batch=32)
+        fixed.fit(32, progress=False)
+        fixed.close()
+
+
+def test_an_actor_and_a_critic_of_a_member_share_nothing():
+    trunk = nn.Linear(3, 4)
+    actors, critics = ([nn.Sequential(trunk, nn.Linear(4, n))] for n in (3, 1))
+    with (
+        guesses() as env,
+        pytest.raises(ArgumentError, match=r"share parameters.*its own layers"),
+    ):
+        PPO(env, actors, critics, policies=1)
+
+
 def test_a_population_of_which_agents_die_is_refused():
     game = partial(PettingZooWrapper, use_mask=True, done_on_any=False)
     with SerialEnv(2, lambda: game(Fading((1, 40)))) as env:
@@ -592,6 +756,28 @@ def test_a_saved_training_goes_on_as_if_it_had_not_stopped(tmp_path):
         for one, other in zip(second.policy.parameters(), whole.policy.parameters(), strict=True):
             assert torch.equal(one, other)
         second.close()
+
+
+def test_a_state_that_is_kept_in_memory_stays_as_it_was():
+    with guesses() as env:
+        env.record_for_resume()
+        ppo = PPO(env, frames_per_batch=32, seed=0).fit(32, progress=False)
+        kept = ppo.state_dict()
+        before = copy.deepcopy(kept["networks"])
+
+        ppo.fit(96, progress=False)
+        ppo.load_state_dict(kept)
+
+        (now,), (then,) = ppo.state_dict()["networks"], before
+        for name in ("actor", "critic", "rewards"):
+            assert all(torch.equal(now[name][key], value) for key, value in then[name].items())
+        first = now["optimizer"]["state"][0]["exp_avg"]
+        assert torch.equal(first, then["optimizer"]["state"][0]["exp_avg"])
+        population = PPO(env, policies=2)
+        with pytest.raises(ResumeError, match="Build it with policies=1"):
+            population.load_state_dict(kept)
+        population.close()
+        ppo.close()
 
 
 def test_ctrl_c_in_a_callback_loses_nothing():
@@ -723,13 +909,25 @@ def test_it_learns_to_balance():
         ({"policies": 2, "clip": [0.1] * 3}, ArgumentError, "Pass a tensor of 2 numbers"),
         ({"policies": 2, "actor": nn.Linear(3, 3)}, ArgumentError, "actor=[make() for _"),
         ({"frames_per_batch": 0}, ArgumentError, "frames_per_batch"),
+        ({"observation_keys": []}, ArgumentError, "Pass the keys of one observation"),
+        ({"actor": [nn.Linear(3, 3)] * 2}, ArgumentError, "pass policies=2"),
+        ({"actor": nn.Linear(5, 3)}, RuntimeError, "Pass a network that takes them"),
+        ({"policies": 2, "learning_rate": ["fast", 1.0]}, ArgumentTypeError, "learning_rate"),
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )
 def test_what_does_not_fit_is_refused_with_the_line_to_write(options, error, words):
     with guesses() as env, pytest.raises(error) as caught:
         PPO(env, **options)
-    assert words in str(caught.value)
+    assert words in "".join([str(caught.value), *getattr(caught.value, "__notes__", [])])
+
+
+def test_what_is_no_env_is_refused():
+    with pytest.raises(ArgumentTypeError, match="GymEnv"):
+        PPO("CartPole-v1")
+    env = SerialEnv(1, lambda: GymWrapper(Guess(ACTIONS["options"])))
+    with env, pytest.raises(MissingKeyError, match=r"Collect it with ppo\.policy"):
+        PPO(env).update(env.rollout(2))
 
 
 def test_an_action_with_half_its_bounds_is_refused():

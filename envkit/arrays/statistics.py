@@ -1,9 +1,8 @@
 """Running statistics of rows, older ones decayed: moments of all rows together, averages begun at zero.
 
 Pure functions of leaves in any array namespace (NumPy, torch, JAX, also inside `jax.jit`). They do not know which rows are
-new, who shares the result, nor where it is kept. Averages hold the values that were seen and no more: dividing by the
-    weight given out so
-far corrects for the zeros.
+new, who shares the result, nor where it is kept. Averages hold the values that were seen and no more: dividing by the weight
+given out so far corrects for the zeros.
 
 Conventions
     moments   weight, mean and sum of squared deviations of what was seen. The weight is a float or has shape (), the

@@ -259,6 +259,8 @@ def _of_leading_axes(
     name: str, number: float | torch.Tensor, data: TensorDictBase, reward: torch.Tensor
 ) -> Any:
     """Show a number of each entry along the first batch axes in the axes of the reward."""
+    if not isinstance(number, float | int):
+        number = torch.as_tensor(number)
     if not isinstance(number, torch.Tensor) or not number.ndim:
         return number
     if number.shape != data.batch_size[: number.ndim]:
@@ -328,6 +330,11 @@ def minibatches(
     is_whole = mask is None or kept_axes
     steps: Any = batch.flatten(kept_axes, -1) if is_whole else batch[mask]
     number = steps.batch_size[-1]
+    if not number:
+        raise ArgumentError(
+            f"the batch has batch size {tuple(batch.batch_size)} and no step that is not padding; expected at least one. Pass data of a "
+            "rollout."
+        )
     if drop_last and number < size:
         raise ArgumentError(
             f"the batch has {number} steps, fewer than batch_size={size}, so drop_last=True leaves out all of them. "

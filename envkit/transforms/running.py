@@ -740,12 +740,29 @@ class RunningMoments(_Running, FusableTransform):
     def _share(self, statistics: TensorDictBase) -> None:
         for key in self.in_keys:
             own = {name: statistics.get((*as_path(key), name)) for name in _Moments.names}
-            if own["weight"].shape != self._groups:
-                raise ArgumentError(
-                    f"shared_td has weights of shape {tuple(own['weight'].shape)} for {key!r}; expected {self._groups}, since "
-                    f"policies={self.policies}. Pass the policies= of the transform that it is of."
-                )
+            self._require_policies("shared_td", own["weight"])
             self._moments_of(key).begin(own)
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
+    ) -> None:
+        for name in self.moments:
+            weight = state_dict.get(f"{prefix}moments.{name}.weight")
+            if weight is not None:
+                self._require_policies("the state", weight)
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
+    def _require_policies(self, what: str, weight: torch.Tensor) -> None:
+        """Check that statistics are of as many policies.
+
+        Raises:
+            ArgumentError: they are not.
+        """
+        if weight.shape != self._groups:
+            raise ArgumentError(
+                f"{what} has weights of shape {tuple(weight.shape)}; expected {self._groups}, since policies={self.policies}. Build "
+                f"{type(self).__name__} with the policies= that the statistics are of."
+            )
 
     def _moments_of(self, key: Key) -> _Moments:
         return self.moments[module_name(key)]  # type: ignore[return-value]
@@ -789,9 +806,13 @@ class RunningMoments(_Running, FusableTransform):
             return numbers
         xp, event = array_namespace(numbers), numbers.shape[1:]
         lead = value.shape[: value.ndim - len(event)]
-        rows = lead[0] if lead else 1
-        places = xp.arange(rows) * self.policies // rows
-        return xp.reshape(xp.take(numbers, places, axis=0), (rows, *(1,) * (len(lead) - 1), *event))
+        if not lead:
+            return numbers[0]
+        rows = lead[0]
+        each = -(-rows // self.policies)  # programs are traced with one row
+        wide = xp.broadcast_to(numbers[:, None], (self.policies, each, *event))
+        wide = xp.reshape(wide, (self.policies * each, *event))[:rows]
+        return xp.reshape(wide, (rows, *(1,) * (len(lead) - 1), *event))
 
     def _observe_among(self, key: Key, rows: torch.Tensor, mask: torch.Tensor | None) -> None:
         """Count those of some rows that ``mask`` selects, None means all."""
@@ -920,14 +941,16 @@ class RunningMoments(_Running, FusableTransform):
             >>> from tensordict import TensorDict
             >>> from envkit import VecNorm
             >>> norm = VecNorm(["x"], decay=1.0, policies=2)
-            >>> data = TensorDict(x=torch.tensor([[[1.0], [3.0]], [[10.0], [20.0]]]), batch_size=[2, 2])
-            >>> norm(data)["x"].squeeze(-1)
+            >>> values = torch.tensor([[1.0, 3.0], [10.0, 20.0]]).unsqueeze(-1)
+            >>> norm(TensorDict(x=values, batch_size=[2, 2]))["x"].squeeze(-1)
             tensor([[-1.,  1.],
                     [-1.,  1.]])
-            >>> norm.unstacked(1).freeze()(TensorDict(x=torch.tensor([[15.0]]), batch_size=[1]))["x"]
+            >>> second = norm.unstacked(1).freeze()
+            >>> second(TensorDict(x=torch.tensor([[15.0]]), batch_size=[1]))["x"]
             tensor([[0.]])
         """
-        if self.policies is None or not -self.policies <= index < self.policies:
+        policies = self.policies or 0
+        if not isinstance(index, int) or not -policies <= index < policies:
             raise ArgumentError(
                 f"unstacked({index!r}) of policies={self.policies}; expected the number of a policy. Pass policies= to "
                 "keep statistics of several apart."
@@ -1076,9 +1099,9 @@ class VecNorm(RunningMoments, CoupledTransform, ArrayTransform):
         return elementwise.standardised(value, *self._loc_and_scale_like(own, value))
 
     def _loc_and_scale_like(
-        self, own: _Moments, value: torch.Tensor
+        self, moments: _Moments, value: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        loc, scale = own.loc_and_scale(self.eps)
+        loc, scale = moments.loc_and_scale(self.eps)
         return self._of_rows(loc, value), self._of_rows(scale, value)
 
     def denorm(self, tensordict: TensorDictBase) -> TensorDictBase:
@@ -1096,6 +1119,7 @@ class VecNorm(RunningMoments, CoupledTransform, ArrayTransform):
             >>> norm.denorm(data)["x"].flatten()
             tensor([1., 3.])
         """
+        self._require_groups(tensordict.batch_size)
         data = tensordict.copy()
         following = data.get("next", None)
         for td in [data] if following is None else [data, following]:

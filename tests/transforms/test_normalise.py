@@ -430,6 +430,8 @@ def test_frozen_statistics_of_policies_are_saved_and_loaded():
 
     shown = other.freeze()(column(3.0, 3.0, 15.0, 15.0))
     assert shown["a"].flatten().tolist() == [1, 1, 0, 0]
+    with pytest.raises(ArgumentError, match=r"the state has weights of shape \(2,\)"):
+        VecNorm(["a"], policies=3).load_state_dict(norm.state_dict())
     shared = VecNorm(["a"], policies=2, shared_td=norm.statistics)
     norm(column(1.0, 3.0, 10.0, 20.0))
     assert shared.statistics["a", "weight"].tolist() == [4, 4]

@@ -13,9 +13,12 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from textwrap import shorten
 from typing import Any
 
+import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModuleBase
@@ -26,7 +29,7 @@ from torch.utils._pytree import tree_map
 from envkit.data.paths import Path, as_key, as_path
 from envkit.data.transition import leaves
 from envkit.env.policy import takes_tensordict
-from envkit.errors import ArgumentError, BatchSizeError, PolicyError
+from envkit.errors import ArgumentError, BatchSizeError, MissingKeyError, PolicyError
 from envkit_bridges.policy.exporting import values_unread
 
 State = tuple[Mapping[str, Tensor], Mapping[str, Tensor]]
@@ -107,7 +110,7 @@ class StackedPolicies(nn.Module):
         self.require_groups(observations[0].shape[0] if observations[0].ndim else 1)
         return self._act(
             tuple(map(self._grouped, observations)),
-            lambda state, group: torch.func.functional_call(self.each, dict(state), group),
+            self._called,
         )
 
     def require_groups(self, rows: int) -> None:
@@ -159,6 +162,10 @@ class StackedPolicies(nn.Module):
             >>> population.module.unstacked(2)
             Linear(in_features=3, out_features=1, bias=True)
         """
+        if not -self.num_policies <= index < self.num_policies:
+            raise IndexError(
+                f"there is no policy {index}; expected one of 0 to {self.num_policies - 1}. Pass the number of a policy."
+            )
         place = range(self.num_policies)[index]
         module = copy.deepcopy(self.each)
         for tensor in (*module.parameters(), *module.buffers()):
@@ -177,6 +184,32 @@ class StackedPolicies(nn.Module):
         with values_unread():
             outcome = torch.func.vmap(acted, randomness="different")(named, groups, zeros)
         return tree_map(lambda value: value.flatten(0, 1), outcome)
+
+    def _called(self, state: Mapping[str, Tensor], arguments: Any) -> Any:
+        """Call a policy with its state.
+
+        Raises:
+            PolicyError: (a TypeError) it assigned a buffer, whose new value would be lost.
+        """
+        lost: list[str] = []
+
+        def look(module: nn.Module, *_: Any) -> None:
+            buffers = module.named_buffers()
+            lost.extend(name for name, buffer in buffers if buffer is not state[name])
+
+        with self._looking(look):
+            outcome = torch.func.functional_call(self.each, dict(state), arguments)
+        if lost:
+            raise PolicyError(
+                f"the policies assign their buffers {lost} while they act, which would lose the new values in a population. Change "
+                "them in place, as in self.mean.copy_(mean)."
+            )
+        return outcome
+
+    def _looking(self, look: Callable[..., None]) -> AbstractContextManager[Any]:
+        """Call a function after the policies that have buffers, while they still have those of their state."""
+        has_buffers = next(self.each.buffers(), None) is not None
+        return self.each.register_forward_hook(look) if has_buffers else nullcontext()
 
     def _grouped(self, rows: Tensor) -> Tensor:
         return rows.unflatten(0, (self.num_policies, -1))
@@ -226,11 +259,11 @@ class StackedOnTensorDict(StackedPolicies):
             td = TensorDict({}, [batch.numel() // self.num_policies])
             for path, value in group.items():
                 td.set(path, value)
-            acted = torch.func.functional_call(self.each, dict(state), (td,))
+            acted = self._called(state, (td,))
             return {path: value for path, value in leaves(acted) if value is not group.get(path)}
 
         for path, value in self._act(groups, act).items():
-            tensordict.set(as_key(path), value.reshape(*batch, *value.shape[1:]))
+            tensordict.set(as_key(path), value.reshape((*batch, *value.shape[1:])))
         return tensordict
 
     def _read(self, tensordict: TensorDictBase) -> dict[Path, Tensor]:
@@ -246,6 +279,12 @@ class StackedTensorDictModules(StackedOnTensorDict, TensorDictModuleBase):
         self.in_keys, self.out_keys = module.in_keys, module.out_keys
 
     def _read(self, tensordict: TensorDictBase) -> dict[Path, Tensor]:
+        missing = [key for key in self.in_keys if tensordict.get(key, None) is None]
+        if missing:
+            raise MissingKeyError(
+                f"the policies read {missing}, but the data has {sorted(map(str, tensordict.keys(True, True)))}. Rename their "
+                "in_keys or the entries."
+            )
         return {as_path(key): tensordict.get(key) for key in self.in_keys}
 
 
@@ -275,8 +314,8 @@ def _architecture(module: nn.Module) -> dict[str, Any]:
             path = f"{prefix}.{name}".lstrip(".")
             if isinstance(value, Tensor):
                 described[f"tensor {path!r}"] = value.tolist()
-            elif isinstance(value, bool | int | float | str):
-                described[f"attribute {path!r}"] = value
+            elif name not in _OF_ANY_MODULE:
+                described[f"attribute {path!r}"] = _comparable(value)
     for kind, named in (
         ("parameter", module.named_parameters()),
         ("buffer", module.named_buffers()),
@@ -284,6 +323,25 @@ def _architecture(module: nn.Module) -> dict[str, Any]:
         for name, value in named:
             described[f"{kind} {name!r}"] = _form(value)
     return described
+
+
+_OF_ANY_MODULE = frozenset(vars(nn.Module()))
+
+
+def _comparable(value: Any) -> Any:
+    """Return what an attribute of two copies has in common: values, also those in containers, code of functions, types of the rest."""
+    if isinstance(value, bool | int | float | str | bytes | None):
+        return value
+    if isinstance(value, np.ndarray | np.generic | Tensor):
+        return value.tolist()
+    if isinstance(value, Mapping):
+        return {key: _comparable(each) for key, each in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_comparable(each) for each in value]
+    if isinstance(value, partial):
+        return _comparable((value.func, value.args, value.keywords))
+    name = getattr(value, "__qualname__", type(value).__qualname__)
+    return f"{name}, {getattr(value, '__code__', '')}".rstrip(", ")
 
 
 def _form(value: Tensor) -> str:

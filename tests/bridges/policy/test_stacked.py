@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
-from functools import cache
+from functools import cache, partial
 
 import cloudpickle
+import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
@@ -14,7 +15,13 @@ from torch import nn
 from torch.distributions import Categorical
 
 from envkit import AsyncEnvPool, Collector, GymEnv, ParallelEnv, SerialEnv, compile_policy, evaluate
-from envkit.errors import BatchSizeError, PolicyError, TranslationError
+from envkit.errors import (
+    ArgumentError,
+    BatchSizeError,
+    MissingKeyError,
+    PolicyError,
+    TranslationError,
+)
 from envkit.specs import Unbounded
 from envkit.transforms.core.transformed_env import TransformedEnv
 from envkit.transforms.episodes import InitTracker
@@ -272,6 +279,67 @@ def test_a_population_travels_to_other_processes():
 
     with SerialEnv(POLICIES * ROWS, cart_pole) as env:
         assert_close(rolled_out(env, other), rolled_out(env, population))
+
+
+class Shaped(nn.Module):
+    """A layer with an attribute that decides what it does."""
+
+    def __init__(self, value):
+        super().__init__()
+        self.net, self.value = nn.Linear(4, 2), value
+
+    def forward(self, observation):
+        return self.net(observation)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (torch.tanh, nn.functional.relu),
+        (lambda value: value, lambda value: 2 * value),
+        ((1, 2), (1, 3)),
+        ({"a": [1]}, {"a": [2]}),
+        (np.zeros(2), np.ones(2)),
+        (np.float32(1), np.float32(2)),
+        (partial(torch.clamp, min=0), partial(torch.clamp, min=1)),
+        (None, 1.0),
+    ],
+    ids=str,
+)
+def test_modules_whose_attributes_differ_are_refused(one, other):
+    assert compile_policy([Shaped(one), Shaped(copy.copy(one))]).module.num_policies == 2
+    with pytest.raises(ArgumentError, match=r"'value'.*register a\s+number"):
+        compile_policy([Shaped(one), Shaped(other)])
+
+
+class Averaging(nn.Module):
+    """Counts what it was called with in a buffer."""
+
+    def __init__(self, assigns):
+        super().__init__()
+        self.net, self.assigns = nn.Linear(4, 2), assigns
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, observation):
+        if self.assigns:
+            self.seen = self.seen + 1
+        else:
+            self.seen += 1
+        return self.net(observation)
+
+
+def test_a_buffer_that_policies_assign_is_refused_since_it_would_be_lost():
+    counted = compile_policy([Averaging(False), Averaging(False)])
+    counted(torch.zeros(4, 4))
+    assert counted.module.each.seen.tolist() == [1, 1]
+    with pytest.raises(PolicyError, match=r"'seen'.*in\s+place"):
+        compile_policy([Averaging(True), Averaging(True)]).module(torch.zeros(4, 4))
+
+
+def test_an_entry_that_policies_read_and_nobody_wrote_is_named():
+    modules = [TensorDictModule(nn.Linear(4, 2), ["seen"], ["action"]) for _ in range(2)]
+    with pytest.raises(MissingKeyError, match=r"\['seen'\]"):
+        compile_policy(modules).module(TensorDict({"observation": torch.zeros(4, 4)}, [4]))
 
 
 def test_rows_that_do_not_fit_are_refused_in_every_way_of_acting():
