@@ -5,18 +5,23 @@ from __future__ import annotations
 import pytest
 import torch
 from tensordict import TensorDict
+from tensordict.nn import TensorDictModule
 
 from envkit import (
     Categorical,
+    CatTensors,
+    Compose,
     Composite,
     EnvBase,
     SerialEnv,
     StepCounter,
     TransformedEnv,
     Unbounded,
+    UnsqueezeTransform,
     check_env_specs,
 )
 from envkit.errors import SpecError
+from tests.transforms.test_reference_style import SinTransform
 from tests.zoo.reference_style_envs import Herd, Older, OlderInstance, OldestOfAll, Spring, Wrapped
 
 ALL = [Spring, Wrapped, Herd, Older, OlderInstance, OldestOfAll]
@@ -89,6 +94,36 @@ def test_gradients_flow_through_the_springs():
     env.rollout(5, lambda td: td.set("action", push))["next", "reward"].sum().backward()
 
     assert push.grad.abs() > 0
+
+
+def test_a_policy_learns_through_springs_behind_transforms():
+    env = TransformedEnv(
+        Spring(seed=0),
+        Compose(
+            UnsqueezeTransform(dim=-1, in_keys=["x", "v"], in_keys_inv=["x", "v"]),
+            SinTransform(in_keys=["x"], out_keys=["sine"]),
+            CatTensors(["sine", "x", "v"], out_key="observation", del_keys=False),
+        ),
+    )
+    check_env_specs(env)
+    net = torch.nn.Sequential(torch.nn.Linear(3, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
+    policy = TensorDictModule(net, in_keys=["observation"], out_keys=["action"])
+    optim = torch.optim.Adam(net.parameters(), lr=2e-2)
+
+    means = []
+    for _ in range(20):
+        start = env.reset(env.gen_params(batch_size=[16]))
+        data = env.rollout(30, policy, tensordict=start, auto_reset=False)
+        mean = data["next", "reward"].mean()
+        optim.zero_grad()
+        (-mean).backward()
+        optim.step()
+        means.append(mean.item())
+
+    assert data.shape == (16, 30) and data["x"].shape == (16, 30, 1)
+    assert data["observation"].equal(torch.cat([data["sine"], data["v"], data["x"]], -1))
+    torch.testing.assert_close(data["sine"], data["x"].sin())
+    assert sum(means[-5:]) > sum(means[:5])
 
 
 def test_rows_of_springs_can_be_left_out():

@@ -124,6 +124,47 @@ class Relabelled(Transform):
         return output_spec
 
 
+class Squashed(Transform):
+    """Inwards: the user gives any number, the env gets one within its bounds; declares it in all inputs at once."""
+
+    def __init__(self):
+        super().__init__(in_keys_inv=["action"], out_keys_inv=["action"])
+
+    def _inv_apply_transform(self, action):
+        return 2 * action.tanh()
+
+    def transform_input_spec(self, input_spec):
+        spec = input_spec["full_action_spec", "action"]
+        input_spec["full_action_spec", "action"] = Unbounded(
+            shape=spec.shape, dtype=spec.dtype, device=spec.device
+        )
+        return input_spec
+
+
+class PreviousAction(Transform):
+    """Reads the env that it stands around, and observes the last action."""
+
+    def _step(self, tensordict, next_tensordict):
+        return next_tensordict.set("previous", tensordict["action"].clone())
+
+    def _reset(self, tensordict, tensordict_reset):
+        return tensordict_reset.set("previous", torch.zeros(self.parent.action_spec.shape))
+
+    def transform_observation_spec(self, observation_spec):
+        observation_spec["previous"] = self.parent.action_spec.clone()
+        return observation_spec
+
+
+class OneMore(Transform):
+    """Value-wise, of rewards."""
+
+    def __init__(self):
+        super().__init__(in_keys=["reward"], out_keys=["reward"])
+
+    def _apply_transform(self, reward):
+        return reward + 1
+
+
 pendulum = partial(GymEnv, "Pendulum-v1")
 CASES = {
     "value-wise": (pendulum, partial(SinTransform, in_keys=["observation"], out_keys=["sine"])),
@@ -131,6 +172,9 @@ CASES = {
     "with the input": (pendulum, Novelty),
     "inwards": (pendulum, Halved),
     "whole specs": (partial(Count, 3), Relabelled),
+    "inwards, whole specs": (pendulum, Squashed),
+    "with the env": (pendulum, PreviousAction),
+    "rewards": (partial(Count, 3), OneMore),
 }
 
 
@@ -181,6 +225,26 @@ def test_the_action_goes_by_the_name_that_the_user_sees():
 
     assert env.action_keys == ["choice"] and env.action_spec.dtype == torch.bool
     assert env.rollout(2)["next", "parity"].flatten().tolist() == [False, True]
+
+
+def test_an_action_is_recorded_as_it_was_given():
+    env = TransformedEnv(pendulum(), Squashed())
+
+    out = env.step(env.reset().set("action", torch.tensor([50.0])))
+
+    assert out["action"].item() == 50.0
+    assert isinstance(env.action_spec, Unbounded)
+
+
+def test_the_last_action_is_observed():
+    data = TransformedEnv(pendulum(), PreviousAction()).rollout(4)
+
+    assert (data["previous"][0] == 0).all()
+    assert data["previous"][1:].equal(data["action"][:-1])
+
+
+def test_a_reward_is_changed_by_its_key():
+    assert (TransformedEnv(Count(5), OneMore()).rollout(5)["next", "reward"] == 2).all()
 
 
 def test_data_goes_through_as_in_a_module():

@@ -77,7 +77,7 @@ def gen_params(batch_size=None) -> TensorDictBase:
     td = TensorDict(
         {
             "params": TensorDict(
-                {"max_speed": 8.0, "max_force": 2.0, "dt": 0.05, "k": 1.0, "m": 1.0}, []
+                {"max_speed": 8, "max_force": 2.0, "dt": 0.05, "k": 1.0, "m": 1.0}, []
             )
         },
         [],
@@ -94,6 +94,7 @@ def _set_seed(self, seed):
 class Spring(EnvBase):
     """A mass on a spring whose parameters travel with the data."""
 
+    metadata = {"render_modes": ["human", "rgb_array"]}  # noqa: RUF012
     batch_locked = False
 
     def __init__(self, td_params=None, seed=None, device="cpu"):

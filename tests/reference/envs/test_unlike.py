@@ -46,6 +46,29 @@ def test_specs_of_unlike_agents_can_be_assigned_for_one_element():
     check_works_alike(rolled)
 
 
+def test_specs_of_unlike_agents_gain_the_batch_of_their_env():
+    class Pairs(type(zoo.uneven(OURS))):
+        def __init__(self):
+            OURS.EnvBase.__init__(self, batch_size=[5])
+            agents = [OURS.Composite(seen=OURS.Unbounded((size,))) for size in (2, 3)]
+            self.observation_spec_unbatched = OURS.Composite(agents=torch.stack(agents))
+
+    assert Pairs().observation_spec.shape == (5,)
+
+
+def test_each_of_unlike_agents_is_trained_by_its_reward():
+    networks = [torch.nn.Linear(2, 1), torch.nn.Linear(3, 1)]
+
+    def policy(td):
+        for agent, network in zip(td["agents"].unbind(-1), networks, strict=True):
+            agent["action"] = network(agent["seen"]).tanh()
+        return td
+
+    zoo.uneven(OURS).rollout(3, policy)["next", "reward"].sum().backward()
+
+    assert all(network.weight.grad.any() for network in networks)
+
+
 def test_unlike_agents_begin_anew_where_a_mask_says_so():
     def reset(lib, chosen):
         env = zoo.uneven(lib)
@@ -188,6 +211,40 @@ def test_tensorclasses_are_observed():
     check_works_alike(
         lambda lib: type(lib.SerialEnv(2, lambda: seeing(lib)).rollout(2)["sight"]).__name__
     )
+
+
+class Looking(type(seeing(OURS))):
+    """Takes data of any batch size, and sees one more than the object in it."""
+
+    batch_locked = False
+
+    def _reset(self, tensordict=None):
+        return super()._reset().expand(() if tensordict is None else tensordict.shape).clone()
+
+    def _step(self, tensordict):
+        sight = tensordict["sight"].clone()
+        sight.near += 1
+        return super()._step(tensordict).expand(tensordict.shape).clone().set("sight", sight)
+
+
+@pytest.mark.parametrize("make", [Looking, lambda: OURS.SerialEnv(2, Looking)])
+def test_tensorclasses_go_back_into_steps(make):
+    data = make().rollout(3)
+
+    assert isinstance(data["sight"], Sight)
+    assert data["next", "sight"].near[..., -1, 0].eq(3).all()
+
+
+def test_rows_of_tensorclasses_are_left_out():
+    batch = OURS.SerialEnv(2, Looking)
+    roots = [(Looking(), TensorDict(batch_size=[2])), (batch, None)]
+
+    for env, start in roots:
+        mask = torch.tensor([True, False])
+        step = env.step(env.rand_action(env.reset(start)).set("_step", mask))
+
+        assert isinstance(step["next", "sight"], Sight)
+        assert step["next", "sight"].near.tolist() == [[1, 1], [0, 0]]
 
 
 def bare_class(lib):

@@ -11,7 +11,7 @@ from tensordict.nn.distributions import NormalParamExtractor
 from torch import nn
 
 from envkit import Collector, GymEnv, RewardSum, SerialEnv, TransformedEnv, make
-from tests.reference.tasks.actors import tanh_actor
+from tests.reference.tasks.learning import tanh_actor
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")

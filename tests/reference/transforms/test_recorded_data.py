@@ -212,16 +212,6 @@ def test_a_replay_buffer_runs_both_passes(way, make):
     assert sample["clipped"].equal(like["clipped"]) and sample["clipped"].min() == 1
 
 
-def test_one_transform_goes_into_a_replay_buffer_alone():
-    transform = envkit.for_replay_buffer(envkit.Reward2GoTransform(0.5, out_keys=["to_go"]))
-    buffer = ReplayBuffer(storage=LazyTensorStorage(5), transform=transform, batch_size=3)
-
-    buffer.extend(episode())
-
-    assert buffer.storage[:]["to_go"].flatten().tolist() == [0.5, 1.0, 4.5, 5.0, 4.0]
-    assert buffer.sample().shape == (3,)
-
-
 def test_a_function_goes_into_a_replay_buffer_and_anything_else_is_refused():
     doubled = envkit.for_replay_buffer(lambda td: td.set("a", td["a"] * 2))
 
@@ -378,19 +368,6 @@ def test_images_of_two_batch_axes_are_joined():
     differs("all-transforms-answer", joined)
     row = OURS.CatFrames(3, -1, ["o", ("next", "o")])(slices("slices"))
     assert joined(OURS)[1, 0]["next", "o"][:, 0, ::3].equal(row["next", "o"])
-
-
-def test_a_replay_buffer_calls_a_bare_transform_on_samples():
-    transform = envkit.Compose(
-        envkit.RewardClipping(0.0, 0.5), envkit.CatTensors(["a", "b"], "o", del_keys=False)
-    )
-    buffer = ReplayBuffer(storage=LazyTensorStorage(5), transform=transform, batch_size=4)
-
-    buffer.extend(data())
-    sample = buffer.sample()
-
-    assert sample["o"].shape == (4, 6)
-    assert bool((sample["reward"] <= 0.5).all())
 
 
 def test_differences_are_of_what_a_buffer_holds():
