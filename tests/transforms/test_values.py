@@ -229,6 +229,37 @@ def test_random_actions_are_allowed_ones(spec):
     assert env.action_spec.mask.all()
 
 
+class CardsInData(Cards):
+    """The same, with all that a step needs in the data."""
+
+    batch_locked = False
+
+    def __init__(self):
+        super().__init__()
+        self.state_spec = self.observation_spec.clone()
+
+    def _reset(self, td, **kwargs):
+        size = () if td is None else td.batch_size
+        return TensorDict({"action_mask": torch.ones(*size, self.cards, dtype=torch.bool)}, size)
+
+    def _step(self, td):
+        left = td["action_mask"] & (torch.arange(self.cards) != td["action"].unsqueeze(-1))
+        over = ~left.any(-1, keepdim=True)
+        return TensorDict(
+            {"action_mask": left, "terminated": over, "reward": over.float()}, td.batch_size
+        )
+
+
+def test_masks_of_data_that_is_stepped_anywhere_are_obeyed():
+    env = TransformedEnv(CardsInData(), ActionMask())
+    check_env_specs(env)
+
+    assert sorted(env.rollout(20)["action"].tolist()) == [0, 1, 2, 3]
+    env.step(env.reset().set("action", torch.tensor(2)))
+    assert not env.action_spec.is_in(torch.tensor(2))
+    assert env.action_spec.is_in(torch.tensor(3))
+
+
 AROUND = {
     "serial": lambda: SerialEnv(2, masked),
     "serial, transformed": lambda: TransformedEnv(SerialEnv(2, masked), StepCounter()),

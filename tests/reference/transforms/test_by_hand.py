@@ -431,15 +431,6 @@ def test_a_hash_leads_back_to_what_it_was_made_of():
     )
 
 
-def test_what_was_hashed_is_part_of_the_state():
-    known, fresh = (envkit.Hash(["word"], ["hash"], repertoire={}) for _ in range(2))
-    hashed = known(words())["hash"]
-
-    fresh.load_state_dict(known.state_dict())
-
-    assert fresh.get_input_from_hash(hashed) == "hello"
-
-
 def test_a_users_transform_of_observations_is_written_as_in_the_reference():
     def call(lib):
         class Doubled(lib.ObservationTransform):

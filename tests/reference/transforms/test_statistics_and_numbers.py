@@ -70,13 +70,6 @@ def test_a_plain_name_numbers_beside_every_flag_of_groups():
     assert {("a", "number"), ("b", "number")} <= set(call(OURS).keys(True))
 
 
-def test_a_number_that_stands_beside_no_flags_says_where_they_are():
-    env = OURS.TransformedEnv(teams(OURS), OURS.TrajCounter(("c", "number")))
-
-    with pytest.raises(KeyError, match="done flags at 'c'"):
-        env.reset()
-
-
 @pytest.mark.parametrize("make", [count, teams])
 @pytest.mark.parametrize("name", ["all_done_keys", "all_truncated_keys"])
 def test_a_counter_names_the_flags_of_all_levels(make, name):
