@@ -179,7 +179,7 @@ def test_an_evaluator_plays_episodes_beside_training():
 
 
 @pytest.mark.parametrize("video_format", ["pt", "memmap"])
-def test_videos_of_evaluations_are_logged(tmp_path, rendering, video_format):
+def test_videos_of_evaluations_are_logged(tmp_path, video_format):
     logger = CSVLogger("run", log_dir=str(tmp_path), video_format=video_format)
     env = TransformedEnv(
         SerialEnv(
