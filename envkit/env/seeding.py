@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from envkit.errors import ArgumentError
+from envkit.process_wide import alone
 
 
 def next_seed(seed: int | None) -> int:
@@ -100,7 +101,8 @@ _LARGEST = 2**64 - 1
 
 def drawn_seed() -> int:
     """Draw a seed from torch's global generator, as what was not seeded begins with one."""
-    return int(torch.randint(2**63 - 1, (), device="cpu"))
+    with alone():  # a simulator of another thread may have set the generator for a while
+        return int(torch.randint(2**63 - 1, (), device="cpu"))
 
 
 def seed_of_32_bits(seed: int) -> int:

@@ -24,6 +24,7 @@ from envkit.data.plain import from_plain, plain
 from envkit.env.options import EnvOptionsWithoutSeed
 from envkit.env.seeding import checked_seed, drawn_seed, seed_of_32_bits
 from envkit.errors import ArgumentError, ArgumentTypeError
+from envkit.process_wide import alone
 from envkit.specs.annotations import Device, as_device
 from envkit_bridges.gym.backend import GymSpace, gym_backend
 from envkit_bridges.gym.global_numbers import numbers_now, set_numbers
@@ -114,13 +115,14 @@ class MJLabWrapper(TorchVectorWrapper):
     @contextmanager
     def _own_numbers(self) -> Iterator[None]:
         """Let the library draw from this env's numbers; all others are as they were afterwards, also where it raises."""
-        outside = numbers_now(self._simulator_device)
-        set_numbers(self._numbers, self._simulator_device)
-        try:
-            yield
-        finally:
-            self._numbers = numbers_now(self._simulator_device)
-            set_numbers(outside, self._simulator_device)
+        with alone():
+            outside = numbers_now(self._simulator_device)
+            set_numbers(self._numbers, self._simulator_device)
+            try:
+                yield
+            finally:
+                self._numbers = numbers_now(self._simulator_device)
+                set_numbers(outside, self._simulator_device)
 
     def _set_seed(self, seed: int | None) -> None:
         """Seed the numbers of the env; the simulator stays where it is."""
@@ -252,12 +254,13 @@ def _limit(cfg: Any, steps: int) -> None:
 
 def _build(cfg: Any, device: torch.device) -> Simulator:
     """Make an env of the library; the generators that it seeds and draws from are as they were."""
-    outside = numbers_now(device)
-    try:
-        with quietly():
-            return require_quietly("mjlab.envs").ManagerBasedRlEnv(cfg, str(device))
-    finally:
-        set_numbers(outside, device)
+    with alone():
+        outside = numbers_now(device)
+        try:
+            with quietly():
+                return require_quietly("mjlab.envs").ManagerBasedRlEnv(cfg, str(device))
+        finally:
+            set_numbers(outside, device)
 
 
 def build(name: str, *, num_workers: int, **kwargs: Any) -> MJLabEnv:

@@ -28,6 +28,7 @@ from envkit.env.groups import GroupMap, MarlGroupMapType, complete_group_map
 from envkit.env.options import TAKEN_HERE, EnvOptionsWithoutSeed
 from envkit.env.seeding import checked_seed, drawn_seed, seed_of_32_bits
 from envkit.errors import ArgumentError, ArgumentTypeError, InputError, OptionError, SpecError
+from envkit.process_wide import alone
 from envkit.specs import Composite, Unbounded
 from envkit.specs.annotations import Device, as_device
 from envkit.specs.stacks import stack
@@ -211,19 +212,20 @@ class VmasWrapper(TorchRowsEnv):
     @contextmanager
     def _own_numbers(self) -> Iterator[None]:
         """Let the library draw from this env's numbers; all others are as they were afterwards, also where it raises."""
-        shared: Numbers = type(self._env).vmas_random_state
-        theirs, outside = list(shared), numbers_now(self._env.device)
-        shared[:] = self._numbers[:3]
-        set_device_numbers(self._env.device, self._numbers[3])
-        try:
-            yield
-            self._numbers = [*shared, device_numbers(self._env.device)]
-        except BaseException:  # the library puts those of the CPU back where it does not raise
-            set_numbers(outside, self._env.device)
-            raise
-        finally:
-            shared[:] = theirs
-            set_device_numbers(self._env.device, outside[3])
+        with alone():
+            shared: Numbers = type(self._env).vmas_random_state
+            theirs, outside = list(shared), numbers_now(self._env.device)
+            shared[:] = self._numbers[:3]
+            set_device_numbers(self._env.device, self._numbers[3])
+            try:
+                yield
+                self._numbers = [*shared, device_numbers(self._env.device)]
+            except BaseException:  # the library puts those of the CPU back where it does not raise
+                set_numbers(outside, self._env.device)
+                raise
+            finally:
+                shared[:] = theirs
+                set_device_numbers(self._env.device, outside[3])
 
     def _seed_simulator(self, seed: int | None) -> None:
         with self._own_numbers():
@@ -501,17 +503,18 @@ def _require_scenario(scenario: Any) -> str:
 def _build(scenario: Any, **kwargs: Any) -> Simulator:
     """Make an env of the library; the numbers that all of its envs share are as they were."""
     library = require_quietly("vmas")
-    shared: Numbers = library.simulator.environment.Environment.vmas_random_state
-    theirs, outside = list(shared), numbers_now(kwargs["device"])
-    try:
-        with quietly():
-            warnings.filterwarnings("error", "Scenario kwargs")
-            return library.make_env(scenario, **kwargs)
-    except Warning as unused:
-        raise OptionError(f"{unused} Leave them out, or correct their names.") from unused
-    finally:
-        shared[:] = theirs
-        set_numbers(outside, kwargs["device"])
+    with alone():
+        shared: Numbers = library.simulator.environment.Environment.vmas_random_state
+        theirs, outside = list(shared), numbers_now(kwargs["device"])
+        try:
+            with quietly():
+                warnings.filterwarnings("error", "Scenario kwargs")
+                return library.make_env(scenario, **kwargs)
+        except Warning as unused:
+            raise OptionError(f"{unused} Leave them out, or correct their names.") from unused
+        finally:
+            shared[:] = theirs
+            set_numbers(outside, kwargs["device"])
 
 
 def build(name: str, *, num_workers: int, **kwargs: Any) -> VmasEnv:

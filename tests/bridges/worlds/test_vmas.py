@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import random
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -182,6 +184,23 @@ def test_envs_in_turns_give_what_each_gives_alone():
 
     for seed in (1, 2):
         assert all(map(is_same, run(env_of(seed)), together[seed - 1 :: 2]))
+
+
+def test_envs_in_threads_give_what_each_gives_alone_and_leave_the_global_generator():
+    def run(seed: int) -> Any:
+        env = VmasEnv("balance", 2, max_steps=2, seed=seed)
+        return env.rollout(20, break_when_any_done=False)
+
+    before, interval = torch.get_rng_state(), sys.getswitchinterval()
+    sys.setswitchinterval(1e-4)
+    try:
+        with ThreadPoolExecutor(2) as threads:
+            together = list(threads.map(run, (1, 2)))
+    finally:
+        sys.setswitchinterval(interval)
+
+    assert torch.equal(torch.get_rng_state(), before)
+    assert is_same(together[0], run(1)) and is_same(together[1], run(2))
 
 
 def test_global_generators_stay_where_they_are_also_where_a_step_raises():
