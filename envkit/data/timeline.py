@@ -7,8 +7,9 @@ Conventions
     data     TensorDict of batch size (*batch, T); see `time_axis`.
     seam     a step after which another trajectory goes on, or another stretch of the same one, though no flag is set.
     carried  entries of ``next`` that the root one step later has, too: equal there, unless a seam lies between.
-    certain  an axis is, if it is named "time", is named by an argument, or is the last one of several. The only axis of
-             a batch without names may hold anything: a rollout, rows that were flattened, steps that were shuffled.
+    certain  an axis is, if it is named "time", is named by an argument, or is the last one of several and the steps do
+             not go on along another one. The only axis of a batch without names may hold anything: a rollout, rows that
+             were flattened, steps that were shuffled.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -97,7 +98,11 @@ def seams(
         ArgumentError: (a ValueError) the steps are not in the order of time, or nothing tells.
     """
     ids = step_entry(data, "traj_ids") if ids is None else ids
-    is_certain = is_time or data.batch_dims > 1 or data.names[axis] == "time"
+    is_named = is_time or data.names[axis] == "time"
+    is_certain = is_named or data.batch_dims > 1
+    other = None if is_named else _axis_that_goes_on(data, ended, axis)
+    if other is not None:
+        raise _out_of_order(data, f"axis {other}", other)
     carried = _Carried.of(data, axis)
     over, mask = by_row(ended, axis), step_entry(data, "mask")
     steps = over.shape[1]
@@ -120,7 +125,7 @@ def seams(
         in_turn = int(carried.agree(*apart).sum()) if takes_turns else 0
         lost, kept = lost + len(apart[0]) - in_turn, kept + in_turn
     if lost > kept:
-        raise _out_of_order(data, is_certain)
+        raise _out_of_order(data, None if is_certain else "its axis", axis)
     cut = torch.zeros_like(over)
     cut[:, :-1] = broken | (numbers[:, 1:] != numbers[:, :-1])
     moved = cut.reshape(ended.movedim(axis, -1).shape)
@@ -212,8 +217,28 @@ def same_rows(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     return same
 
 
-def _named(data: TensorDictBase) -> str:
-    return f"data.names = {[*([None] * (data.batch_dims - 1)), 'time']}"
+def _axis_that_goes_on(data: TensorDictBase, ended: torch.Tensor, axis: int) -> int | None:
+    """Return another batch axis along which most steps go on, of an entry that goes on nowhere along this one."""
+    here = _shares(data, ended, axis) if data.batch_dims > 1 else []
+    for other in range(data.batch_dims if not all(here) else 0):
+        shares = zip(here, _shares(data, ended, other), strict=True)
+        if any(not share and along_other > 0.5 for share, along_other in shares):
+            return other
+    return None
+
+
+def _shares(data: TensorDictBase, ended: torch.Tensor, axis: int) -> list[float]:
+    """Return of each carried entry the share of the steps before an axis' last that the next one continues."""
+    goes_on = ~by_row(ended, axis)[:, :-1]
+    count = max(1, int(goes_on.sum()))
+    pairs = zip(*_Carried.of(data, axis), strict=True)
+    same = [same_rows(following[:, :-1], root[:, 1:]) for root, following in pairs]
+    return [int((goes_on & one.to(goes_on.device)).sum()) / count for one in same]
+
+
+def _named(data: TensorDictBase, axis: int) -> str:
+    names = [None] * data.batch_dims
+    return f"data.names = {[*names[:axis], 'time', *names[axis + 1 :]]}"
 
 
 def _unknown(data: TensorDictBase, has_ids: bool) -> ArgumentError:
@@ -221,12 +246,13 @@ def _unknown(data: TensorDictBase, has_ids: bool) -> ArgumentError:
     return ArgumentError(
         f"the data has batch size {tuple(data.batch_size)} and no axis named 'time', and {lack}, so that nothing tells "
         "where one episode ends and the next begins. Pass it as it was before it was reshaped, or keep "
-        f"('collector', 'traj_ids'). If its axis is time, name it: {_named(data)}."
+        f"('collector', 'traj_ids'). If its axis is time, name it: {_named(data, 0)}."
     )
 
 
-def _out_of_order(data: TensorDictBase, is_certain: bool) -> ArgumentError:
-    fix = "" if is_certain else f" If its axis is time, name it: {_named(data)}."
+def _out_of_order(data: TensorDictBase, which: str | None, axis: int) -> ArgumentError:
+    """Build the error; the fix says ``which`` axis may be time, None none."""
+    fix = "" if which is None else f" If {which} is time, name it: {_named(data, axis)}."
     return ArgumentError(
         f"the data has batch size {tuple(data.batch_size)}, and most of its steps are not followed by the next one of "
         f"their trajectory. Pass it in the order of time, as it was before it was shuffled or reshaped.{fix}"

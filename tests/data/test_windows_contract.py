@@ -118,6 +118,9 @@ def without_next(data: TensorDict) -> TensorDict:
 
 
 REFUSED = {
+    "time first, without names": lambda: unnamed(time_first(recorded())),
+    "time first, without names or ids": lambda: unnamed(time_first(without_ids(recorded()))),
+    "time first, one row without names": lambda: unnamed(time_first(recorded()[1:2])),
     "shuffled rows": lambda: shuffled(recorded()),
     "shuffled without ids": lambda: shuffled(without_ids(recorded()[1])),
     "shuffled and flattened": lambda: shuffled(recorded().reshape(-1)),
@@ -309,6 +312,20 @@ def test_windows_across_writes_are_those_of_each_stretch(writes):
     }
     rows = torch.tensor([expected[step] for step in flat(out, "step").tolist()])
     torch.testing.assert_close(n_steps_of(out), rows)
+
+
+@pytest.mark.parametrize("constant", [False, True])
+def test_steps_that_are_stacked_along_the_first_axis_are_answered_with_the_name_to_set(constant):
+    data = unnamed(time_first(without_ids(recorded())))
+    if constant:  # agrees along each axis
+        data["goal"] = data["next", "goal"] = torch.ones(9, 3)
+    right = gae(data.clone(), gamma=GAMMA, lmbda=LMBDA, time_dim=0)
+
+    with pytest.raises(ArgumentError, match=r"data\.names = \['time', None\]"):
+        gae(data, gamma=GAMMA, lmbda=LMBDA)
+    data.names = ["time", None]
+
+    assert gae(data, gamma=GAMMA, lmbda=LMBDA)["advantage"].equal(right["advantage"])
 
 
 def test_a_buffer_of_single_moments_of_several_envs_is_refused():
