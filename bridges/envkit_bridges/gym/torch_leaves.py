@@ -1,7 +1,7 @@
 """Values of Gymnasium's spaces that are torch tensors with rows in front, as entries of the data, and back.
 
 The codecs of `codecs` decide which entries there are, how they are called and what their specs are; they convert arrays.
-This module does the same for tensors, where they are: the host reads none of their values.
+This module does the same for tensors, where they are: the host reads none of their values where it would wait for a device.
 
 Conventions
     leaf   one entry of a space, as in `codecs`.
@@ -18,8 +18,9 @@ import torch
 from envkit.data.paths import Key, Path, as_key
 from envkit.errors import EncodingError, SpecError
 from envkit.specs import Categorical, MultiCategorical, MultiOneHot, OneHot, TensorSpec
+from envkit.specs.annotations import reading_waits
 from envkit_bridges.gym.backend import GymSpace, library_of
-from envkit_bridges.gym.codecs import Codec, lacking
+from envkit_bridges.gym.codecs import Codec, lacking, outside
 
 
 class TorchLeaves:
@@ -36,8 +37,23 @@ class TorchLeaves:
             for path, (leaf, pick) in codec.leaves.items()
         }
 
-    def shown(self, values: Any, rows: int, env: Any, method: str) -> dict[Path, torch.Tensor]:
+    def shown(
+        self,
+        values: Any,
+        rows: int,
+        env: Any,
+        method: str,
+        *,
+        used: torch.Tensor | None = None,
+    ) -> dict[Path, torch.Tensor]:
         """Return the entries of an observation, in separate tensors.
+
+        Args:
+            values: the observation.
+            rows: how many there are.
+            env: the simulator, for messages.
+            method: what returned it, for messages.
+            used: mask of the rows that are used; those of the others may be anything. None: all are.
 
         Raises:
             EncodingError: one is missing, is no tensor, or does not fit its space and the number of rows.
@@ -45,7 +61,8 @@ class TorchLeaves:
         entries = {}
         try:
             for path, (_, pick) in self.codec.leaves.items():
-                entries[path] = self.leaves[path].shown(pick(values), rows, env, method)
+                leaf = self.leaves[path]
+                entries[path] = leaf.shown(pick(values), rows, env, method, used=used)
         except (KeyError, IndexError, TypeError) as error:
             raise lacking(self.codec.space, values, method) or error from None
         return entries
@@ -78,7 +95,9 @@ class _Leaf:
         self._start = torch.as_tensor(getattr(space, "start", 0))
         self._dtype = torch.as_tensor(space.sample()).dtype
 
-    def shown(self, value: Any, rows: int, env: Any, method: str) -> torch.Tensor:
+    def shown(
+        self, value: Any, rows: int, env: Any, method: str, *, used: torch.Tensor | None
+    ) -> torch.Tensor:
         """Return the values of all rows in the form of the data."""
         shape = (rows, *self._space.shape)
         scalars = (rows, 1) if len(shape) == 1 else shape
@@ -88,14 +107,31 @@ class _Leaf:
                 f"{self._space}. Correct the simulator or its single_observation_space."
             )
         if self._is_choice:
+            if value.is_floating_point() or value.is_complex():
+                raise self._of_dtype(value, self._dtype, env, method)
             index = value.reshape(shape) - self._start.to(value.device)
+            if not reading_waits(value) and not self._are_options(index, used):
+                raise outside(self.key, value.numpy(), self._space)
             return _spelled(self.spec, index)
         if self._loses(value.dtype):
-            raise EncodingError(
-                f"{method} of {env} returned {self.key!r} of dtype {value.dtype}; expected {self.spec.dtype}, as its space "
-                "says. Convert it in the simulator, or correct its single_observation_space."
-            )
+            raise self._of_dtype(value, self.spec.dtype, env, method)
         return value.reshape(rows, *self.spec.shape).to(self.spec.dtype, copy=True)
+
+    def _of_dtype(
+        self, value: torch.Tensor, expected: torch.dtype | None, env: Any, method: str
+    ) -> EncodingError:
+        """Return the error of a value whose dtype the data cannot hold."""
+        return EncodingError(
+            f"{method} of {env} returned {self.key!r} of dtype {value.dtype}; expected {expected}, as its space "
+            "says. Convert it in the simulator, or correct its single_observation_space."
+        )
+
+    def _are_options(self, index: torch.Tensor, used: torch.Tensor | None) -> bool:
+        """Check that the numbers of the rows that are used are those of options; the host reads them."""
+        space: Any = self._space
+        counts = torch.as_tensor(space.nvec if hasattr(space, "nvec") else space.n)
+        fits = (index >= 0) & (index < counts)
+        return bool((fits if used is None else fits[used]).all())
 
     def _loses(self, dtype: torch.dtype) -> bool:
         """Check whether a cast from a dtype may change numbers by more than rounding."""
@@ -103,7 +139,7 @@ class _Leaf:
         assert own is not None
         if own.is_floating_point:
             return dtype.is_complex
-        return not torch.can_cast(dtype, own) or (own != dtype and dtype != torch.bool)
+        return torch.promote_types(dtype, own) != own
 
     def taken(self, data: torch.Tensor) -> torch.Tensor:
         """Return the values of all rows in the form of the space."""

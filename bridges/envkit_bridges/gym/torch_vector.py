@@ -298,9 +298,8 @@ class TorchVectorWrapper(TorchRowsEnv):
             )
         last = next((info[name] for name in _FINAL if info.get(name) is not None), None)
         if last is not None:
-            return chosen(
-                over, self._shown(last, info.get("final_info") or info, "step"), following
-            )
+            last = self._shown(last, info.get("final_info") or info, "step", used=over)
+            return chosen(over, last, following)
         if bool(over.any()):
             raise EncodingError(
                 f"step of {self._env} ended the episodes of rows {over.nonzero().flatten().tolist()} and reset them, but "
@@ -321,12 +320,19 @@ class TorchVectorWrapper(TorchRowsEnv):
             else:
                 kwargs["options"] = {**(kwargs.get("options") or {}), "env_idx": numbers}
         observation, info = reset_answer(self._simulator.reset(**kwargs))
-        return self._shown(observation, info or {}, "reset")
+        return self._shown(observation, info or {}, "reset", used=rows)
 
     # ----------------------------------------------------------------------------------------- values
 
-    def _shown(self, observation: Any, info: Mapping[str, Any], method: str) -> TensorDict:
-        entries = self._observed.shown(observation, self.numel(), self._env, method)
+    def _shown(
+        self,
+        observation: Any,
+        info: Mapping[str, Any],
+        method: str,
+        *,
+        used: torch.Tensor | None = None,
+    ) -> TensorDict:
+        entries = self._observed.shown(observation, self.numel(), self._env, method, used=used)
         if self._lacks_final:
             entries[(rules.FINAL_MISSING,)] = torch.zeros(
                 (self.numel(), 1), dtype=torch.bool, device=self._simulator_device

@@ -47,7 +47,7 @@ from envkit.errors import (
     StepMaskError,
 )
 from envkit.transforms.core import transform_stepping
-from envkit_bridges.gym import torch_rows, torch_vector
+from envkit_bridges.gym import torch_leaves, torch_rows, torch_vector
 from tests.zoo.torch_envs import RowKeyword, RowNumbers, TorchPendulum
 
 NEXT_STEP: dict[str, Any] = {"partial_reset": "reset_mask"}
@@ -307,7 +307,7 @@ class Reads(TorchDispatchMode):
 @pytest.fixture
 def waiting(monkeypatch) -> None:
     """Treat tensors of the CPU as those of a GPU."""
-    for module in (torch_rows, torch_vector, transform_stepping):
+    for module in (torch_leaves, torch_rows, torch_vector, transform_stepping):
         monkeypatch.setattr(module, "reading_waits", lambda tensor: True)
 
 
@@ -621,6 +621,73 @@ def test_values_that_do_not_fit_are_refused(place, value, words):
 
     with pytest.raises(EncodingError, match=words):
         env.rand_step(env.reset())
+
+
+class EchoOnce(Echo):
+    """Shows something else in the place of the next observation."""
+
+    def __init__(self, space: gymnasium.Space, value: torch.Tensor):
+        super().__init__(space)
+        self.value = value
+
+    def step(self, action: Any) -> Any:
+        return self.value, *super().step(action)[1:]
+
+
+@pytest.mark.parametrize("categorical", [True, False], ids=["numbers", "one-hot"])
+@pytest.mark.parametrize(
+    ("space", "value", "words"),
+    [
+        (
+            spaces.Discrete(3),
+            torch.full((5,), 3),
+            r"3, 3\], which is not in its space Discrete\(3\)",
+        ),
+        (spaces.Discrete(3, start=2), torch.full((5,), 1), "which is not in its space"),
+        (spaces.MultiDiscrete([2, 3]), torch.full((5, 2), 2), "which is not in its space"),
+        (spaces.Discrete(3), torch.full((5,), 1.5), "dtype torch.float32; expected torch.int64"),
+    ],
+    ids=str,
+)
+def test_numbers_of_options_that_do_not_fit_are_refused(space, value, words, categorical):
+    env = GymWrapper(EchoOnce(space, value), categorical)
+
+    with pytest.raises(EncodingError, match=words):
+        env.rand_step(env.reset())
+
+
+class Filled(Ending):
+    """Fills the rows that go on in last observations, and those that are not reset, with -1."""
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        shown, info = super().reset(seed=seed)
+        mask = (options or {}).get("reset_mask")
+        return shown if mask is None else torch.where(mask, shown, -1), info
+
+    def step(self, action: Any) -> Any:
+        action, reward, terminated, truncated, _ = super().step(action)
+        truncated[0] = False
+        last = torch.where(truncated, action, -1)
+        return action, reward, terminated, truncated, {"final_obs": last}
+
+
+def test_numbers_of_options_of_rows_that_are_not_asked_for_may_be_anything():
+    env = GymWrapper(Filled(spaces.Discrete(3)), partial_reset="reset_mask")
+    root = env.reset()
+
+    data = env.rollout(3, break_when_any_done=False)
+    fresh = env.reset(root.set("_reset", torch.arange(5)[:, None] == 2))
+
+    assert data["next", "done"].sum() == 12
+    assert (fresh["observation"].sum(-1) == 1).all()
+
+
+def test_a_dtype_that_its_space_holds_is_cast():
+    env = GymWrapper(EchoOnce(spaces.Box(0, 5, (2,), "int64"), torch.ones(5, 2, dtype=torch.int32)))
+
+    shown = env.rand_step(env.reset())["next", "observation"]
+
+    assert shown.dtype == torch.int64 and (shown == 1).all()
 
 
 def test_a_missing_member_of_a_dict_is_named():
