@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Self, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 
 from tensordict import TensorDictBase
 from torch import nn
@@ -83,7 +83,7 @@ def _require_order(create_env_fn: Any, policy: Any) -> None:
 
 
 class ShownSetting:
-    """An attribute of collectors that returns one of their settings, and cannot be assigned.
+    """An attribute of collectors that returns one of their settings; `Collector.__setattr__` refuses to assign it.
 
     Args:
         setting: its name; the attribute's own by default.
@@ -100,11 +100,12 @@ class ShownSetting:
             self if collector is None else getattr(collector._settings, self._setting or self._name)
         )
 
-    def __set__(self, collector: Any, value: Any) -> None:
-        raise ReadOnlyError(
-            f"{self._name} of a {type(collector).__name__} was set to {value!r}, but it is read when the collector is "
-            f"built. Build a new one: {type(collector).__name__}(..., {self._name}=...)."
-        )
+
+_READ_WHEN_BUILT = {*WorkerOptions.__annotations__, "policy_version_tracker"} - {
+    "pre_collect_hook",
+    "post_collect_hook",
+}
+"""Attributes whose assignment would have no effect."""
 
 
 class Collector(IterableDataset):
@@ -224,6 +225,7 @@ class Collector(IterableDataset):
 
     _kind: str
     _trained: Any
+    _is_built = False
     __signature__ = ShownSignature()
 
     trajs_per_batch = ShownSetting()
@@ -274,6 +276,16 @@ class Collector(IterableDataset):
     ):
         raise NotImplementedError(f"{type(self).__name__} does not say how it collects.")
 
+    if not TYPE_CHECKING:  # else type checkers allow any attribute
+
+        def __setattr__(self, name: str, value: object) -> None:
+            if self._is_built and name in _READ_WHEN_BUILT:
+                raise ReadOnlyError(
+                    f"{name} of a {type(self).__name__} was set to {value!r}, but it is read when the collector is built. "
+                    f"Build a new one: {type(self).__name__}(..., {name}=...)."
+                )
+            super().__setattr__(name, value)
+
     def __repr__(self) -> str:
         if "_delivery" not in vars(self):  # its arguments were refused
             return super().__repr__()
@@ -291,7 +303,7 @@ class Collector(IterableDataset):
         _require_order(create_env_fn, policy)
         self._settings = settings = parsed_options(type(self), table, policy, options)
         self.frames = self.iter = 0
-        self.policy_version = 0
+        self._counted_version = 0
         self._begun_frames = 0
         self._pending: Callable[[], Batch] | None = None
         self._received: list[Batch] = []
@@ -312,6 +324,7 @@ class Collector(IterableDataset):
             self._episodes = EpisodeStore(workers)
         if self._settings.progress:
             self._bar = ProgressBar(self._settings.total_frames, workers)
+        self._is_built = True
 
     # ------------------------------------------------------------------------- what subclasses say
 
@@ -477,9 +490,16 @@ class Collector(IterableDataset):
 
     def increment_version(self) -> None:
         """Count one more version of the policy, without new weights."""
-        self.policy_version += 1
-        if self.policy_version_tracker is not None:
+        if self.policy_version_tracker is None:
+            self._counted_version += 1
+        else:
             self.policy_version_tracker.increment_version()
+
+    @property
+    def policy_version(self) -> int:
+        """Number of updates of the policy: that of the `PolicyVersion` that was passed, if one was."""
+        tracker = self.policy_version_tracker
+        return self._counted_version if tracker is None else tracker.version
 
     def get_policy_version(self) -> int:
         """Return ``policy_version``, where an attribute cannot be read, e.g. through a handle of Ray."""
@@ -1178,9 +1198,9 @@ class Collector(IterableDataset):
             self._load_runner_states(state_dict, strict=strict)
         self.frames, self.iter = state_dict["frames"], state_dict["iter"]
         self._begun_frames = state_dict["begun_frames"]
-        self.policy_version = state_dict["policy_version"]
+        self._counted_version = state_dict["policy_version"]
         if self.policy_version_tracker is not None:
-            self.policy_version_tracker.version = self.policy_version
+            self.policy_version_tracker.version = self._counted_version
         self._received = [
             Batch(from_plain(raw["data"]), raw["following"].clone())
             for raw in state_dict["received"]

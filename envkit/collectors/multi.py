@@ -286,9 +286,10 @@ class MultiCollector(Collector):
 
     def increment_version(self) -> None:
         super().increment_version()
-        self._worker_pool.count_version()
+        self._worker_pool.count_to(self.policy_version)
 
     def _begin_next(self) -> None:
+        self._worker_pool.count_to(self.policy_version)  # a PolicyVersion counts by itself too
         self._warn_of_weights_kept()
         super()._begin_next()
 

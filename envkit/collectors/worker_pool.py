@@ -347,9 +347,10 @@ class WorkerPool:
         kept = {**self._newest.extra, **copy.deepcopy(extra)}
         self._knows_weights, self._newest = True, _Newest(self._newest.version + 1, fresh, kept)
 
-    def count_version(self) -> None:
-        """Count one more version of the weights that the workers have."""
-        self._newest = replace(self._newest, version=self._newest.version + 1)
+    def count_to(self, version: int) -> None:
+        """Count versions of the weights that the workers have, up to one."""
+        if version > self._newest.version:
+            self._newest = replace(self._newest, version=version)
 
     # -------------------------------------------------------------------------------------- resume
 

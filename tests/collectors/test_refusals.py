@@ -20,6 +20,7 @@ from envkit import (
     SerialEnv,
     SyncDataCollector,
 )
+from envkit.collectors.settings import WorkerOptions
 from envkit.errors import (
     ArgumentCountError,
     ArgumentError,
@@ -34,6 +35,7 @@ from envkit.errors import (
     NotStartedError,
     OptionError,
     PolicyError,
+    ReadOnlyError,
     SpecError,
     WorkerError,
     WriteError,
@@ -597,6 +599,16 @@ def test_a_buffer_of_other_entries_is_told_before_it_is_written_to():
 def collected(**options: Any) -> Collector:
     common: dict[str, Any] = {"frames_per_batch": 4, "total_frames": 8}
     return Collector(Count, None, **{**common, **options})
+
+
+@pytest.mark.parametrize(
+    "name", sorted(WorkerOptions.__annotations__.keys() - {"pre_collect_hook", "post_collect_hook"})
+)
+def test_a_keyword_that_is_assigned_names_the_collector_to_build(name):
+    collector = collected()
+
+    with pytest.raises(ReadOnlyError, match=rf"Build a new one: SyncDataCollector\(..., {name}="):
+        setattr(collector, name, 1)
 
 
 REFUSALS = [

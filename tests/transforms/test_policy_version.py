@@ -70,6 +70,24 @@ def test_a_collector_counts_updates_and_records_which_version_acted(kind):
     assert resumed.policy_version_tracker.version == 3
 
 
+@pytest.mark.parametrize(
+    "kind", [Collector, pytest.param(MultiSyncCollector, marks=pytest.mark.slow)]
+)
+def test_a_version_that_is_counted_by_itself_is_that_of_the_collector(kind):
+    version, workers = PolicyVersion(), {} if kind is Collector else {"num_workers": 1}
+    options = {"frames_per_batch": 4, "total_frames": 16, "track_policy_version": version}
+    collector = kind(partial(GymEnv, "Pendulum-v1"), policy(), **options, **workers)
+
+    shown = []
+    for batch in collector:
+        shown.append(batch["policy_version"].flatten().tolist())
+        (version if len(shown) % 2 else collector).increment_version()
+    collector.shutdown()
+
+    assert shown == [[0] * 4, [1] * 4, [2] * 4, [3] * 4]
+    assert collector.policy_version == version.version == 4
+
+
 def used() -> PolicyVersion:
     version = PolicyVersion()
     version.increment_version()
