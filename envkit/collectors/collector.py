@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 
 from tensordict import TensorDictBase
 from torch import nn
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, get_worker_info
 
 from envkit.batched.attributes import attribute_of, call_attribute, set_attribute
 from envkit.batched.settings import RayOptions
@@ -1004,6 +1004,12 @@ class Collector(IterableDataset):
         return raw.data
 
     def __iter__(self) -> Iterator[EnvData]:
+        loading_worker = get_worker_info()
+        if loading_worker is not None:
+            raise UnsupportedError(
+                f"num_workers of a DataLoader is {loading_worker.num_workers}, so that copies of this {type(self).__name__} "
+                "would collect the same batches. Pass num_workers=0 there; Collector(..., num_workers=n) collects in workers."
+            )
         while not self.is_finished:
             yield self.next()  # type: ignore[misc]  # and no call in between: Ctrl-C would lose it
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
+from torch.utils.data import DataLoader
 
 import envkit
 from envkit import (
@@ -37,6 +38,7 @@ from envkit.errors import (
     PolicyError,
     ReadOnlyError,
     SpecError,
+    UnsupportedError,
     WorkerError,
     WriteError,
 )
@@ -609,6 +611,15 @@ def test_a_keyword_that_is_assigned_names_the_collector_to_build(name):
 
     with pytest.raises(ReadOnlyError, match=rf"Build a new one: SyncDataCollector\(..., {name}="):
         setattr(collector, name, 1)
+
+
+def test_workers_of_a_data_loader_are_refused():
+    loader = DataLoader(collected(), batch_size=None, collate_fn=list, num_workers=2)
+
+    with pytest.raises(
+        UnsupportedError, match=r"num_workers of a DataLoader is 2.*Pass num_workers=0"
+    ):
+        next(iter(loader))
 
 
 REFUSALS = [
