@@ -74,6 +74,13 @@ def reset_keywords(keywords: Mapping[str, Any], first_rows: Iterable[int]) -> li
     return [{**keywords, "seed": seed + row} for row in first_rows]
 
 
+def seed_of_reset(seed: Any) -> int | list[int | None] | None:
+    """Return the seed of a reset as a Python int, None, or a list of these: vector envs take one for each row."""
+    if isinstance(seed, list | tuple):
+        return [None if one is None else checked_seed(one) for one in seed]
+    return None if seed is None else checked_seed(seed)
+
+
 def checked_seed(seed: Any) -> int:
     """Return a seed as a Python int.
 

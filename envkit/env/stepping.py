@@ -40,6 +40,7 @@ from envkit.env.facts import Facts
 from envkit.env.input_checks import in_functorch, require_actions, require_values, tell_missing
 from envkit.env.own_state import LOADED
 from envkit.env.runs import Runs
+from envkit.env.seeding import seed_of_reset
 from envkit.env.set_state import refuse_state_left_out, start_keywords
 from envkit.env.spec_names import SpecNames
 from envkit.env.tickets import OverriddenTicket, Ticket
@@ -155,7 +156,7 @@ class Stepping(SpecNames, ABC):
             set_state: True begins at the state that ``tensordict`` holds, False at one that the env chooses, None as
                 `_reset` likes, which mostly is at a new one.
             select_reset_only: `_reset` is shown the masks in ``tensordict``, and nothing else of it.
-            **kwargs: passed on to the simulator.
+            **kwargs: passed on to the simulator; ``seed`` as a Python int.
 
         Returns:
             Observations, states and done flags, batch size ``(*batch,)``.
@@ -166,7 +167,7 @@ class Stepping(SpecNames, ABC):
             ResetMaskError: a mask does not fit.
             DoneError: a done flag is set where a reset was requested.
             SetStateError: (a NotImplementedError) ``set_state`` is set, and this env cannot.
-            ArgumentError: (a ValueError) ``set_state`` and ``select_reset_only`` are both set.
+            ArgumentError: (a ValueError) ``set_state`` and ``select_reset_only`` are both set, or ``seed`` is none.
 
         Example:
             >>> from envkit import PendulumEnv
@@ -184,6 +185,8 @@ class Stepping(SpecNames, ABC):
             masks = collect_reset_masks(tensordict, levels, self.full_done_spec)
             if self._is_left_alone(masks):
                 return checks.kept_root(tensordict)
+        if "seed" in kwargs:
+            kwargs["seed"] = seed_of_reset(kwargs["seed"])
         if set_state is not None or self._supports_set_state:
             kwargs.update(start_keywords(self, tensordict, set_state))
         if select_reset_only and source is not None:

@@ -104,7 +104,8 @@ class MJLabWrapper(TorchVectorWrapper):
         )
         self.libname = "mjlab"
         if seed is not None:
-            self._seed_actions(checked_seed(seed))
+            seed = checked_seed(seed)
+            self._seed_actions(seed)
         self._set_seed(seed)
 
     def _space_of(self, name: str) -> GymSpace:
@@ -147,6 +148,8 @@ class MJLabWrapper(TorchVectorWrapper):
             return super()._advance(td)
 
     def _begin(self, rows: torch.Tensor | None, **kwargs: Any) -> TensorDict:
+        if kwargs.get("seed") is not None:
+            kwargs["seed"] = seed_of_32_bits(checked_seed(kwargs["seed"]))
         with self._own_numbers():
             return super()._begin(rows, **kwargs)
 

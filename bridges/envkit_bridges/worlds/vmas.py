@@ -138,7 +138,8 @@ class VmasWrapper(TorchRowsEnv):
         if seed is None:
             seed = drawn_seed()
         else:
-            self._seed_actions(checked_seed(seed))
+            seed = checked_seed(seed)
+            self._seed_actions(seed)
         self._seed_simulator(seed)  # last: a look at observations may draw
 
     def _declare(self) -> None:
@@ -271,6 +272,8 @@ class VmasWrapper(TorchRowsEnv):
 
     def _begin(self, rows: torch.Tensor | None, **kwargs: Any) -> TensorDict:
         env = self._env
+        if kwargs.get("seed") is not None:
+            kwargs["seed"] = seed_of_32_bits(checked_seed(kwargs["seed"]))
         with self._own_numbers():
             if rows is None or bool(rows.all()):
                 env.reset(return_observations=False, **kwargs)

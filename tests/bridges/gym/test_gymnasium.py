@@ -159,6 +159,18 @@ def test_integers_of_any_library_are_seeds(form):
     env.close(), other.close()
 
 
+@pytest.mark.parametrize("options", [{}, {"num_envs": 2}], ids=["one", "vector"])
+def test_a_reset_takes_seeds_of_numpy_and_refuses_what_is_no_seed(options):
+    env = GymEnv("CartPole-v1", **options)
+
+    seeded = env.reset(seed=np.int64(5))["observation"]
+
+    assert seeded.equal(env.reset(seed=5)["observation"])
+    for wrong in (-1, "a", 1.5):
+        with pytest.raises(ArgumentError, match=f"seed is {wrong!r}.*Pass seed=0"):
+            env.reset(seed=wrong)
+
+
 def test_reset_keywords_reach_gymnasium():
     env = GymEnv("CartPole-v1")
     bare = gymnasium.make("CartPole-v1")

@@ -238,6 +238,18 @@ def test_seeds_too_large_for_the_library_are_told_apart():
     assert is_same(env.reset(), roots[1])
 
 
+@pytest.mark.parametrize("seed", [1, 2**32 + 1])
+def test_a_seed_of_numpy_is_that_of_python_when_an_env_is_made_and_reset(seed):
+    env = VmasEnv("balance", 2, seed=np.int64(seed))
+
+    first = env.reset()
+
+    assert is_same(first, VmasEnv("balance", 2, seed=seed).reset())
+    assert is_same(first, env.reset(seed=np.int64(seed)))
+    with pytest.raises(ArgumentError, match=r"seed is \[1, 2\].*Pass seed=0"):
+        env.reset(seed=[1, 2])
+
+
 def test_a_state_dict_holds_the_random_numbers():
     env, other = (VmasEnv("balance", 2, max_steps=2, seed=seed) for seed in (0, 1))
     env.rollout(3, break_when_any_done=False)
