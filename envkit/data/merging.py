@@ -109,7 +109,7 @@ def choose_arrays(mask: np.ndarray, fresh: Any, kept: Any) -> Any:
         fresh, kept = fresh or {}, kept or {}
         names = {**kept, **fresh}
         return {name: choose_arrays(mask, fresh.get(name), kept.get(name)) for name in names}
-    if isinstance(fresh, tuple) and isinstance(kept, tuple):
+    if isinstance(fresh, tuple) and isinstance(kept, tuple) and len(fresh) == len(kept):
         return tuple(choose_arrays(mask, *pair) for pair in zip(fresh, kept, strict=True))
     if not isinstance(value, np.ndarray):
         return value

@@ -352,7 +352,7 @@ class EnvBase(Stepping, metaclass=EnvMeta):
             transform: a `Transform`, a function ``td -> td``, or a list of them.
             info_keys: observation entries that go to the infos; a node takes along what is below.
             observation_key: the entry that is the observation, for programs that read no dict; of an env of
-                Gymnasium with one observation, "observation". Other entries are shown as infos alone. None gives a dict.
+                Gymnasium with one observation, "observation". Other entries are left out, unless ``info_keys`` names them. None gives a dict.
             backend: "gymnasium", "gym" or a module like them; None takes the current one. If the class has a keyword
                 of this name too, as `BraxEnv`, give that one in ``make``.
             to_numpy: give arrays instead of tensors, and Python numbers as rewards and end flags.

@@ -310,6 +310,12 @@ REFUSALS = [
         "CartPole-v1 of EnvPool takes no keyword 'foo'",
     ),
     (
+        "rows of a library that steps them together are no workers",
+        lambda: make("envpool/CartPole-v1", num_workers=2),
+        OptionError,
+        r"num_workers is 2, but 'envpool'.*Pass num_envs",
+    ),
+    (
         "a game of turns has no parallel form in a pool either",
         lambda: make("pettingzoo/classic/tictactoe_v3", 2, parallel=True),
         ArgumentError,

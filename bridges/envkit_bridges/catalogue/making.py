@@ -250,6 +250,11 @@ def _vector(request: _Request) -> EnvBase:
 
 
 def _by_library(request: _Request) -> EnvBase:
+    if "num_workers" in request.keywords:
+        raise OptionError(
+            f"num_workers is {request.keywords['num_workers']!r}, but {request.entry.world!r} makes all its rows in one object. "
+            "Pass num_envs, the number of rows."
+        )
     if request.num_envs is not None:
         return request.build(num_workers=request.num_envs)
     one = _build(replace(request, num_envs=1))

@@ -225,11 +225,14 @@ class _Registered:
     # ------------------------------------------------------------------------------------- calls
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        """Start an episode; ``options`` are keywords of the env's own reset."""
+        """Start an episode; ``options`` are those of the simulator in an env of Gymnasium, else keywords of the env's reset."""
         super().reset(seed=seed)  # type: ignore[misc]
         if seed is not None:
             self.seed(seed)
-        self._root = self.envkit_env.reset(**(options or {}))
+        keywords: Any = options or {}
+        if keywords and self._listener is not None:
+            keywords = {"options": keywords}
+        self._root = self.envkit_env.reset(**keywords)
         return self._observed(self._root), self._informed(self._root, RESET)
 
     def step(self, action: Any) -> Any:

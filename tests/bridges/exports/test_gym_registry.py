@@ -131,6 +131,16 @@ def test_reset_options_go_to_the_env(id):
     assert seen == {"speed": 3}
 
 
+def test_reset_options_go_to_a_simulator_of_gymnasium(id):
+    env = registered(
+        GymEnv, id, env_name="CartPole-v1", observation_key="observation", to_numpy=True
+    )
+
+    observation, _ = env.reset(options={"low": 0.125, "high": 0.125})
+
+    assert (observation == 0.125).all()
+
+
 def test_a_step_before_a_reset_is_refused(id):
     env = registered(Count, id, order_enforce=False)
 

@@ -417,6 +417,30 @@ def test_a_vector_env_that_steps_all_its_rows_says_so_when_a_running_one_is_left
     env.close()
 
 
+def test_infos_that_are_tuples_of_other_lengths_are_those_of_the_simulator():
+    class Named(gymnasium.vector.VectorEnv):
+        metadata = {"autoreset_mode": gymnasium.vector.AutoresetMode.SAME_STEP}  # noqa: RUF012
+        num_envs = 2
+        single_observation_space = observation_space = SPACES.Box(-9, 9, (1,))
+        single_action_space = SPACES.Discrete(2)
+
+        def reset(self, *, seed=None, options=None):
+            self.steps = 0
+            return np.zeros((2, 1), np.float32), {"names": ("a", "b")}
+
+        def step(self, action):
+            self.steps += 1
+            over, info = np.array([self.steps == 2, False]), {"names": ("a", "b")}
+            if over.any():
+                info["final_obs"] = np.array([np.ones(1, np.float32), None], dtype=object)
+                info["final_info"] = {"names": ("a",)}
+            return np.zeros((2, 1), np.float32), np.ones(2), over, np.zeros(2, bool), info
+
+    data = GymWrapper(Named()).rollout(4, break_when_any_done=False)
+
+    assert data["next", "done"].sum() == 1
+
+
 @modes
 def test_reset_keywords_reset_every_row_for_real(mode):
     env = vector("CartPole-v1", 2, mode)
