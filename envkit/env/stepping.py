@@ -274,8 +274,9 @@ class Stepping(SpecNames, ABC):
         if bool(ended.any()):
             self._has_warned_of_ended = True
             place = tuple(ended.nonzero()[0].tolist())
+            row = f"row {place} of {type(self).__name__}" if place else type(self).__name__
             warn(
-                f"row {place} of {type(self).__name__} is stepped after its episode has ended, and its flags stay set. Begin "
+                f"{row} is stepped after its episode has ended, and its flags stay set. Begin "
                 "a new one: write data, td = env.step_and_maybe_reset(td), or td = env.maybe_reset(env.step_mdp(data))."
             )
 

@@ -132,8 +132,7 @@ def _over_jax(env: EnvBase, whose: str) -> JaxEnv:
     inner = _innermost(env)
     if not isinstance(inner, JaxEnv):
         raise ArgumentError(
-            f"{whose} takes stateless envs over JAX, but this {type(inner).__name__} keeps its state in its simulators, and "
-            "is fixed to its batch. Pass a JaxEnv, e.g. make('brax/ant')."
+            f"{whose} takes stateless envs over JAX, but {type(inner).__name__} is no JaxEnv. Pass one, e.g. make('brax/ant')."
         )
     if not inner._steps_by_itself:
         raise ArgumentError(

@@ -473,6 +473,11 @@ def _require_gym_env(env: Any) -> None:
             f"class {name}(gymnasium.Env), with reset(self, *, seed=None, options=None) that returns (observation, info), and "
             "step(self, action) that returns (observation, reward, terminated, truncated, info)."
         )
+    if type(env.unwrapped).__module__.startswith("vmas."):
+        raise ArgumentTypeError(
+            f"env is of type {name}, which shows an env of VMAS as one of Gymnasium. Wrap the env of VMAS, whose rows are a "
+            "batch: VmasWrapper(env.unwrapped)."
+        )
     for space in ("observation_space", "action_space"):
         if not (is_vector(env) or hasattr(env, space)):
             raise ArgumentTypeError(

@@ -175,7 +175,7 @@ class TorchRowsEnv(GymLikeEnv):
         can_wait = torch.zeros_like(frozen) if self._ended is None else self._ended
         if bool((frozen & ~can_wait).any()):
             raise StepMaskError(
-                f"rows {_numbers(frozen)} are to be left out of a step, but {self._env} steps all its rows, so only those "
+                f"rows {_numbers(frozen)} are to be left out of a step, but {type(self._env).__name__} steps all its rows, so only those "
                 f"that have ended may be, here {_numbers(can_wait)}. Step all rows, or take SerialEnv or ParallelEnv of "
                 "simulators of one row."
             )
@@ -194,7 +194,7 @@ class TorchRowsEnv(GymLikeEnv):
         waiting = stale if frozen is None else stale & ~frozen
         if bool(waiting.any()):
             raise StepMaskError(
-                f"rows {_numbers(waiting)} have ended, and {self._env} does not go on from where they were. Reset them first, e.g. "
+                f"rows {_numbers(waiting)} have ended, and {type(self._env).__name__} does not go on from where they were. Reset them first, e.g. "
                 "with env.step_and_maybe_reset or env.maybe_reset."
             )
 
@@ -244,7 +244,7 @@ class TorchRowsEnv(GymLikeEnv):
         if not self._resets_rows:
             known = torch.zeros_like(rows) if first is None else first.rows
             raise ResetMaskError(
-                f"rows {_numbers(rows)} are to be reset, but {self._env} can reset only all of its rows, or those that it "
+                f"rows {_numbers(rows)} are to be reset, but {type(self._env).__name__} can reset only all of its rows, or those that it "
                 f"has begun by itself in the last step, here {_numbers(known)}. Pass partial_reset= if it takes a mask or row "
                 "numbers, or reset all rows."
             )
@@ -280,7 +280,7 @@ class TorchRowsEnv(GymLikeEnv):
     def _simulator_state(self) -> dict[str, Any]:
         if self._records:
             raise ResumeError(
-                f"the episodes of {self._env} cannot be saved: a simulator in torch offers no state. Leave "
+                f"the episodes of {type(self._env).__name__} cannot be saved: a simulator in torch offers no state. Leave "
                 "record_for_resume out; after a load, new episodes begin."
             )
         return {"is_fresh": not self._has_begun}

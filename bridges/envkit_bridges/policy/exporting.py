@@ -504,12 +504,6 @@ def _operator_of(node: Node) -> Any:
     return node.args[1] if node.target is with_effects else node.target
 
 
-def packet_of(node: Node) -> str:
-    """Return the name of the operator of a node without its overload: that of ATen, or a function of Python's."""
-    target = _operator_of(node)
-    return _name_of(target).partition(".")[0] or getattr(target, "__name__", "")
-
-
 def _name_of(target: object) -> str:
     """Return the name of an operator of ATen as the table does; anything else has no name there."""
     if isinstance(target, torch._ops.OpOverload) and target.namespace == "aten":

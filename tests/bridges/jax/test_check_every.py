@@ -64,7 +64,7 @@ def is_same(first, second):
     return set(first.keys(True, True)) == set(second.keys(True, True)) and (first == second).all()
 
 
-@pytest.mark.filterwarnings("error:row .* is stepped after its episode has ended")
+@pytest.mark.filterwarnings("error:.* is stepped after its episode has ended")
 @pytest.mark.parametrize("every", [2, 3, 50])
 @pytest.mark.parametrize("stop", ["any", "all"])
 @pytest.mark.parametrize("kind", ["walker", "single", "watched"])

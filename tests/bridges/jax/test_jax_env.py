@@ -811,6 +811,14 @@ def test_a_row_that_is_stepped_beyond_its_end_is_warned_of_once():
     assert following["next", "truncated"].all()
 
 
+def test_an_env_without_rows_that_is_stepped_beyond_its_end_is_named_alone():
+    env = JaxEnv(Pendulum(), episode_length=1)
+    ended = env.step_mdp(env.rand_step(env.reset()))
+
+    with pytest.warns(UserWarning, match="^JaxEnv is stepped after"):
+        env.rand_step(ended)
+
+
 @pytest.mark.parametrize("layout", ["packed", "nested"])
 def test_writing_into_results_changes_nothing_that_follows(walker, nested_walker, layout):
     env = walker if layout == "packed" else nested_walker

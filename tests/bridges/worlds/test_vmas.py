@@ -16,6 +16,7 @@ from torchrl.envs.libs.vmas import VmasEnv as TheirVmasEnv
 
 from envkit import (
     Collector,
+    GymWrapper,
     MarlGroupMapType,
     VmasEnv,
     VmasWrapper,
@@ -459,6 +460,11 @@ def test_a_scenario_of_ones_own_may_observe_dicts_and_its_unlike_agents_are_apar
             "means something else",
         ),
         (lambda: VmasWrapper("balance"), ArgumentTypeError, r"VmasEnv\('balance'\)"),
+        (
+            lambda: GymWrapper(vmas.make_env("balance", 2, wrapper="gymnasium_vec")),
+            ArgumentTypeError,
+            r"VmasWrapper\(env\.unwrapped\)",
+        ),
         (lambda: make("vmas/balance", 2, backend="serial"), ArgumentError, "Leave backend out"),
     ],
 )
