@@ -46,7 +46,8 @@ class EnvOptions(EnvOptionsWithoutSeed, total=False):
         policy: a module; what its recurrent parts need is appended, and the result then is a
             `TransformedEnv`.
         seed: given to `set_seed` of the finished env, which starts the workers of a pool. None, the default, seeds
-            nothing.
+            nothing. It seeds random actions of that env alone: where others are around it (`TransformedEnv`, pools), seed
+            the outermost one.
     """
 
     seed: int | None

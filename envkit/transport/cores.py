@@ -44,13 +44,14 @@ def _quotas(root: Path) -> Iterator[float]:
 
 
 def _quota(group: Path) -> Iterator[float]:
-    """Return the quota of a group, if it has one."""
+    """Return the quota of a group, if it has one that can be read."""
     whole, parts = group / "cpu.max", (group / "cpu.cfs_quota_us", group / "cpu.cfs_period_us")
     if whole.exists():
-        limit, period = whole.read_text().split()
+        words = whole.read_text().split()
     elif all(part.exists() for part in parts):
-        limit, period = (part.read_text().strip() for part in parts)
+        words = [part.read_text().strip() for part in parts]
     else:
         return
-    if limit != "max" and int(limit) > 0:  # -1: of the older version
-        yield int(limit) / int(period)
+    # "max" and -1: no quota
+    if len(words) == 2 and all(word.isdecimal() and int(word) > 0 for word in words):
+        yield int(words[0]) / int(words[1])

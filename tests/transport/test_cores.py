@@ -79,6 +79,11 @@ def test_without_a_quota_affinity_counts(version, none, counted):
     assert counted(version, quota_files(version, folder, none)) == 64
 
 
+@pytest.mark.parametrize("text", ["", "max", "100000", "100000 0", "some 100000"])
+def test_a_quota_that_cannot_be_read_is_none(text, counted):
+    assert counted(V2, {"sys/fs/cgroup/pod/a/cpu.max": text}) == 64
+
+
 def test_groups_of_other_controllers_do_not_count(counted):
     assert counted(V1, quota_files(V1, "memory/a", "100000")) == 64
 

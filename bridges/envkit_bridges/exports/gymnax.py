@@ -45,6 +45,9 @@ def to_gymnax(env: EnvBase, *, info_keys: Iterable[Key] = ()) -> GymnaxView:
         env: a `JaxEnv`, with or without transforms that run inside its programs; see `to_stateless`. It has one reward.
         info_keys: observation entries that are infos beside those of the env, with all below them.
 
+    Params have an effect where the library of the env takes some at each step, as gymnax does. Of others,
+    ``max_steps_in_episode`` shows the limit of the env: change it where the env is made.
+
     Raises:
         ArgumentTypeError: (a TypeError) ``env`` is no env.
         ArgumentError: (a ValueError) it is not stateless, has several rewards, or see `to_stateless`.

@@ -292,6 +292,12 @@ class PureEnv:
     def reset(self, key: jax.Array, /) -> tuple[RowState, Timestep]:
         """Begin an episode drawn from ``key``."""
         raw = jax.random.key_data(key) if is_typed_key(key.dtype) else key
+        expected = jax.eval_shape(lambda: jax.random.PRNGKey(0))
+        if raw.shape != expected.shape:
+            raise ArgumentError(
+                f"key is {key.dtype} of shape {key.shape}; expected one key of JAX's default kind. Pass jax.random.key(0), for "
+                "example, and several under jax.vmap."
+            )
         return self._one(*self._rows.begun(*self.row.reset(raw)))
 
     def step(self, state: RowState, action: PyTree, /) -> tuple[RowState, Timestep]:

@@ -104,6 +104,16 @@ def test_typed_keys_begin_the_episodes_of_raw_ones():
     equal(env.reset(jax.random.key(3))[1], env.reset(jax.random.PRNGKey(3))[1])
 
 
+@pytest.mark.parametrize(
+    "key", [jax.random.key(0, impl="rbg"), jax.random.split(jax.random.key(0), 3)], ids=str
+)
+def test_a_key_of_another_kind_and_several_are_refused(key):
+    env = to_stateless(JaxEnv(NoisyWalk()))
+
+    with pytest.raises(ArgumentError, match=r"key is key<.*Pass jax\.random\.key\(0\)"):
+        env.reset(key)
+
+
 def test_misuse_says_what_to_do():
     with pytest.raises(ArgumentError, match="but Count is no JaxEnv"):
         to_stateless(Count())
