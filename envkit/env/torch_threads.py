@@ -6,7 +6,8 @@ least `WORTH_THREADS`: then it keeps the threads that there are. This depends on
 processes: threads may change how sums of floats are rounded, and the same seed gives the same data.
 
 torch keeps the number for each thread of Python, and one that has none yet copies the number that was set last. The
-number that a user has set is there again when the policy returns, also by an error or by Ctrl-C.
+number that a user has set is there again when the policy returns, also by an error or by Ctrl-C. A thread that first uses
+torch while the policy of another one acts copies its 1, and keeps that until it sets a number.
 
 Conventions
     work   parameters of a policy times rows that it acts on, about the multiply-adds of a call.
@@ -82,7 +83,7 @@ def act_with_fitting_threads(work: int, act: Callable[..., Any], *inputs: Any) -
             torch.set_num_threads(1)
         return act(*inputs)
     finally:
-        torch.set_num_threads(before)  # first: Ctrl-C may come after any call
+        torch.set_num_threads(ThreadLimit.number(before))  # first: Ctrl-C may come after any call
         with _LOCK:
             _BEFORE.pop(me, None)
 
@@ -123,9 +124,14 @@ class ThreadLimit:
         """Check whether there is a limit now."""
         return bool(cls._running)
 
+    @classmethod
+    def number(cls, without: int) -> int:
+        """Return the limit of the newest env that runs, or the number ``without`` one."""
+        newest = cls._running[-1:]  # once: an env may end its limit at any moment
+        return newest[0].num_threads if newest else without
+
     def end(self) -> None:
         """Let the limit of the newest env that still runs hold, or the number before all of them."""
         with self._lock:
             self._running.remove(self)
-            newest = self._running[-1].num_threads if self._running else ThreadLimit._before
-            torch.set_num_threads(newest)
+            torch.set_num_threads(self.number(ThreadLimit._before))

@@ -208,7 +208,7 @@ def test_a_number_that_is_asked_for_holds_for_policies_too(opened):
     assert torch.get_num_threads() == USERS
 
 
-def test_a_pool_that_is_started_by_a_policy_ends_with_the_number_of_the_user():
+def test_a_pool_that_is_started_by_a_policy_limits_threads_until_it_ends():
     pool = ParallelEnv(1, pendulum, num_threads=2)
 
     def starts_pool(observation):
@@ -216,8 +216,10 @@ def test_a_pool_that_is_started_by_a_policy_ends_with_the_number_of_the_user():
         return torch.zeros(1)
 
     Line().rollout(1, starts_pool)
+    limited = torch.get_num_threads()
     pool.close()
 
+    assert limited == 2 != USERS
     assert torch.get_num_threads() == USERS
 
 
