@@ -278,7 +278,7 @@ READ_BY_TESTS = {
     "the tables of names, envs and libraries": "_HOME_OF _OTHER_NAMES _REGISTERED _all_worlds _encoding_ndim _single_task "
     "_versions _worlds",
     "parts of commands and scripts, one by one": "_array_of _bounds _installed _log _memory _rendering _threads _tried _two_pygames",
-    "what PPO learns from": "_learners _samples",
+    "what PPO learns from": "_by_policy _learners _samples",
     "other tests' helpers": "_seen _trained",
 }
 

@@ -960,7 +960,8 @@ class RunningMoments(_Running, FusableTransform):
         twin.policies = None
         own = self.moments.items()
         twin.moments = nn.ModuleDict({name: each.unstacked(index) for name, each in own})
-        twin._begin_count()
+        with lasting():
+            twin.skipped_rows = torch.zeros_like(self.skipped_rows)
         return twin
 
     def frozen_copy(self) -> Self:

@@ -292,21 +292,21 @@ class Shaped(nn.Module):
         return self.net(observation)
 
 
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        (torch.tanh, nn.functional.relu),
-        (lambda value: value, lambda value: 2 * value),
-        ((1, 2), (1, 3)),
-        ({"a": [1]}, {"a": [2]}),
-        (np.zeros(2), np.ones(2)),
-        (np.float32(1), np.float32(2)),
-        (partial(torch.clamp, min=0), partial(torch.clamp, min=1)),
-        (None, 1.0),
-    ],
-    ids=str,
-)
-def test_modules_whose_attributes_differ_are_refused(one, other):
+ATTRIBUTES = {
+    "functions": (torch.tanh, nn.functional.relu),
+    "lambdas": (lambda value: value, lambda value: 2 * value),
+    "tuples": ((1, 2), (1, 3)),
+    "dicts": ({"a": [1]}, {"a": [2]}),
+    "arrays": (np.zeros(2), np.ones(2)),
+    "numbers of NumPy": (np.float32(1), np.float32(2)),
+    "arguments of partial": (partial(torch.clamp, min=0), partial(torch.clamp, min=1)),
+    "None": (None, 1.0),
+}
+
+
+@pytest.mark.parametrize("kind", ATTRIBUTES)
+def test_modules_whose_attributes_differ_are_refused(kind):
+    one, other = ATTRIBUTES[kind]
     assert compile_policy([Shaped(one), Shaped(copy.copy(one))]).module.num_policies == 2
     with pytest.raises(ArgumentError, match=r"'value'.*register a\s+number"):
         compile_policy([Shaped(one), Shaped(other)])
