@@ -407,7 +407,8 @@ class PPO:
                 f"the batch has batch size {tuple(batch.batch_size)}; expected a multiple of {self._rows} rows, as the env has them, "
                 "and time as the last axis. Pass what a collector gave, its rows in their order."
             )
-        of_workers = batch.reshape(-1, self.policies, self._rows // self.policies, steps)
+        policies = len(self.returns)
+        of_workers = batch.reshape(-1, policies, self._rows // policies, steps)
         return of_workers.transpose(0, 1).flatten(1, 2)
 
     def _end_totals(self, batch: EnvData) -> None:
@@ -415,7 +416,7 @@ class PPO:
         # A rollout has no numbers of episodes, nor has a collector with track_traj_ids=False.
         episodes = batch.get(("collector", "traj_ids"), None)
         before, self._episodes = self._episodes, None if episodes is None else episodes[..., -1]
-        if before is None or episodes is None or before.shape != self._episodes.shape:
+        if before is None or episodes is None or before.shape != episodes.shape[:-1]:
             for learner in self._learners:
                 learner.totals = None
             return
@@ -437,50 +438,52 @@ class PPO:
     @torch.no_grad()
     def _samples(self, batch: EnvData, learner: Learner) -> EnvData:
         """Return what the loss reads, batch size ``(*members, n)``: each step of each agent that is in the game."""
-        group, following = learner.actor.group, batch["next"]
-        value, next_value = (learner.value(td) for td in (batch, following))
-        counts = group.counts(batch, value.shape[:-1])
+        group = learner.actor.group
+        counts = group.counts(batch)
         if learner.axes and counts is not None and not bool(counts.all()):
             raise ArgumentError(
                 f"{group.alive_key or 'the mask of the batch'} says that some agents are not in the game, or that there is padding; expected "
                 "neither in a population, whose policies learn from equally many samples. Train without policies=."
             )
-        reward, done, terminated = group.outcome(following, value.shape)
-        time_dim = batch.batch_dims - 1
-        if self._normalizes_rewards:
-            gamma = spread_over(self.gamma, value)
-            reward = learner.normalized(reward, done, gamma, time_dim, counts)
-        judged = batch.copy().set("state_value", value)
-        outcome = {"reward": reward, "done": done, "terminated": terminated}
-        judged["next"] = following.copy().update({**outcome, "state_value": next_value})
-        unknown = following.get(rules.FINAL_MISSING, None)
-        if unknown is not None:
-            unknown = judged["next"][rules.FINAL_MISSING] = _spread(unknown, value.shape)
-        judged = gae(judged, gamma=self.gamma, lmbda=self.lmbda, time_dim=time_dim)
-        advantage = judged["advantage"].squeeze(-1)
-        entries = {
-            _SAMPLE: batch[group.sample_key],
-            _LOG_PROB: batch[group.log_prob_key],
-            "advantage": advantage,
-            "value": value,
-            "value_target": judged["value_target"],
-            **({} if unknown is None else {"unknown": (unknown & ~terminated).squeeze(-1)}),
-        }
-        samples = TensorDict(entries, advantage.shape)
-        for key in group.read_keys:
-            samples[key] = batch[key]
+        steps = self._judged(batch, learner, counts)
+        for key in (group.sample_key, group.log_prob_key, *group.read_keys):
+            steps[key] = batch[key].detach()
         is_whole = counts is None or learner.axes
-        samples = (
-            samples.detach().flatten(learner.axes, -1) if is_whole else samples.detach()[counts]
-        )
+        samples: Any = steps.flatten(learner.axes, -1) if is_whole else steps[counts]
         group.require_judged(samples)
         gain = samples["advantage"]
         if gain.numel():
             deviation = gain.std(-1, correction=0, keepdim=True)
             gain = (gain - gain.mean(-1, keepdim=True)) / (deviation + 1e-8)
-            # Of a step whose last observation is missing nothing is known.
-            samples["advantage"] = gain if unknown is None else gain.where(~samples["unknown"], 0.0)
+            samples["advantage"] = gain.where(~samples["unknown"], 0.0)
         return samples.exclude("value", "unknown")
+
+    def _judged(self, batch: EnvData, learner: Learner, counts: Tensor | None) -> EnvData:
+        """Return value, advantage and value target of each step of each agent, batch size ``(*batch, T, *agents)``.
+
+        ``unknown`` marks steps behind which an observation is missing: nothing is known of them.
+        """
+        group, following = learner.actor.group, batch["next"]
+        value, next_value = (learner.value(td) for td in (batch, following))
+        reward, done, terminated = group.outcome(following, value.shape)
+        time_dim = batch.batch_dims - 1
+        if self._normalizes_rewards:
+            gamma = spread_over(self.gamma, value)
+            reward = learner.normalized(reward, done, gamma, time_dim, counts)
+        missing = following.get(rules.FINAL_MISSING, None)
+        missing = torch.zeros_like(done) if missing is None else _spread(missing, value.shape)
+        outcome = {"reward": reward, "done": done, "terminated": terminated}
+        outcome |= {"state_value": next_value, rules.FINAL_MISSING: missing}
+        judged = batch.copy().set("state_value", value)
+        judged["next"] = following.copy().update(outcome)
+        judged = gae(judged, gamma=self.gamma, lmbda=self.lmbda, time_dim=time_dim)
+        entries = {
+            "value": value,
+            "advantage": judged["advantage"].squeeze(-1),
+            "value_target": judged["value_target"],
+            "unknown": (missing & ~terminated).squeeze(-1),
+        }
+        return TensorDict(entries, value.shape[:-1])
 
     def _step(self, samples: EnvData, learner: Learner, rate: Number) -> Tensor:
         """Take one gradient step, and return the numbers of ``_LOSSES``, each of shape ``(*members)``."""
@@ -500,7 +503,8 @@ def _losses(
     """Return what is minimised, and the numbers of ``_LOSSES``, for samples ``(n,)`` of one policy."""
     observations = actor.observations(samples)
     distribution = actor.distribution(samples, observations)
-    change = distribution.log_prob(samples[_SAMPLE]) - samples[_LOG_PROB]
+    group = actor.group
+    change = distribution.log_prob(samples[group.sample_key]) - samples[group.log_prob_key]
     ratio, advantage = change.exp(), samples["advantage"]
     clipped = ratio.clamp(1 - clip, 1 + clip)
     policy_loss = -torch.minimum(ratio * advantage, clipped * advantage).mean()
@@ -701,12 +705,13 @@ class Group:
         """Entries of an observation that networks, masks and losses read."""
         return [*self.observation_keys, *(key for key in (self.mask_key, self.alive_key) if key)]
 
-    def counts(self, batch: EnvData, shape: torch.Size) -> Tensor | None:
+    def counts(self, batch: EnvData) -> Tensor | None:
         """Return which steps count, ``(*batch, T, *agents)``: not padding, nor those of dead agents. None: all do."""
         is_step = step_entry(batch, "mask")
         is_alive = None if self.alive_key is None else batch[self.alive_key]
         if is_step is None:
             return is_alive
+        shape = batch[self.log_prob_key].shape
         is_step = _spread(is_step.unsqueeze(-1), torch.Size((*shape, 1))).squeeze(-1)
         return is_step if is_alive is None else is_step & is_alive
 
@@ -721,7 +726,7 @@ class Group:
             raise MissingKeyError(
                 f"the batch has no {self.sample_key}, which the policy of this PPO writes. Collect it with ppo.policy."
             )
-        counts = self.counts(batch, batch[self.log_prob_key].shape)
+        counts = self.counts(batch)
         seen = [(batch[key], f"{key}") for key in self.observation_keys]
         paid = batch["next"][self._reward_key]
         if (

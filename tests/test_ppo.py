@@ -690,15 +690,13 @@ class Constant(nn.Module):
 
 
 def test_a_population_of_one_acts_in_a_single_env():
-    def single():
-        norm = VecNorm(["observation"], ["o"], policies=1)
-        return TransformedEnv(GymWrapper(Guess(ACTIONS["options"])), norm)
-
-    with single() as env, single() as judged:
+    norm = VecNorm(["observation"], ["o"], policies=1)
+    single = partial(GymWrapper, Guess(ACTIONS["options"]))
+    with TransformedEnv(single(), norm) as env, single() as judged:
         ppo = PPO(env, policies=1, frames_per_batch=8, seed=0).fit(16, progress=False)
         assert evaluate(judged, ppo.policy, 2, seed=0).returns.tolist() == [4.0, 4.0]
-        assert judged.rollout(3)["o"].shape == (3, 3)
         ppo.close()
+        assert env.rollout(3)["o"].shape == (3, 3)
 
 
 def test_members_with_dropout_or_without_gradients_train():

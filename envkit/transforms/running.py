@@ -958,8 +958,9 @@ class RunningMoments(_Running, FusableTransform):
         twin = self.clone()
         assert isinstance(twin, type(self))
         twin.policies = None
-        own = self.moments.items()
-        twin.moments = nn.ModuleDict({name: each.unstacked(index) for name, each in own})
+        twin.moments = nn.ModuleDict(
+            {module_name(key): self._moments_of(key).unstacked(index) for key in self.in_keys}
+        )
         with lasting():
             twin.skipped_rows = torch.zeros_like(self.skipped_rows)
         return twin
