@@ -751,7 +751,7 @@ class Group:
 
         Each agent has the reward and flags of the whole env, unless it has its own.
         """
-        paid = _spread(following[(*self.reward_path, "reward")], shape)
+        paid = _spread(following[self._reward_key], shape)
         done = terminated = torch.zeros(shape, dtype=torch.bool, device=paid.device)
         for level in self._ends:
             ends, dies = (

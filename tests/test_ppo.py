@@ -22,6 +22,7 @@ from envkit import (
     EnvBase,
     ExplorationType,
     GymWrapper,
+    PendulumEnv,
     PettingZooWrapper,
     SerialEnv,
     TransformedEnv,
@@ -926,6 +927,13 @@ def test_what_is_no_env_is_refused():
     env = SerialEnv(1, lambda: GymWrapper(Guess(ACTIONS["options"])))
     with env, pytest.raises(MissingKeyError, match=r"Collect it with ppo\.policy"):
         PPO(env).update(env.rollout(2))
+
+
+def test_rewards_of_several_numbers_are_refused():
+    env = PendulumEnv(batch_size=[4])
+    env.reward_spec = Unbounded((4, 2))
+    with pytest.raises(ArgumentError, match="Put a LineariseRewards around the env"):
+        PPO(env, observation_keys=["th"])
 
 
 def test_an_action_with_half_its_bounds_is_refused():
