@@ -358,7 +358,8 @@ class PPO:
             MissingKeyError: (a KeyError) it was collected with another policy.
             ArgumentError: (a ValueError) its rows are no multiple of those of the env, or padding or dead agents leave policies of a
                 population different numbers of samples.
-            NotFiniteError: (a ValueError) an observation or reward is NaN or infinite; networks stay as they are.
+            NotFiniteError: (a ValueError) an observation or reward is NaN or infinite: networks stay as they are. Or training has
+                diverged.
 
         Example:
             >>> from envkit import PPO, Collector, GymEnv
