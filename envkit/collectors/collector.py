@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
+from typing import Any, Literal, Self, Unpack
 
 from tensordict import TensorDictBase
 from torch import nn
@@ -83,7 +83,7 @@ def _require_order(create_env_fn: Any, policy: Any) -> None:
 
 
 class ShownSetting:
-    """An attribute of collectors that returns one of their settings; `Collector.__setattr__` refuses to assign it.
+    """An attribute of collectors that returns one of their settings, and cannot be assigned.
 
     Args:
         setting: its name; the attribute's own by default.
@@ -100,12 +100,11 @@ class ShownSetting:
             self if collector is None else getattr(collector._settings, self._setting or self._name)
         )
 
-
-_READ_WHEN_BUILT = {*WorkerOptions.__annotations__, "policy_version_tracker"} - {
-    "pre_collect_hook",
-    "post_collect_hook",
-}
-"""Attributes whose assignment would have no effect."""
+    def __set__(self, collector: Any, value: Any) -> None:
+        raise ReadOnlyError(
+            f"{self._name} of a {type(collector).__name__} was set to {value!r}, but it is read when the collector is "
+            f"built. Build a new one: {type(collector).__name__}(..., {self._name}=...)."
+        )
 
 
 class Collector(IterableDataset):
@@ -225,7 +224,6 @@ class Collector(IterableDataset):
 
     _kind: str
     _trained: Any
-    _is_built = False
     __signature__ = ShownSignature()
 
     trajs_per_batch = ShownSetting()
@@ -276,16 +274,6 @@ class Collector(IterableDataset):
     ):
         raise NotImplementedError(f"{type(self).__name__} does not say how it collects.")
 
-    if not TYPE_CHECKING:  # else type checkers allow any attribute
-
-        def __setattr__(self, name: str, value: object) -> None:
-            if self._is_built and name in _READ_WHEN_BUILT:
-                raise ReadOnlyError(
-                    f"{name} of a {type(self).__name__} was set to {value!r}, but it is read when the collector is built. "
-                    f"Build a new one: {type(self).__name__}(..., {name}=...)."
-                )
-            super().__setattr__(name, value)
-
     def __repr__(self) -> str:
         if "_delivery" not in vars(self):  # its arguments were refused
             return super().__repr__()
@@ -324,7 +312,6 @@ class Collector(IterableDataset):
             self._episodes = EpisodeStore(workers)
         if self._settings.progress:
             self._bar = ProgressBar(self._settings.total_frames, workers)
-        self._is_built = True
 
     # ------------------------------------------------------------------------- what subclasses say
 

@@ -21,7 +21,7 @@ from envkit import (
     SerialEnv,
     SyncDataCollector,
 )
-from envkit.collectors.settings import WorkerOptions
+from envkit.collectors.collector import ShownSetting
 from envkit.errors import (
     ArgumentCountError,
     ArgumentError,
@@ -604,7 +604,7 @@ def collected(**options: Any) -> Collector:
 
 
 @pytest.mark.parametrize(
-    "name", sorted(WorkerOptions.__annotations__.keys() - {"pre_collect_hook", "post_collect_hook"})
+    "name", [name for name, shown in vars(Collector).items() if isinstance(shown, ShownSetting)]
 )
 def test_a_keyword_that_is_assigned_names_the_collector_to_build(name):
     collector = collected()
