@@ -83,9 +83,10 @@ def act_with_fitting_threads(work: int, act: Callable[..., Any], *inputs: Any) -
             torch.set_num_threads(1)
         return act(*inputs)
     finally:
-        torch.set_num_threads(ThreadLimit.number(before))  # first: Ctrl-C may come after any call
+        torch.set_num_threads(before)  # first: Ctrl-C may come in any call
         with _LOCK:
             _BEFORE.pop(me, None)
+        torch.set_num_threads(ThreadLimit.number(before))  # the policy may have begun a limit
 
 
 def _own_number() -> int:

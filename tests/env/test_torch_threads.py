@@ -28,7 +28,12 @@ from envkit import (
     evaluate,
     record,
 )
-from envkit.env.torch_threads import WORTH_THREADS, work_of_row
+from envkit.env.torch_threads import (
+    WORTH_THREADS,
+    ThreadLimit,
+    act_with_fitting_threads,
+    work_of_row,
+)
 
 USERS = 3
 
@@ -220,6 +225,18 @@ def test_a_pool_that_is_started_by_a_policy_limits_threads_until_it_ends():
     pool.close()
 
     assert limited == 2 != USERS
+    assert torch.get_num_threads() == USERS
+
+
+def test_ctrl_c_while_limits_are_looked_up_leaves_the_number_of_the_user(monkeypatch):
+    def interrupt(cls, without):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ThreadLimit, "number", classmethod(interrupt))
+
+    with pytest.raises(KeyboardInterrupt):
+        act_with_fitting_threads(1, lambda: None)
+
     assert torch.get_num_threads() == USERS
 
 
