@@ -48,7 +48,12 @@ from envkit import (
     rules,
 )
 from envkit.arrays.integers import as_int
-from envkit.data.arguments import as_bool, as_number, require_callable
+from envkit.data.arguments import (
+    as_bool,
+    as_number,
+    require_callable,
+    require_rows_of_policies,
+)
 from envkit.data.paths import Key, Path, as_path
 from envkit.data.timeline import step_entry
 from envkit.env.wrapper_hints import require_env
@@ -126,6 +131,7 @@ class PPO:
     Raises:
         ArgumentError: (a ValueError) a number is out of range, or a network or the space of actions does not fit.
         MissingKeyError: (a KeyError) the env has no such observation.
+        BatchSizeError: (a RuntimeError) the first axis of the env is no multiple of ``policies``.
 
     Example:
         >>> from envkit import PPO, GymEnv, evaluate
@@ -169,7 +175,7 @@ class PPO:
         self.policies = None
         if policies is not None:
             self.policies = as_int("policies", policies, least=1, meaning="how many to train")
-            _require_members(env, self.policies)
+            require_rows_of_policies("PPO", env.batch_size, self.policies)
         number = partial(_number_of_each, self.policies, env.device)
         self.learning_rate = number("learning_rate", learning_rate, above=0.0, meaning="a rate")
         self.anneal = as_bool("anneal", anneal)
@@ -613,7 +619,7 @@ class Learner(nn.Module):
         return (reward / spread_over(self.rewards.deviation, reward)).clamp(-10, 10)
 
     def end_totals(self, ended: Tensor) -> None:
-        """Take the discounted returns of some rows, ``(*batch)``, back to zero."""
+        """Set the discounted returns of some rows, ``(*batch)``, to zero."""
         if self.totals is not None:
             self.totals = self.totals.where(~spread_over(ended, self.totals), 0.0)
 
@@ -1074,20 +1080,6 @@ class MLP(nn.Module):
         """Return ``(n, outputs)`` for observations ``(n, *event)``."""
         vectors = [values.reshape(len(values), -1) for values in observations]
         return self.layers(torch.cat(vectors, -1))
-
-
-def _require_members(env: EnvBase, policies: int) -> None:
-    """Check that the rows of an env are shared out evenly.
-
-    Raises:
-        ArgumentError: they are not.
-    """
-    rows = env.batch_size[0] if env.batch_size else 1
-    if rows % policies:
-        raise ArgumentError(
-            f"policies is {policies}, but the env has batch size {tuple(env.batch_size)}; expected a multiple of {policies} along "
-            f"its first axis. Pass an env of batch_size=[{policies}, n], or a pool of {policies} * n envs."
-        )
 
 
 def _number_of_each(

@@ -38,6 +38,7 @@ from envkit import (
 from envkit.errors import (
     ArgumentError,
     ArgumentTypeError,
+    BatchSizeError,
     MissingKeyError,
     NotFiniteError,
     ResumeError,
@@ -902,7 +903,7 @@ def test_it_learns_to_balance():
         ({"actor": {"wolves": nn.Linear(3, 3)}}, ArgumentError, "Pass a torch module"),
         ({"gamma": 1.5}, ArgumentError, "at most 1"),
         ({"epochs": 0}, ArgumentError, "epochs"),
-        ({"policies": 3}, ArgumentError, "Pass an env of batch_size=[3, n]"),
+        ({"policies": 3}, BatchSizeError, "Pass an env of batch_size=[3, n]"),
         ({"gamma": torch.tensor([0.9, 0.8])}, ArgumentError, "Pass one number"),
         ({"policies": 2, "gamma": [0.9, 1.8]}, ArgumentError, "at most 1"),
         ({"policies": 2, "clip": [0.1] * 3}, ArgumentError, "Pass a tensor of 2 numbers"),

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from types import NoneType, UnionType
@@ -20,7 +20,13 @@ import numpy as np
 import torch
 from tensordict import TensorDictBase
 
-from envkit.errors import ArgumentError, ArgumentTypeError, DataTypeError, EnvkitError
+from envkit.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    BatchSizeError,
+    DataTypeError,
+    EnvkitError,
+)
 
 
 def as_number(
@@ -273,3 +279,18 @@ def _checked(name: str, value: Any, hint: Any, check: Check | None) -> Any:
     if get_origin(kinds[0]) is Callable:
         require_callable(name, value, is_optional=is_optional)
     return value
+
+
+def require_rows_of_policies(whose: str, batch: Sequence[int], policies: int) -> None:
+    """Check that each of several policies has as many rows of a batch as the others.
+
+    Raises:
+        BatchSizeError: (a RuntimeError) they do not.
+    """
+    rows = batch[0] if len(batch) else 1
+    if not rows or rows % policies:
+        raise BatchSizeError(
+            f"{whose} has {policies} policies, but the batch size is {tuple(batch)}; expected a multiple of {policies} along the "
+            f"first axis, the first rows for the first policy. Pass an env of batch_size=[{policies}, n], or a pool of "
+            f"{policies} * n envs."
+        )

@@ -28,12 +28,11 @@ from envkit.arrays import elementwise, statistics
 from envkit.arrays.integers import as_int
 from envkit.arrays.leaves import Changes, Leaves
 from envkit.arrays.statistics import Averages, Moments
-from envkit.data.arguments import as_bool, as_number
+from envkit.data.arguments import as_bool, as_number, require_rows_of_policies
 from envkit.data.paths import Key, Path, as_key, as_path
 from envkit.env.input_checks import in_functorch
 from envkit.errors import (
     ArgumentError,
-    BatchSizeError,
     CentredRewardWarning,
     NotCallableError,
     StatisticsError,
@@ -785,13 +784,8 @@ class RunningMoments(_Running, FusableTransform):
         Raises:
             BatchSizeError: they do not.
         """
-        rows = batch[0] if len(batch) else 1
-        if self.policies is not None and rows % self.policies:
-            raise BatchSizeError(
-                f"policies={self.policies} of {type(self).__name__}, but the batch size is {tuple(batch)}; expected a multiple of "
-                f"{self.policies} along the first axis, the first rows for the first policy. Put the transform around an env of "
-                f"batch_size=[{self.policies}, n], or around a pool of {self.policies} * n envs."
-            )
+        if self.policies is not None:
+            require_rows_of_policies(type(self).__name__, batch, self.policies)
 
     def _grouped(self, rows: Any) -> Any:
         """Show rows ``(n, ...)`` with an axis for the policies behind the first one, if there are several."""

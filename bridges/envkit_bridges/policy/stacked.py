@@ -26,10 +26,11 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
+from envkit.data.arguments import require_rows_of_policies
 from envkit.data.paths import Path, as_key, as_path
 from envkit.data.transition import leaves
 from envkit.env.policy import takes_tensordict
-from envkit.errors import ArgumentError, BatchSizeError, MissingKeyError, PolicyError
+from envkit.errors import ArgumentError, MissingKeyError, PolicyError
 from envkit_bridges.policy.exporting import values_unread
 
 State = tuple[Mapping[str, Tensor], Mapping[str, Tensor]]
@@ -119,12 +120,7 @@ class StackedPolicies(nn.Module):
         Raises:
             BatchSizeError: (a RuntimeError) the number of rows is no multiple of the policies.
         """
-        if not rows or rows % self.num_policies:
-            raise BatchSizeError(
-                f"{self.num_policies} policies were called with {rows} rows along the first axis; expected a multiple of "
-                f"{self.num_policies}, the first rows for the first policy. Pass an env of batch_size=[{self.num_policies}, n], or a pool of "
-                f"{self.num_policies} * n envs."
-            )
+        require_rows_of_policies("the population", (rows,), self.num_policies)
 
     def require_all_rows(self, td: TensorDictBase, rows: int | None = None) -> None:
         """Check that data is not a part of the rows, as asynchronous pools return it: policies would act on rows of others.
