@@ -310,8 +310,8 @@ class RowMemory(ABC):
         for path, root in self.roots[slot + 1].items():
             root.copy_(following[path])
 
-    def looks_like(self, root: Any) -> bool:
-        """Check whether a root has all the entries of one, in the form of their rows."""
+    def looks_like(self, root: Mapping[Path, Any]) -> bool:
+        """Check whether a root, by path, has all the entries of one, in the form of their rows."""
         pairs = ((root.get(path, None), rows) for path, rows in self.roots[0].items())
         return all(
             isinstance(value, torch.Tensor)

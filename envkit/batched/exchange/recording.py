@@ -55,12 +55,13 @@ def recorded(
         run: stops never, or where any row is done.
         ended: gives, by level, what of an outcome is to begin again; no masks if nothing is.
     """
-    if not _can_hold(rows, run):
+    root = dict(leaves(run.root))
+    if not _can_hold(rows, run, root):
         return None
     rows.select_all()
-    others = {p: value for p, value in leaves(run.root) if p not in rows.roots[0]}
+    others = {path: value for path, value in root.items() if path not in rows.roots[0]}
     actor = _actor_for(env, rows, run, others)
-    recording = _Recording(rows, run, actor, env.device, ended=ended, flags=_flags(env))
+    recording = _Recording(rows, run, root, actor, env.device, ended=ended, flags=_flags(env))
     if isinstance(actor, Drawn):  # no caller uses the env meanwhile
         recording.make()
     else:
@@ -74,15 +75,15 @@ def recorded(
     return [*before, *LOOPS[run.stop](env, recording.asked, run.act, left, None, acted=True)]
 
 
-def _can_hold(rows: RowMemory, run: Run) -> bool:
-    """Check whether a run can lie in rows."""
-    if run.stop == "all" or not rows.looks_like(run.root):
+def _can_hold(rows: RowMemory, run: Run, root: Mapping[Path, Any]) -> bool:
+    """Check whether a run that begins at ``root`` can lie in rows."""
+    if run.stop == "all" or not rows.looks_like(root):
         return False
     if isinstance(rows, BufferExchange):
         # to copy large rows from one moment to the next takes as long as a step by itself
         return run.stop == "never" or not rows.has_large_rows
     # rows keep no graph, which the env itself would
-    return not any(getattr(x, "requires_grad", False) for _, x in leaves(run.root))
+    return not any(getattr(value, "requires_grad", False) for value in root.values())
 
 
 def _actor_for(env: Any, rows: RowMemory, run: Run, others: Mapping[Path, Any]) -> Actor:
@@ -108,8 +109,10 @@ def _stay(others: Mapping[Path, Any]) -> bool:
 
 def _actor_on_memory(env: Any, rows: RowMemory, run: Run, others: Leaves) -> Actor | None:
     """Make what acts on the rows themselves or on tensors; None where there is nothing that can."""
-    if run.policy is None and not env._facts.action_masks and draws_in_order(env.action_spec):
-        return Drawn(rows, env.full_action_spec, env._action_generator, run)
+    if run.policy is None and not env._facts.action_masks:
+        drawn = env.full_action_spec
+        if len(rows.actions) == 1 and draws_in_order(drawn[as_key(*rows.actions)]):
+            return Drawn(rows, drawn, env._action_generator, run)
     if any(value.requires_grad for value in others.values()):
         return None
     policy = run.act.for_run(run.root)
@@ -177,6 +180,7 @@ class _Recording:
 
     Args:
         rows, run, ended: see `recorded`.
+        root: the first one, by path.
         actor: acts on roots.
         flags: of an outcome, which say that a row has ended.
     """
@@ -185,6 +189,7 @@ class _Recording:
         self,
         rows: RowMemory,
         run: Run,
+        root: Leaves,
         actor: Actor,
         device: torch.device | None,
         *,
@@ -202,7 +207,7 @@ class _Recording:
         self._begun: torch.Tensor | None = None  # rows that began again after it
         self._is_left = False
         for path, stack in self._stacks.roots.items():
-            stack[0].copy_(run.root.get(as_key(path)).detach())  # rows would keep a graph for good
+            stack[0].copy_(root[path].detach())  # rows would keep a graph for good
             if not self._apart:
                 rows.roots[0][path].copy_(stack[0])
 
